@@ -8,6 +8,8 @@ virtual:<chip>+usb   the same behind a virtual USB3 bridge
 pci:<address>    bare metal
 thunderbolt:<id> the card in the enclosure with that unique id, wherever it is plugged in
 nvrm:<n>         an NVIDIA GPU through the stock kernel driver, /dev/nvidia<n>
+kgsl:<n>         an Adreno GPU through Qualcomm's kernel driver, /dev/kgsl-3d<n>
+msm:<n>          an Adreno GPU through the upstream kernel driver, /dev/dri/renderD<128 + n>
 usb:<which>      a card behind a USB bridge: the bridge's serial number, port (2-1.4) or index
 vfio-user:<path> what a server on a UNIX socket offers (`ugpu serve`)
 recording:<path> what was recorded of a device by `open(name, record=path)`
@@ -31,6 +33,7 @@ from hcq import trace
 from hcq.checks import option_types, path_like, seconds
 from hcq.config import config
 from hcq.errors import BadArgument, DeviceNotFound, NotSupported
+from hcq.node_drivers import NODE_DRIVERS, nodes_of
 from hcq.recovery import FAULT_POLICIES
 from hcq.transport.node import NodeAttachment
 
@@ -120,27 +123,12 @@ def _attach_of(chip: str) -> Callable[..., Any]:  # a model's entry point; its c
     return _load(f"{vendor}.virtual.gpu:attach")
 
 
-class NodeDriver(NamedTuple):
-    """A driver above a stock kernel driver. `entry` is called with name, attachment (a
-    NodeAttachment) and the driver's options; `attach` makes the attachment of a real device from
-    its index; `node` is what comes before the index in the name of a device's node."""
-
-    description: str
-    entry: str
-    attach: str
-    node: str
-
-
-# Kinds of device names that go through a stock kernel driver's nodes: `nvrm:0`.
-NODE_DRIVERS: dict[str, NodeDriver] = {
-    "nvrm": NodeDriver("NVIDIA GPU", "nv.device:open_device", "nv.attach:attach", "nvidia")
-}
 _recorded = itertools.count(1)
 # Options of `pci:` names that are the transport's (hcq.transport.attach), not the driver's.
 PCI_OPTIONS = frozenset(("via", "bind", "no_iommu", "narrow_link"))
 # Names of devices that offer no telemetry to other processes: there is nothing to measure.
 UNOBSERVED = ("cpu", "recording:")
-PLANNED = ("kfd", "kgsl", "tcp")
+PLANNED = ("kfd", "tcp")
 
 
 @dataclass(frozen=True)
@@ -444,10 +432,7 @@ def _node_devices(folder: Path) -> list[DeviceEntry]:
     """Devices that have a node of a stock kernel driver; usable: this user may open it."""
     entries = []
     for kind, driver in NODE_DRIVERS.items():
-        names = [path.name for path in folder.glob(f"{driver.node}*")]
-        numbers = [name.removeprefix(driver.node) for name in names]
-        for number in sorted(int(text) for text in numbers if text.isdecimal()):
-            path = folder / f"{driver.node}{number}"
+        for number, path in nodes_of(driver, folder, _load):
             facts: dict[str, object] = {
                 "node": str(path),
                 "usable": os.access(path, os.R_OK | os.W_OK),

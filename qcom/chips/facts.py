@@ -18,7 +18,10 @@ class ChipFacts:
     has twice as many. max_waves: of a shader processor. wave_granularity: waves that run as one.
     constants: vec4 of a compute kernel's constant file. fibers: threads that private memory is laid
     out for, per shader processor. gmem: on-chip memory. scalar_unit: an arithmetic unit of its own
-    executes instructions on shared registers. products: where it is found.
+    executes instructions on shared registers. has_lpac: compute has registers of its own, besides
+    those it shares with graphics. settings: values of registers that differ between chips and that
+    a command stream must set ("magic_regs" in Mesa's freedreno_devices.py); those of compute.
+    products: where it is found.
     """
 
     name: str
@@ -38,6 +41,8 @@ class ChipFacts:
     gmem: int
     highest_bank_bit: int
     scalar_unit: bool = False
+    has_lpac: bool = False
+    settings: tuple[tuple[str, int], ...] = ()
     products: tuple[str, ...] = ()
     proven: str = ""
 

@@ -61,7 +61,7 @@ def test_unknown_device_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_devices_not_built_yet_say_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["info", "kgsl:0"]) == 1
+    assert cli.main(["info", "kfd:0"]) == 1
     assert "NotSupported" in capsys.readouterr().err
 
 

@@ -27,4 +27,13 @@ FACTS = ChipFacts(
     gmem=512 << 10,
     highest_bank_bit=14,
     products=("Snapdragon 730",),
+    has_lpac=False,
+    settings=(
+        ("SP_DBG_ECO_CNTL", 0x0),
+        ("TPL1_DBG_ECO_CNTL", 0x108000),
+        ("SP_CHICKEN_BITS", 0x430),
+        ("UCHE_UNKNOWN_0E12", 0x1),
+        ("UCHE_CLIENT_PF", 0x4),
+        ("HLSQ_DBG_ECO_CNTL", 0x80000),
+    ),
 )

@@ -27,4 +27,13 @@ FACTS = ChipFacts(
     gmem=1 << 20,
     highest_bank_bit=15,
     products=("Snapdragon 855",),
+    has_lpac=False,
+    settings=(
+        ("SP_DBG_ECO_CNTL", 0x0),
+        ("TPL1_DBG_ECO_CNTL", 0x8000),
+        ("SP_CHICKEN_BITS", 0x420),
+        ("UCHE_UNKNOWN_0E12", 0x1),
+        ("UCHE_CLIENT_PF", 0x4),
+        ("HLSQ_DBG_ECO_CNTL", 0x0),
+    ),
 )

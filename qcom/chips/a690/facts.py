@@ -28,4 +28,14 @@ FACTS = ChipFacts(
     highest_bank_bit=16,
     scalar_unit=True,
     products=("Snapdragon 8cx Gen 3",),
+    has_lpac=True,
+    settings=(
+        ("SP_DBG_ECO_CNTL", 0x1200000),
+        ("TPL1_DBG_ECO_CNTL", 0x4C00000),
+        ("SP_CHICKEN_BITS", 0x1400),
+        ("UCHE_UNKNOWN_0E12", 0x1),
+        ("UCHE_CLIENT_PF", 0x84),
+        ("HLSQ_DBG_ECO_CNTL", 0x0),
+        ("SP_UNKNOWN_AAF2", 0xC00000),
+    ),
 )

@@ -57,7 +57,9 @@ PACKETS = re.compile(
 #: processors, textures, caches, the 2D engine; the rest of the graphics pipeline is left out.
 CHOSEN = re.compile(r"(CP|RBBM|UCHE|SP|HLSQ|TPL1|TP|GRAS_2D|RB_2D|RB_CCU|RB_DBG|RB_BLIT|RB_CMP)_")
 #: performance counters and the shader stages of graphics
-LEFT_OUT = re.compile(r".*PERFCTR(?!_ENABLE)|SP_([VHDGF]S|PS(?!_2D))_|HLSQ_([VHDGF]S)_|.*_DBGBUS_")
+LEFT_OUT = re.compile(
+    r".*PERFCTR(?!_ENABLE)|SP_(?!FS_INSTRLEN)([VHDGF]S|PS(?!_2D))_|HLSQ_(?!FS_CNTL_0)[VHDGF]S_|.*_DBGBUS_"
+)
 LEFT_OUT_ENUMERATIONS = re.compile(
     r".*perfcounter|.*perfcntr|.*_debugbus|a[2345]xx_|adreno_(rb|pa|a3xx)|(pc|vgt)_(?!event)|.*_sel$"
 )

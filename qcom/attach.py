@@ -1,0 +1,30 @@
+"""The kernel drivers' nodes on this machine, for hcq.registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hcq.transport.node import NodeAttachment
+from hcq.transport.system_node import SystemNode
+from qcom.msm import FIRST_MINOR
+
+
+def attach_kgsl(index: int) -> NodeAttachment:
+    """The way to `/dev/kgsl-3d<index>`; opens nothing yet."""
+    return NodeAttachment(SystemNode("kgsl"), "kgsl", index)
+
+
+def attach_msm(index: int) -> NodeAttachment:
+    """The way to `/dev/dri/renderD<128 + index>`; opens nothing yet."""
+    return NodeAttachment(SystemNode("msm"), "msm", index)
+
+
+def listed_msm(nodes: Path, sysfs: Path = Path("/sys/class/drm")) -> list[tuple[int, Path]]:
+    """The render nodes below `nodes` (/dev) that belong to msm: index and path."""
+    found = []
+    for path in (nodes / "dri").glob("renderD*"):
+        number = path.name.removeprefix("renderD")
+        driver = sysfs / path.name / "device" / "driver"
+        if number.isdecimal() and driver.exists() and driver.resolve().name.startswith("msm"):
+            found.append((int(number) - FIRST_MINOR, path))
+    return sorted(found)

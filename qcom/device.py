@@ -1,0 +1,46 @@
+"""The doors to Adreno GPUs, for hcq.registry: `kgsl:0`, `msm:0`."""
+
+from __future__ import annotations
+
+from hcq.device import Device
+from hcq.transport.node import NodeAttachment
+from qcom.driver import AdrenoDriver, StageHook
+from qcom.interface import KernelInterface
+from qcom.kgsl import Kgsl
+from qcom.msm import Msm
+
+
+class AdrenoDevice(Device):
+    """One Adreno GPU. See hcq.Device."""
+
+    def __init__(self, driver: AdrenoDriver) -> None:
+        super().__init__(driver)
+        self._driver = driver
+
+    @property
+    def driver(self) -> AdrenoDriver:
+        """See Device."""
+        return self._driver
+
+    @property
+    def boot_stages(self) -> list[tuple[str, float]]:
+        """What the start took: (name, seconds) of each stage."""
+        return self._driver.boot_stages
+
+
+def open_device(
+    name: str, attachment: NodeAttachment, *, on_stage: StageHook | None = None
+) -> AdrenoDevice:
+    """Open the GPU behind `attachment`. The device owns the attachment's node from now on.
+
+    on_stage(name, seconds) is called after each stage. DeviceNotFound and AccessDenied where the
+    node cannot be opened.
+    """
+    interface: KernelInterface
+    try:
+        make = Msm if attachment.driver == "msm" else Kgsl
+        interface = make(attachment.node, attachment.index)
+    except BaseException:
+        attachment.node.close()
+        raise
+    return AdrenoDevice(AdrenoDriver(name, interface, attachment.index, on_stage=on_stage))

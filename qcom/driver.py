@@ -1,0 +1,313 @@
+"""AdrenoDriver: an Adreno GPU above its kernel driver, KGSL or msm.
+
+This file holds the device's life and the hooks that hcq calls. The kernel driver owns the GPU: what
+fails here is our context, which is made anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from hcq.buffer import Buffer
+from hcq.command import Signal, Symbol, values_of
+from hcq.driver import Driver
+from hcq.errors import DeviceNotFound, UgpuError
+from hcq.memory import Placement, VirtAddr
+from hcq.program import Program
+from hcq.queue import HardwareQueue, QueueKind
+from hcq.telemetry import Sensor
+from hcq.timeline import SIZE as TIMELINE_SIZE
+from hcq.timeline import Timeline
+from qcom import chips, kernels
+from qcom.chips.facts import ChipFacts
+from qcom.encode import Encoder
+from qcom.faults import Faults
+from qcom.interface import Caching, Identity, KernelInterface, Memory, ResetState
+from qcom.pm4 import Tables
+from qcom.programs import Programs
+from qcom.queue import AdrenoQueue, Dispatcher
+from qcom.sensors import kgsl_sensors
+
+if TYPE_CHECKING:
+    from hcq.bundle import Evidence
+    from hcq.ladder import Diagnosis, Level, Planned, Recovery
+
+log = logging.getLogger(__name__)
+
+COUNTER_HERTZ = 19.2e6  # of CP_ALWAYS_ON_COUNTER: tu_device.cc, timestampPeriod
+LOOK_INTERVAL_S = 0.02  # between questions whether the context was lost
+FIRST_WORK_LIMIT_S = 5.0  # TIMEOUT: a signal alone; microseconds where all is well
+_SPINS = 200  # looks at the timeline before a waiter sleeps: about 0.1 ms
+_SHORT_PAUSES = 2000  # looks before the pauses grow: about 0.1 s
+_PAUSE_S, _LONG_PAUSE_S = 5e-5, 5e-4
+StageHook = Callable[[str, float], None]
+
+
+class AdrenoDriver(Driver):
+    """One GPU. boot_stages lists what the start took, (name, seconds)."""
+
+    def __init__(
+        self,
+        name: str,
+        interface: KernelInterface,
+        index: int,
+        *,
+        on_stage: StageHook | None = None,
+    ) -> None:
+        super().__init__(name)
+        self.interface = interface
+        self.index = index
+        self.clock = interface.node.clock
+        self.clock_hertz = COUNTER_HERTZ
+        self.boot_stages: list[tuple[str, float]] = []
+        self.looks = 0  # at timelines by waiters since the last submission
+        self._on_stage = on_stage
+        self._looked_at = 0.0
+        self._queues: tuple[AdrenoQueue, ...] = ()
+        self._own: list[Program] = []
+        self._probe_memory: Memory | None = None
+        self.dispatcher = Dispatcher(self)
+        self.programs = Programs(self)
+        self.faults = Faults(self)
+        try:
+            self._bring_up()
+        except BaseException:
+            self._release()
+            raise
+        self.core.opened()
+
+    @contextlib.contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        start = self.clock.now()
+        yield
+        taken = self.clock.now() - start
+        self.boot_stages.append((name, taken))
+        if self._on_stage is not None:
+            self._on_stage(name, taken)
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    def _bring_up(self) -> None:
+        with self._stage("identify"):
+            self.identity = self.interface.identify()
+            self.facts = _facts_of(self.identity)
+            self.target = self.facts.target()
+            self.encoder = Encoder(self.facts, Tables.of(self.facts.generation))
+        with self._stage("context"):
+            self.interface.create_context()
+            self._queues = (AdrenoQueue(self, "compute", QueueKind.COMPUTE),)
+            self._queues += (AdrenoQueue(self, "copy", QueueKind.COPY),)
+        with self._stage("first work"):
+            self._make_probe()
+            self.first_work()
+        for name, image in kernels.objects(self.facts.generation).items():
+            program = self.programs.load(image)
+            self._own.append(program)
+            self.encoder.own[name] = program[name]
+
+    def _make_probe(self) -> None:
+        self._probe_memory = memory = self.interface.allocate(TIMELINE_SIZE, self.interface.caching)
+        buffer = Buffer(
+            self.core, VirtAddr(memory.address), TIMELINE_SIZE, Placement.HOST,
+            memory.view[:TIMELINE_SIZE], handle=memory,
+        )  # fmt: skip
+        self._probe = Timeline(self.core, buffer, f"{self.name} probe")
+
+    def first_work(self) -> dict[str, object]:
+        """Run a signal alone, beside the queues, and wait for it: the proof that the context works.
+        UnitTimeout, or what the kernel driver reports."""
+        probe = self._probe
+        value = probe.advance()
+        encoded = self.encoder.encode([Signal(probe, Symbol.constant(value))])
+        image = self.interface.allocate(4 * len(encoded.words), Caching.COMBINED)
+        try:
+            values = values_of(encoded, value)
+            for position, symbol in enumerate(encoded.symbols):
+                if symbol.kind == "image":
+                    values[position] = image.address
+            encoded.patch(encoded.words, values)
+            image.view[: encoded.words.nbytes] = encoded.words.tobytes()
+            ranges = encoded.segments[0].ranges
+            self.interface.prepare([(image, 4 * at, 4 * size) for at, size in ranges]).submit()
+            self.clock.wait_until(
+                lambda: probe.value >= value,
+                unit=self.name,
+                waiting_for="end of its first work",
+                limit_s=FIRST_WORK_LIMIT_S,
+                state=self.interface.progress,
+            )
+        finally:
+            image.close()
+        return {"ran": "a signal"}
+
+    def rebuild(self) -> None:
+        """A new context; what the old one ran is lost, and the queues are empty."""
+        self.interface.destroy_context()
+        for queue in self._queues:
+            queue.forget()
+        self.dispatcher = Dispatcher(self)
+        self.interface.create_context()
+
+    def recover(self, only: Level | None = None) -> Recovery:
+        return self.faults.recover(only)
+
+    def recovery_plan(self, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
+        return self.faults.plan(only)
+
+    def shutdown(self) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        """Free everything, in any state; the kernel driver forgets the rest with its file."""
+        with contextlib.suppress(UgpuError):
+            self.interface.destroy_context()
+        for queue in self._queues:
+            queue.close()
+        self._queues = ()
+        self._own.clear()
+        self.programs.close()
+        self.interface.close()
+
+    # ---- memory ----------------------------------------------------------------------------------
+
+    def allocate_memory(self, size: int, placement: Placement) -> Buffer:
+        host = placement is Placement.HOST
+        memory = self.interface.allocate(
+            size, self.interface.caching if host else self.interface.device_caching
+        )
+        try:
+            view = memory.view[:size] if host else None
+            return Buffer(self.core, VirtAddr(memory.address), size, placement, view, handle=memory)
+        except BaseException:
+            memory.close()
+            raise
+
+    def free_memory(self, buffer: Buffer) -> None:
+        memory = buffer.handle
+        assert isinstance(memory, Memory)
+        if buffer.view is not None:
+            buffer.view.release()
+            buffer.view = None
+        self.programs.forget(memory)
+        memory.close()
+
+    def load_program(self, image: bytes) -> Program:
+        return self.programs.load(image)
+
+    def write_memory(self, buffer: Buffer, data: memoryview) -> bool:
+        memory, start = _place(buffer)
+        memory.view[start : start + len(data)] = data
+        self.interface.sync(memory, start, len(data), to_gpu=True)
+        return True
+
+    def read_memory(self, buffer: Buffer, out: memoryview) -> bool:
+        memory, start = _place(buffer)
+        self.interface.sync(memory, start, len(out), to_gpu=False)
+        out[:] = memory.view[start : start + len(out)]
+        return True
+
+    def find(self, address: int) -> str:
+        """What lies at or just below an address, for reports."""
+        code = self.programs.find(address)
+        if code is not None:
+            return f"{code[0]}+{code[1]:#x}"
+        below = [one for one in list(self.interface.memories) if one.address <= address]
+        nearest = max(below, key=lambda one: one.address, default=None)
+        if nearest is None:
+            return "below all buffers"
+        past = address - nearest.address - nearest.size
+        if past < 0:
+            return f"inside {nearest!r}"
+        return f"{past} bytes past {nearest!r}"
+
+    # ---- queues and failures ---------------------------------------------------------------------
+
+    def hardware_queues(self, kind: QueueKind) -> Sequence[HardwareQueue]:
+        return [queue for queue in self._queues if queue.kind is kind]
+
+    def all_queues(self) -> Sequence[AdrenoQueue]:
+        return self._queues
+
+    def nudge(self) -> None:
+        with self.core.lock:
+            if not self.core.closed:
+                self.dispatcher.pump()
+
+    def poll(self) -> UgpuError | None:
+        self.dispatcher.pump()
+        now = self.clock.now()
+        if self.dispatcher.refusal is None and now - self._looked_at < LOOK_INTERVAL_S:
+            return None
+        self._looked_at = now
+        state = self.interface.reset_state()
+        if state is not ResetState.NONE:
+            return self.faults.explain(state)
+        return self.dispatcher.refusal
+
+    def pause(self, limit_s: float) -> None:
+        # Most waits are short: give the processor away without sleeping, then sleep, then sleep
+        # longer. Submitting work starts anew.
+        self.looks += 1
+        if self.looks < _SPINS:
+            self.clock.sleep(0)
+        else:
+            self.clock.sleep(
+                min(limit_s, _PAUSE_S if self.looks < _SHORT_PAUSES else _LONG_PAUSE_S)
+            )
+
+    def pause_until(self, timeline: Timeline, value: int, limit_s: float) -> None:
+        self.pause(limit_s)
+
+    def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
+        return self.faults.diagnose(timeline)
+
+    def evidence(self, error: UgpuError) -> Evidence:
+        return self.faults.evidence()
+
+    # ---- facts -----------------------------------------------------------------------------------
+
+    def sensors(self) -> Sequence[Sensor]:
+        if self.identity.facts["kernel_driver"] != "kgsl":
+            return ()
+        return kgsl_sensors(self.interface.node, self.index)
+
+    def info(self) -> dict[str, object]:
+        return {
+            "chip": self.facts.name,
+            "chip_id": f"{self.identity.chip_id:#010x}",
+            "generation": self.facts.generation,
+            "gmem": self.identity.gmem,
+            "compute_units": self.target.compute_units,
+            "products": ", ".join(self.facts.products),
+            "host_memory": self.interface.caching.value,
+            "device_memory": self.interface.device_caching.value,
+            **self.identity.facts,
+        }
+
+
+def _facts_of(identity: Identity) -> ChipFacts:
+    """The facts of the GPU; for an unknown one of a known generation those of its oldest chip."""
+    known = chips.by_id(identity.chip_id)
+    if known is not None:
+        return known
+    tried = chips.stand_in(identity.chip_id)
+    if tried is None:
+        have = ", ".join(chips.names())
+        raise DeviceNotFound(
+            f"no driver supports the Adreno GPU with id {identity.chip_id:#010x}; supported: {have}"
+        )
+    log.warning(
+        "the Adreno GPU with id %#010x is not known; trying it as an %s",
+        identity.chip_id, tried.name,
+    )  # fmt: skip
+    return tried
+
+
+def _place(buffer: Buffer) -> tuple[Memory, int]:
+    """The memory that a buffer or a slice of one lies in, and where."""
+    memory = (buffer.owner or buffer).handle
+    assert isinstance(memory, Memory)
+    return memory, int(buffer.address) - memory.address

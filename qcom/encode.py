@@ -1,0 +1,274 @@
+"""Commands as an image for the command processor: segments of packets, and data behind them.
+
+A segment is what runs without a wait for the host; it begins from no state, since nothing survives
+between submissions (another context may have run). A Wait ends a segment: which timeline has to
+reach which value stands in the image's data, and qcom.queue gives the next segment to the kernel
+driver when that is so, or will be by work given to it before. The command processor could poll
+memory itself, but then nothing else would run, and the kernel driver would call it a hang.
+
+Sources: Mesa 25.0.7 src/freedreno/vulkan tu_cmd_buffer.cc (tu6_init_hw, tu6_emit_flushes) and
+tu_query_pool.cc (CP_ALWAYS_ON_COUNTER); Linux 7.3 drivers/gpu/drm/msm/adreno/a6xx_gpu.c: fences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hcq.command import (
+    Barrier,
+    Command,
+    CommandBuffer,
+    Copy,
+    Fill,
+    Launch,
+    Reference,
+    Signal,
+    Symbol,
+    Timestamp,
+    Wait,
+)
+from hcq.program import Kernel
+from hcq.timeline import Timeline
+from qcom.chips.facts import ChipFacts
+from qcom.dispatch import encode_launch
+from qcom.kernels import THREADS
+from qcom.pm4 import Stream, Tables, halves
+
+MOST_GROUPS = 65535  # of a launch that copies
+LONGEST_IB = 1 << 19  # words; CP_INDIRECT_BUFFER counts 20 bits
+_ALL = 0xFFFF_FFFF
+_POLL_CYCLES = 16  # between looks at memory: as Mesa has it
+
+
+@dataclass(frozen=True)
+class Point:
+    """A timeline and the word of the image from which its value stands, 64 bits."""
+
+    timeline: Timeline
+    word: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Packets that run together, once all of `waits` hold; ranges: (first word, words) each of
+    whole packets. signals: what they raise."""
+
+    ranges: tuple[tuple[int, int], ...]
+    waits: tuple[Point, ...]
+    signals: tuple[Point, ...]
+
+
+class Commands(CommandBuffer):
+    """An image. segments: its parts, in order; kernels: names of what it launches."""
+
+    segments: tuple[Segment, ...] = ()
+
+
+@dataclass
+class _Open:
+    """A segment under construction; blocks in place of words."""
+
+    starts: list[int]
+    waits: list[tuple[Timeline, int]]
+    signals: list[tuple[Timeline, int]]
+
+
+class Encoder:
+    """Makes images for one chip. own: kernels by name that copy and fill (qcom.kernels)."""
+
+    def __init__(self, facts: ChipFacts, tables: Tables) -> None:
+        self.facts = facts
+        self.tables = tables
+        self.own: dict[str, Kernel] = {}
+
+    def encode(self, commands: Sequence[Command]) -> Commands:
+        """Encode; pure."""
+        return _Image(self).encode(commands)
+
+
+class _Image:
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
+        self.tables = encoder.tables
+        self.stream = Stream(encoder.tables)
+        self.segments: list[_Open] = []
+        self.kernels: list[str] = []
+        self._fence: int | None = None
+        self._newer = encoder.tables.number >= 7
+
+    def encode(self, commands: Sequence[Command]) -> Commands:
+        for command in commands:
+            self._add(command)
+        end = len(self.stream)
+        words, relocations, starts = self.stream.finish()
+        made = Commands(words, end, relocations)
+        bounds = [segment.starts[0] for segment in self.segments[1:]] + [end]
+        made.segments = tuple(
+            Segment(
+                _ranges(segment.starts, bound),
+                tuple(Point(timeline, starts[block]) for timeline, block in segment.waits),
+                tuple(Point(timeline, starts[block]) for timeline, block in segment.signals),
+            )
+            for segment, bound in zip(self.segments, bounds, strict=True)
+        )
+        made.kernels = tuple(dict.fromkeys(self.kernels))
+        return made
+
+    def _add(self, command: Command) -> None:
+        if isinstance(command, Wait):
+            self._wait(command)
+            return
+        if not self.segments:
+            self.segments.append(_Open([], [], []))
+        segment = self.segments[-1]
+        if not segment.starts:
+            segment.starts.append(len(self.stream))
+            self._begin()
+        elif len(self.stream) - segment.starts[-1] > LONGEST_IB // 2:
+            segment.starts.append(len(self.stream))
+        if isinstance(command, Launch):
+            self.kernels.append(command.kernel.name)
+            encode_launch(self.stream, self.encoder.facts, command)
+        elif isinstance(command, Copy):
+            self._copy(command)
+        elif isinstance(command, Fill):
+            self._fill(command)
+        elif isinstance(command, Signal):
+            self._signal(command)
+        elif isinstance(command, Timestamp):
+            self._timestamp(command)
+        elif isinstance(command, Barrier):
+            self._clean()
+            self._invalidate()
+
+    def _value(self, symbol: Symbol) -> int:
+        """A block of data that holds a value."""
+        return self.stream.data([0, 0], [(0, symbol)])
+
+    def _wait(self, command: Wait) -> None:
+        if self.segments and self.segments[-1].starts:
+            self._clean()  # what comes next may be another submission, much later
+            self.segments.append(_Open([], [], []))
+        elif not self.segments:
+            self.segments.append(_Open([], [], []))
+        self.segments[-1].waits.append((command.timeline, self._value(command.value)))
+
+    # ---- state and caches ------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """What a segment starts with: caches without stale lines, the registers of the chip."""
+        stream, codes = self.stream, self.tables.codes
+        if self._newer:
+            thread = self.tables.packet_word(
+                "CP_THREAD_CONTROL_0", THREAD=codes.CP_SET_THREAD_BR, CONCURRENT_BIN_DISABLE=1
+            )
+            stream.packet("CP_THREAD_CONTROL", thread)
+        self._invalidate()
+        bindless = 0xFF if self._newer else 0x1F
+        stream.write(
+            "HLSQ_INVALIDATE_CMD", VS_STATE=1, HS_STATE=1, DS_STATE=1, GS_STATE=1, FS_STATE=1,
+            CS_STATE=1, CS_IBO=1, GFX_IBO=1, CS_BINDLESS=bindless, GFX_BINDLESS=bindless,
+        )  # fmt: skip
+        stream.packet("CP_WAIT_FOR_IDLE")
+        for name, value in self.encoder.facts.settings:
+            stream.write(name, value)
+        stream.write("SP_FLOAT_CNTL", 0)
+        stream.write("SP_PERFCTR_ENABLE", CS=1)
+        stream.write("SP_MODE_CONTROL", CONSTANT_DEMOTION_ENABLE=1, ISAMMODE=codes.ISAMMODE_GL)
+        if not self._newer:
+            stream.write("HLSQ_SHARED_CONSTS", 0)
+
+    def _event(self, name: str, *words: int) -> None:
+        codes, event = self.tables.codes, self.tables.codes[name]
+        packet = "CP_EVENT_WRITE7" if self._newer else "CP_EVENT_WRITE"
+        del codes
+        self.stream.packet(packet, self.tables.packet_word(f"{packet}_0", EVENT=event), *words)
+
+    def _invalidate(self) -> None:
+        """Later reads of shaders come from memory."""
+        self._event("CACHE_INVALIDATE7" if self._newer else "CACHE_INVALIDATE")
+        self.stream.packet("CP_WAIT_FOR_IDLE")
+
+    def _clean(self) -> None:
+        """All before has ended, and what it wrote is in memory."""
+        stream, codes = self.stream, self.tables.codes
+        stream.packet("CP_WAIT_FOR_IDLE")
+        if self._newer:
+            self._event("CACHE_CLEAN")
+            stream.packet("CP_WAIT_FOR_IDLE")
+            return
+        # The event takes an address and writes there when the cache has been cleaned.
+        if self._fence is None:
+            self._fence = stream.data([0])
+        fence = halves(stream.place(self._fence))
+        head = self.tables.packet_word("CP_EVENT_WRITE_0", EVENT=codes.CACHE_FLUSH_TS)
+        stream.packet("CP_EVENT_WRITE", head, *fence, 1)
+        poll = self.tables.packet_word(
+            "CP_WAIT_REG_MEM_0", FUNCTION=codes.WRITE_EQ, POLL=codes.POLL_MEMORY
+        )
+        stream.packet("CP_WAIT_REG_MEM", poll, *fence, 1, _ALL, _POLL_CYCLES)
+        stream.packet("CP_MEM_WRITE", *fence, 0)  # as it was, for the next time
+        stream.packet("CP_WAIT_MEM_WRITES")
+
+    # ---- commands --------------------------------------------------------------------------------
+
+    def _signal(self, command: Signal) -> None:
+        self._clean()
+        value = command.value
+        self.stream.packet(
+            "CP_MEM_WRITE", *halves(Symbol.of(command.timeline.memory)), *halves(value)
+        )
+        self.stream.packet("CP_WAIT_MEM_WRITES")
+        self.segments[-1].signals.append((command.timeline, self._value(value)))
+
+    def _timestamp(self, command: Timestamp) -> None:
+        self.stream.packet("CP_WAIT_FOR_IDLE")
+        counter = self.tables.registers.CP_ALWAYS_ON_COUNTER_LO.offset
+        head = self.tables.packets.CP_REG_TO_MEM_0.insert(0, {"REG": counter, "CNT": 2, "64B": 1})
+        self.stream.packet("CP_REG_TO_MEM", head, *halves(command.destination))
+
+    def _copy(self, command: Copy) -> None:
+        whole = command.size % 4 == 0 and _aligned(command.destination, command.source)
+        kernel = self.encoder.own["copy_words" if whole else "copy_bytes"]
+        self._run(kernel, command.destination, command.source, command.size, 4 if whole else 1)
+
+    def _fill(self, command: Fill) -> None:
+        value = command.value & _ALL
+        self._run(self.encoder.own["fill_words"], command.destination, value, command.size, 4)
+
+    def _run(self, kernel: Kernel, to: Symbol, given: Symbol | int, size: int, unit: int) -> None:
+        """Launch a kernel of ours over `size` bytes, in parts that a grid can have."""
+        most = MOST_GROUPS * THREADS * unit
+        for start in range(0, size, most):
+            count = min(most, size - start) // unit
+            references = [Reference(0, 8, to.plus(start))]
+            block = bytes(8)
+            if isinstance(given, Symbol):
+                references.append(Reference(8, 8, given.plus(start)))
+                block += bytes(8)
+            else:
+                block += given.to_bytes(4, "little")
+            launch = Launch(
+                kernel, (-(-count // THREADS), 1, 1), (THREADS, 1, 1),
+                block + count.to_bytes(4, "little"), tuple(references),
+            )  # fmt: skip
+            encode_launch(self.stream, self.encoder.facts, launch)
+
+
+def _aligned(*symbols: Symbol) -> bool:
+    """Whether all are known to be multiples of 4. Buffers may be bound to others in a replay, and
+    parameters are not known: then it is the addend that counts, as whole buffers are aligned."""
+    for symbol in symbols:
+        buffer = symbol.buffer
+        base = 0 if buffer is None else int(buffer.address)
+        if (base + symbol.addend) % 4:
+            return False
+    return True
+
+
+def _ranges(starts: Sequence[int], end: int) -> tuple[tuple[int, int], ...]:
+    if not starts:
+        return ()
+    bounds = [*starts[1:], end]
+    return tuple((start, bound - start) for start, bound in zip(starts, bounds, strict=True))

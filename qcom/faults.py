@@ -1,0 +1,113 @@
+"""Failures by name, and the way back: a new context.
+
+The kernel driver owns the GPU and resets it. A client sees that its context was lost, whether by
+its own fault (guilty) or another's (innocent), and on newer kernels which address faulted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hcq.bundle import Evidence
+from hcq.errors import ChipError, DeviceHang, NotSupported, PageFault, UgpuError
+from hcq.ladder import Diagnosis, Ladder, Level, PlainRung, Planned, Recovery
+from hcq.timeline import Timeline
+from qcom.interface import ResetState
+
+if TYPE_CHECKING:
+    from qcom.driver import AdrenoDriver
+
+
+class Faults:
+    """What has become of one driver's context."""
+
+    def __init__(self, driver: AdrenoDriver) -> None:
+        self.driver = driver
+
+    def explain(self, state: ResetState) -> UgpuError:
+        """The error for a context that was lost."""
+        driver = self.driver
+        facts = {"state": state.value, "kernels": list(self._in_flight())}
+        if state is ResetState.INNOCENT:
+            return ChipError(
+                f"{driver.name}: the GPU was reset because of another context; work was lost",
+                **facts,
+            )
+        fault = driver.interface.fault()
+        if fault is not None and fault.address is not None:
+            where = driver.find(fault.address)
+            return PageFault(
+                f"{driver.name}: page fault at {fault.address:#x}",
+                address=fault.address, access=fault.access, near=where, **facts,
+            )  # fmt: skip
+        return DeviceHang(
+            f"{driver.name}: the kernel driver reset the GPU because of this context (a hang, a "
+            "page fault or a packet that the GPU refused; its log tells which: sudo dmesg)",
+            **facts,
+        )
+
+    def _in_flight(self) -> tuple[str, ...]:
+        names = [name for queue in self.driver.all_queues() for name in queue.in_flight]
+        return tuple(dict.fromkeys(names))
+
+    def diagnose(self, timeline: Timeline) -> dict[str, object]:
+        """Facts for a wait that does not end."""
+        facts: dict[str, object] = {"kernels": list(self._in_flight())}
+        for queue in self.driver.all_queues():
+            if queue.timeline is timeline and queue.held:
+                facts["held"] = f"{len(queue.held)} submissions wait for timelines"
+        facts["context"] = self.driver.interface.progress()
+        return facts
+
+    def evidence(self) -> Evidence:
+        """See Driver.evidence."""
+        driver, found = self.driver, Evidence()
+        found.take("queues.json", lambda: [
+            {
+                "name": queue.name, "timeline": queue.timeline.value,
+                "timeline_last": queue.timeline.last, "held": len(queue.held),
+                "kernels": list(queue.in_flight),
+            }
+            for queue in driver.all_queues()
+        ])  # fmt: skip
+        found.take("context.json", driver.interface.progress)
+        found.take("memory.json", lambda: [
+            {"address": memory.address, "size": memory.size, "kind": memory.caching.value}
+            for memory in list(driver.interface.memories)
+        ])  # fmt: skip
+        found.take("driver.json", lambda: {key: str(fact) for key, fact in driver.info().items()})
+        found.missing["registers.json"] = "the kernel driver does not show them"
+        return found
+
+    # ---- the way back ----------------------------------------------------------------------------
+
+    def recover(self, only: Level | None) -> Recovery:
+        """See Driver.recover."""
+        ladder, diagnosis = self._ladder(), self._diagnosis()
+        ladder.climb(diagnosis, only)
+        return Recovery(diagnosis, tuple(ladder.attempts), tuple(self.driver.all_queues()))
+
+    def plan(self, only: Level | None) -> tuple[Diagnosis, list[Planned]]:
+        """See Driver.recovery_plan."""
+        diagnosis = self._diagnosis()
+        return diagnosis, self._ladder().plan(diagnosis, only)
+
+    def _diagnosis(self) -> Diagnosis:
+        return Diagnosis(Level.QUEUE, str(self.driver.core.failure or "no failure is known"))
+
+    def _ladder(self) -> Ladder:
+        driver = self.driver
+        cost = "work in flight; programs and memory stay"
+        rungs = [
+            PlainRung("new context", Level.QUEUE, cost, driver.rebuild, driver.first_work),
+            PlainRung("reset of the GPU", Level.BLOCK, "work of all", _nothing, dict, _not_ours),
+        ]
+        return Ladder(driver.name, rungs, driver.clock)
+
+
+def _nothing() -> None:
+    return
+
+
+def _not_ours() -> None:
+    raise NotSupported("a reset of the GPU is up to its kernel driver")

@@ -1,0 +1,234 @@
+"""What the driver needs of a kernel driver: memory, one context, submissions. KGSL and msm have it.
+
+Both own the GPU: page tables, the ring, power and resets are theirs. A context's submissions run in
+order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import errno
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hcq.errors import (
+    AccessDenied,
+    BadArgument,
+    ChipError,
+    DeviceBusy,
+    DeviceLost,
+    DeviceNotFound,
+    DriverRefused,
+    NotSupported,
+    OutOfMemory,
+    UgpuError,
+)
+from hcq.transport.node import Node, NodeMapping
+
+PAGE = 4096
+
+
+class Caching(enum.Enum):
+    """How the host sees memory: COMBINED stores gather and are seen by the GPU without more, loads
+    are slow; COHERENT is cached and watched by hardware; CACHED needs `sync`."""
+
+    COMBINED = "write-combined"
+    COHERENT = "coherent"
+    CACHED = "cached"
+
+
+class ResetState(enum.Enum):
+    """What a reset of the GPU meant for our context."""
+
+    NONE = "none"
+    GUILTY = "guilty"
+    INNOCENT = "innocent"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the kernel driver says of the GPU. chip_id: as it reports it. gmem: bytes on chip."""
+
+    chip_id: int
+    gmem: int
+    facts: dict[str, object]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault of our context that the kernel driver describes. kind: "page fault" and the like."""
+
+    kind: str
+    address: int | None = None
+    access: str = ""
+
+
+class Memory:
+    """Memory that GPU and host share. handle: the kernel driver's number, 0 when freed. size:
+    whole pages. Made by KernelInterface.allocate, which also frees it."""
+
+    def __init__(self, interface: KernelInterface, size: int, caching: Caching) -> None:
+        self.interface = interface
+        self.size = size
+        self.caching = caching
+        self.handle = 0
+        self.address = 0
+        self.mapping: NodeMapping | None = None
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes."""
+        assert self.mapping is not None and self.mapping.view is not None
+        return self.mapping.view
+
+    def close(self) -> None:
+        """Unmap and free; idempotent, and raises nothing that the kernel driver says to it."""
+        self.interface.free(self)
+
+    def __repr__(self) -> str:
+        return f"<Memory {self.handle}, {self.size} bytes at {self.address:#x}>"
+
+
+class KernelInterface(ABC):
+    """One open device file. `close` releases all that was made through it; idempotent.
+
+    What an ioctl refuses becomes an error of hcq.errors (`refused`).
+    """
+
+    def __init__(self, node: Node, path: str) -> None:
+        self.node = node
+        self.path = path
+        self.memories: dict[Memory, None] = {}
+        self.closed = False
+        try:
+            self.handle = node.open(path)
+        except FileNotFoundError:
+            raise DeviceNotFound(f"{path} does not exist: {self.missing}", path=path) from None
+        except PermissionError:
+            remedy = f"sudo chmod a+rw {path}, or add your user to the group that owns it"
+            raise AccessDenied(f"{path} cannot be opened", path=path, remedy=remedy) from None
+        except OSError as error:
+            raise refused("open", error, path=path) from error
+
+    #: what it means that the device file does not exist
+    missing = "the kernel driver is not loaded"
+
+    def call(self, name: str, request: int, argument: bytearray | memoryview) -> None:
+        """One ioctl, repeated where a signal cut it off; otherwise what `refused` makes of it."""
+        while True:
+            try:
+                self.node.ioctl(self.handle, request, argument)
+                return
+            except OSError as error:
+                if error.errno not in (errno.EINTR, errno.EAGAIN):
+                    raise refused(name, error) from error
+
+    @abstractmethod
+    def identify(self) -> Identity:
+        """Ask what GPU it is. NotSupported where the kernel driver is too old."""
+
+    @abstractmethod
+    def allocate(self, size: int, caching: Caching, *, read_only: bool = False) -> Memory:
+        """Allocate, map for GPU and host. read_only: for the GPU. OutOfMemory when used up;
+        then nothing is left behind."""
+
+    @abstractmethod
+    def free(self, memory: Memory) -> None:
+        """See Memory.close."""
+
+    def sync(self, memory: Memory, start: int, size: int, *, to_gpu: bool) -> None:
+        """Make CACHED memory that the host has written visible to the GPU, or (not to_gpu) what
+        the GPU has written visible to the host. Nothing to do for other memory."""
+        return
+
+    @property
+    @abstractmethod
+    def caching(self) -> Caching:
+        """How memory is allocated that the host and the GPU see without `sync`."""
+
+    @property
+    def device_caching(self) -> Caching:
+        """How memory is allocated that the host reaches by copies alone."""
+        return self.caching
+
+    @abstractmethod
+    def create_context(self) -> None:
+        """Make the context that submissions run in; there was none, or it was destroyed."""
+
+    @abstractmethod
+    def destroy_context(self) -> None:
+        """Destroy the context, if there is one; what it runs is waited for or cut off by the kernel
+        driver. Raises nothing."""
+
+    @abstractmethod
+    def prepare(self, ranges: Sequence[tuple[Memory, int, int]]) -> Submission:
+        """What `submit` gives: command buffers as (memory, first byte, bytes), in order."""
+
+    @abstractmethod
+    def reset_state(self) -> ResetState:
+        """Whether our context was lost. The kernel driver forgets it when it was asked."""
+
+    def fault(self) -> Fault | None:
+        """The last fault of our context, where the kernel driver describes faults."""
+        return None
+
+    @abstractmethod
+    def progress(self) -> dict[str, object]:
+        """How far the context has come, for reports."""
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        for memory in list(self.memories):
+            if memory.mapping is not None:
+                memory.mapping.close()
+        self.node.close()
+
+
+class Submission(ABC):
+    """One ioctl's argument. Its result shows in place: an exception after the kernel driver has
+    taken it does not make it be given twice."""
+
+    @property
+    @abstractmethod
+    def number(self) -> int:
+        """What the kernel driver calls it; 0 while it has not been given."""
+
+    @abstractmethod
+    def submit(self) -> None:
+        """Give it, unless it has been."""
+
+
+def address_of(buffer: bytearray | memoryview) -> int:
+    """Where a buffer lies in this process; it must not be resized or freed meanwhile."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+def refused(call: str, error: OSError, **facts: object) -> UgpuError:
+    """The error for what a kernel driver answers."""
+    code = error.errno or 0
+    name = errno.errorcode.get(code, str(code))
+    if code in (errno.EDEADLK, errno.EPROTO):
+        return ChipError(f"{call}: the context was invalidated by a fault", status=name, **facts)
+    if code == errno.ENOMEM:
+        return OutOfMemory(f"{call}: the kernel driver has no memory left", **facts)
+    if code in (errno.ENODEV, errno.ENXIO, errno.EIO):
+        return DeviceLost(f"{call}: the GPU does not answer", status=name, **facts)
+    if code in (errno.EACCES, errno.EPERM):
+        return AccessDenied(f"{call} is not permitted", status=name, **facts)
+    if code == errno.EBUSY:
+        return DeviceBusy(f"{call}: the GPU is asleep or being reset", status=name, **facts)
+    if code in (errno.ENOTTY, errno.EOPNOTSUPP):
+        return NotSupported(f"{call}: the kernel driver does not have this call", **facts)
+    return DriverRefused(f"the kernel driver refused {call}", request=call, status=name, **facts)
+
+
+def whole_pages(size: int) -> int:
+    """`size` as allocated. BadArgument unless it is a positive int."""
+    if size < 0:
+        raise BadArgument("size must not be negative", size=size)
+    return max(PAGE, -(-size // PAGE) * PAGE)

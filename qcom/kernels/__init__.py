@@ -1,0 +1,23 @@
+"""The driver's own kernels: copy_words, copy_bytes, fill_words; one group is THREADS of them.
+
+Each moves `count` elements, one a thread: (to, from, count), or (to, value, count) to fill. There
+is no engine that copies: CP_MEMCPY moves whole words one at a time, and the 2D engine writes
+through the colour cache, whose set-up depends on the chip's on-chip memory.
+"""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+THREADS = 128
+
+
+def objects(generation: int) -> dict[str, bytes]:
+    """The objects (hcq.ir3object) for a generation, by name."""
+    text = (Path(__file__).parent / f"gen{generation}.txt").read_text(encoding="ascii")
+    made = {}
+    for block in text.split("\n", 1)[1].split("\n\n"):
+        name, *lines = block.split()
+        made[name] = base64.b64decode("".join(lines))
+    return made

@@ -1,0 +1,236 @@
+"""KGSL, Qualcomm's own kernel driver: /dev/kgsl-3d0.
+
+Source: msm_kgsl.h (in Mesa 25.0.7 src/freedreno/vulkan), and how tu_knl_kgsl.cc there uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+
+from hcq.errors import DriverRefused, NotSupported, OutOfMemory, UgpuError
+from hcq.transport.node import Node
+from qcom.interface import (
+    Caching,
+    Fault,
+    Identity,
+    KernelInterface,
+    Memory,
+    ResetState,
+    Submission,
+    address_of,
+    whole_pages,
+)
+from qcom.regs import constants, structs
+
+log = logging.getLogger(__name__)
+
+MAPPING_SHIFT = 12  # an object's number, shifted so, is the offset that maps it
+_RESETS = {0: ResetState.NONE, 1: ResetState.GUILTY, 2: ResetState.INNOCENT}
+_MODES = {
+    Caching.COMBINED: "KGSL_CACHEMODE_WRITECOMBINE",
+    Caching.COHERENT: "KGSL_CACHEMODE_WRITEBACK",
+    Caching.CACHED: "KGSL_CACHEMODE_WRITEBACK",
+}
+_ACCESSES = {"KGSL_PAGEFAULT_TYPE_READ": "read", "KGSL_PAGEFAULT_TYPE_WRITE": "write"}
+_MOST_FAULTS = 8
+
+
+class Kgsl(KernelInterface):
+    """One open /dev/kgsl-3d<index>. See KernelInterface."""
+
+    missing = "this kernel has no KGSL (the upstream driver, msm, has /dev/dri/renderD*)"
+
+    def __init__(self, node: Node, index: int) -> None:
+        self.names = constants("msm_kgsl")
+        self.layouts = structs("msm_kgsl")
+        self.context = 0
+        self._coherent: bool | None = None
+        super().__init__(node, f"/dev/kgsl-3d{index}")
+
+    # ---- facts -----------------------------------------------------------------------------------
+
+    def ask(self, name: str, value: bytearray | memoryview) -> None:
+        """Ask for a property; `value` holds what the call takes and gets what it returns."""
+        argument = self.layouts.kgsl_device_getproperty.new(
+            type=self.names[name], value=address_of(value), sizebytes=len(value)
+        )
+        self.call(name, self.names.IOCTL_KGSL_DEVICE_GETPROPERTY, argument.raw)
+
+    def identify(self) -> Identity:
+        info = self.layouts.kgsl_devinfo.new()
+        self.ask("KGSL_PROP_DEVICE_INFO", info.raw)
+        return Identity(
+            info.chip_id,
+            info.gmem_sizebytes,
+            {"kernel_driver": "kgsl", "gpu_id": info.gpu_id, "iommu": bool(info.mmu_enabled)},
+        )
+
+    @property
+    def caching(self) -> Caching:
+        if self._coherent is None:
+            try:
+                self.allocate(1, Caching.COHERENT).close()
+                self._coherent = True
+            except (DriverRefused, NotSupported, OutOfMemory):
+                self._coherent = False
+        return Caching.COHERENT if self._coherent else Caching.COMBINED
+
+    @property
+    def device_caching(self) -> Caching:
+        return Caching.CACHED
+
+    # ---- memory ----------------------------------------------------------------------------------
+
+    def allocate(self, size: int, caching: Caching, *, read_only: bool = False) -> Memory:
+        names = self.names
+        flags = names[_MODES[caching]] << names.KGSL_CACHEMODE_SHIFT
+        if caching is Caching.COHERENT:
+            flags |= names.KGSL_MEMFLAGS_IOCOHERENT & 0xFFFF_FFFF
+        if read_only:
+            flags |= names.KGSL_MEMFLAGS_GPUREADONLY
+        memory = Memory(self, whole_pages(size), caching)
+        self.memories[memory] = None
+        argument = self.layouts.kgsl_gpumem_alloc_id.new(flags=flags, size=memory.size)
+        try:
+            self.call("GPUMEM_ALLOC_ID", names.IOCTL_KGSL_GPUMEM_ALLOC_ID, argument.raw)
+            memory.handle, memory.address = argument.id, argument.gpuaddr
+            memory.mapping = self.node.map(self.handle, memory.size, argument.id << MAPPING_SHIFT)
+        except BaseException as error:
+            memory.handle = argument.id
+            memory.close()
+            if isinstance(error, OSError) and not isinstance(error, UgpuError):
+                raise OutOfMemory("memory of the GPU cannot be mapped", size=size) from error
+            if isinstance(error, OutOfMemory):
+                error.add_facts(size=size)
+            raise
+        return memory
+
+    def free(self, memory: Memory) -> None:
+        if memory.mapping is not None:
+            memory.mapping.close()
+            memory.mapping = None
+        if memory.handle and not self.closed:
+            argument = self.layouts.kgsl_gpumem_free_id.new(id=memory.handle)
+            with contextlib.suppress(UgpuError):
+                self.call("GPUMEM_FREE_ID", self.names.IOCTL_KGSL_GPUMEM_FREE_ID, argument.raw)
+        memory.handle = 0
+        self.memories.pop(memory, None)
+
+    def sync(self, memory: Memory, start: int, size: int, *, to_gpu: bool) -> None:
+        if memory.caching is not Caching.CACHED or not size:
+            return
+        names = self.names
+        direction = names.KGSL_GPUMEM_CACHE_TO_GPU if to_gpu else names.KGSL_GPUMEM_CACHE_FROM_GPU
+        one = self.layouts.kgsl_gpuobj_sync_obj.new(
+            offset=start, length=size, id=memory.handle,
+            op=(direction | names.KGSL_GPUMEM_CACHE_RANGE) & 0xFFFF_FFFF,
+        )  # fmt: skip
+        argument = self.layouts.kgsl_gpuobj_sync.new(
+            objs=address_of(one.raw), obj_len=len(one.raw), count=1
+        )
+        self.call("GPUOBJ_SYNC", names.IOCTL_KGSL_GPUOBJ_SYNC, argument.raw)
+
+    # ---- work ------------------------------------------------------------------------------------
+
+    def create_context(self) -> None:
+        names = self.names
+        flags = names.KGSL_CONTEXT_SAVE_GMEM | names.KGSL_CONTEXT_NO_GMEM_ALLOC
+        argument = self.layouts.kgsl_drawctxt_create.new(flags=flags | names.KGSL_CONTEXT_PREAMBLE)
+        self.call("DRAWCTXT_CREATE", names.IOCTL_KGSL_DRAWCTXT_CREATE, argument.raw)
+        self.context = argument.drawctxt_id
+
+    def destroy_context(self) -> None:
+        context, self.context = self.context, 0
+        if context and not self.closed:
+            argument = self.layouts.kgsl_drawctxt_destroy.new(drawctxt_id=context)
+            with contextlib.suppress(UgpuError):
+                self.call("DRAWCTXT_DESTROY", self.names.IOCTL_KGSL_DRAWCTXT_DESTROY, argument.raw)
+
+    def prepare(self, ranges: Sequence[tuple[Memory, int, int]]) -> Submission:
+        return _Command(self, ranges)
+
+    def reset_state(self) -> ResetState:
+        if not self.context:
+            return ResetState.NONE
+        value = bytearray(self.context.to_bytes(4, "little"))
+        self.ask("KGSL_PROP_GPU_RESET_STAT", value)
+        return _RESETS.get(int.from_bytes(value, "little"), ResetState.UNKNOWN)
+
+    def fault(self) -> Fault | None:
+        """Newer kernels tell page faults of contexts made with FAULT_INFO; older ones refuse."""
+        names, layouts = self.names, self.layouts
+        report_size = layouts.kgsl_pagefault_report.size
+        reports = bytearray(_MOST_FAULTS * report_size)
+        entry = layouts.kgsl_fault.new(
+            fault=address_of(reports), type=names.KGSL_FAULT_TYPE_PAGEFAULT,
+            count=_MOST_FAULTS, size=report_size,
+        )  # fmt: skip
+        argument = layouts.kgsl_fault_report.new(
+            faultlist=address_of(entry.raw), faultnents=1, faultsize=layouts.kgsl_fault.size,
+            context_id=self.context,
+        )  # fmt: skip
+        try:
+            self.call("GET_FAULT_REPORT", names.IOCTL_KGSL_GET_FAULT_REPORT, argument.raw)
+        except UgpuError as error:
+            log.debug("%s: no report of faults: %s", self.path, error)
+            return None
+        if not entry.count:
+            return None
+        first = layouts.kgsl_pagefault_report.view(reports)
+        bits = first.fault_type
+        access = next((word for name, word in _ACCESSES.items() if bits & names[name]), "")
+        return Fault("page fault", first.fault_addr, access)
+
+    def timestamp(self, kind: str) -> int:
+        """The context's timestamp: "QUEUED", "CONSUMED" or "RETIRED"."""
+        argument = self.layouts.kgsl_cmdstream_readtimestamp_ctxtid.new(
+            context_id=self.context, type=self.names[f"KGSL_TIMESTAMP_{kind}"]
+        )
+        self.call(
+            "READTIMESTAMP", self.names.IOCTL_KGSL_CMDSTREAM_READTIMESTAMP_CTXTID, argument.raw
+        )
+        found: int = argument.timestamp
+        return found
+
+    def progress(self) -> dict[str, object]:
+        found: dict[str, object] = {"context": self.context}
+        for kind in ("QUEUED", "CONSUMED", "RETIRED"):
+            try:
+                found[kind.lower()] = self.timestamp(kind)
+            except UgpuError as error:
+                found[kind.lower()] = str(error)
+        return found
+
+    def close(self) -> None:
+        self.destroy_context()
+        super().close()
+
+
+class _Command(Submission):
+    def __init__(self, kgsl: Kgsl, ranges: Sequence[tuple[Memory, int, int]]) -> None:
+        self.kgsl = kgsl
+        names, layout = kgsl.names, kgsl.layouts.kgsl_command_object
+        self._list = bytearray()
+        for memory, start, size in ranges:
+            one = layout.new(
+                gpuaddr=memory.address + start, size=size, flags=names.KGSL_CMDLIST_IB,
+                id=memory.handle,
+            )  # fmt: skip
+            self._list += one.raw
+        sync = kgsl.layouts.kgsl_command_syncpoint.size
+        self._argument = kgsl.layouts.kgsl_gpu_command.new(
+            flags=names.KGSL_CMDBATCH_SUBMIT_IB_LIST, cmdlist=address_of(self._list),
+            cmdsize=layout.size, numcmds=len(ranges), syncsize=sync, context_id=kgsl.context,
+        )  # fmt: skip
+
+    @property
+    def number(self) -> int:
+        found: int = self._argument.timestamp
+        return found
+
+    def submit(self) -> None:
+        if not self.number:
+            request = self.kgsl.names.IOCTL_KGSL_GPU_COMMAND
+            self.kgsl.call("GPU_COMMAND", request, self._argument.raw)

@@ -1,0 +1,206 @@
+"""msm, the upstream kernel driver: /dev/dri/renderD128 and up.
+
+Sources: msm_drm.h (hcq.uapi); Mesa 25.0.7 src/freedreno/vulkan/tu_knl_drm_msm.cc; Linux 7.3
+drivers/gpu/drm/msm/msm_gem_submit.c.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from hcq.errors import DeviceNotFound, DriverRefused, NotSupported, OutOfMemory, UgpuError
+from hcq.transport.node import Node
+from hcq.uapi import constants, structs
+from qcom.interface import (
+    Caching,
+    Identity,
+    KernelInterface,
+    Memory,
+    ResetState,
+    Submission,
+    address_of,
+    whole_pages,
+)
+
+FIRST_MINOR = 128  # of render nodes: msm:0 is renderD128
+DRIVER_NAME = "msm"
+_FLAGS = {
+    Caching.COMBINED: "MSM_BO_WC",
+    Caching.COHERENT: "MSM_BO_CACHED_COHERENT",
+    Caching.CACHED: "MSM_BO_CACHED_COHERENT",  # no call cleans the host's caches
+}
+
+
+class Msm(KernelInterface):
+    """One open render node. See KernelInterface. Every submission names all memory: the kernel
+    driver keeps in place what a submission names."""
+
+    missing = "the kernel driver msm is not loaded (Qualcomm's own, KGSL, has /dev/kgsl-3d0)"
+
+    def __init__(self, node: Node, index: int) -> None:
+        self.names = constants("msm_drm")
+        self.layouts = structs("msm_drm")
+        self.queue = 0
+        self._coherent: bool | None = None
+        self._faults = (0, 0)  # of the queue and of the GPU, when they were last looked at
+        super().__init__(node, f"/dev/dri/renderD{FIRST_MINOR + index}")
+
+    # ---- facts -----------------------------------------------------------------------------------
+
+    def parameter(self, name: str) -> int:
+        """One number that the kernel driver tells of the GPU."""
+        argument = self.layouts.drm_msm_param.new(
+            pipe=self.names.MSM_PIPE_3D0, param=self.names[name]
+        )
+        self.call(name, self.names.DRM_IOCTL_MSM_GET_PARAM, argument.raw)
+        found: int = argument.value
+        return found
+
+    def identify(self) -> Identity:
+        try:
+            chip_id = self.parameter("MSM_PARAM_CHIP_ID")
+        except (DriverRefused, NotSupported):
+            raise DeviceNotFound(f"{self.path} is not an Adreno GPU's (driver msm)") from None
+        facts: dict[str, object] = {"kernel_driver": "msm"}
+        for key, name in (("gpu_id", "MSM_PARAM_GPU_ID"), ("clock_limit", "MSM_PARAM_MAX_FREQ")):
+            with contextlib.suppress(DriverRefused):
+                facts[key] = self.parameter(name)
+        # Linux 7.3 adreno_gpu.c: the upper half is what the speed bin's fuse says.
+        return Identity(chip_id & 0xFFFF_FFFF, self.parameter("MSM_PARAM_GMEM_SIZE"), facts)
+
+    @property
+    def caching(self) -> Caching:
+        if self._coherent is None:
+            try:
+                self.allocate(1, Caching.COHERENT).close()
+                self._coherent = True
+            except (DriverRefused, NotSupported, OutOfMemory):
+                self._coherent = False
+        return Caching.COHERENT if self._coherent else Caching.COMBINED
+
+    # ---- memory ----------------------------------------------------------------------------------
+
+    def _info(self, handle: int, name: str) -> int:
+        argument = self.layouts.drm_msm_gem_info.new(handle=handle, info=self.names[name])
+        self.call(name, self.names.DRM_IOCTL_MSM_GEM_INFO, argument.raw)
+        found: int = argument.value
+        return found
+
+    def allocate(self, size: int, caching: Caching, *, read_only: bool = False) -> Memory:
+        names = self.names
+        flags = names[_FLAGS[caching]] | (names.MSM_BO_GPU_READONLY if read_only else 0)
+        memory = Memory(self, whole_pages(size), caching)
+        self.memories[memory] = None
+        argument = self.layouts.drm_msm_gem_new.new(size=memory.size, flags=flags)
+        try:
+            self.call("GEM_NEW", names.DRM_IOCTL_MSM_GEM_NEW, argument.raw)
+            memory.handle = argument.handle
+            memory.address = self._info(memory.handle, "MSM_INFO_GET_IOVA")
+            offset = self._info(memory.handle, "MSM_INFO_GET_OFFSET")
+            memory.mapping = self.node.map(self.handle, memory.size, offset)
+        except BaseException as error:
+            memory.handle = argument.handle
+            memory.close()
+            if isinstance(error, OSError) and not isinstance(error, UgpuError):
+                raise OutOfMemory("memory of the GPU cannot be mapped", size=size) from error
+            if isinstance(error, OutOfMemory):
+                error.add_facts(size=size)
+            raise
+        return memory
+
+    def free(self, memory: Memory) -> None:
+        if memory.mapping is not None:
+            memory.mapping.close()
+            memory.mapping = None
+        if memory.handle and not self.closed:
+            argument = bytearray(memory.handle.to_bytes(4, "little") + bytes(4))
+            with contextlib.suppress(UgpuError):
+                self.call("GEM_CLOSE", _GEM_CLOSE, argument)
+        memory.handle = 0
+        self.memories.pop(memory, None)
+
+    # ---- work ------------------------------------------------------------------------------------
+
+    def create_context(self) -> None:
+        argument = self.layouts.drm_msm_submitqueue.new()
+        self.call("SUBMITQUEUE_NEW", self.names.DRM_IOCTL_MSM_SUBMITQUEUE_NEW, argument.raw)
+        self.queue = argument.id
+        self._faults = self._count_faults()
+
+    def destroy_context(self) -> None:
+        queue, self.queue = self.queue, 0
+        if queue and not self.closed:
+            argument = bytearray(queue.to_bytes(4, "little"))
+            request = self.names.DRM_IOCTL_MSM_SUBMITQUEUE_CLOSE
+            with contextlib.suppress(UgpuError):
+                self.call("SUBMITQUEUE_CLOSE", request, argument)
+
+    def prepare(self, ranges: Sequence[tuple[Memory, int, int]]) -> Submission:
+        return _Submit(self, ranges)
+
+    def _count_faults(self) -> tuple[int, int]:
+        value = bytearray(8)
+        query = self.layouts.drm_msm_submitqueue_query.new(
+            data=address_of(value), id=self.queue, len=4,
+            param=self.names.MSM_SUBMITQUEUE_PARAM_FAULTS,
+        )  # fmt: skip
+        self.call("SUBMITQUEUE_QUERY", self.names.DRM_IOCTL_MSM_SUBMITQUEUE_QUERY, query.raw)
+        return int.from_bytes(value[:4], "little"), self.parameter("MSM_PARAM_FAULTS")
+
+    def reset_state(self) -> ResetState:
+        """Faults that the kernel driver counts: of the queue, guilty ones; of the whole GPU and
+        this address space, innocent ones too (tu_knl_drm_msm.cc, msm_device_check_status)."""
+        if not self.queue:
+            return ResetState.NONE
+        before, self._faults = self._faults, self._count_faults()
+        if self._faults[0] != before[0]:
+            return ResetState.GUILTY
+        return ResetState.NONE if self._faults[1] == before[1] else ResetState.INNOCENT
+
+    def progress(self) -> dict[str, object]:
+        return {"queue": self.queue, "faults": self._faults[0], "faults_of_gpu": self._faults[1]}
+
+    def close(self) -> None:
+        self.destroy_context()
+        super().close()
+
+
+# DRM_IOCTL_GEM_CLOSE of drm.h: _IOW('d', 0x09, struct drm_gem_close {u32 handle, u32 pad}).
+_GEM_CLOSE = 0x4008_6409
+
+
+class _Submit(Submission):
+    def __init__(self, msm: Msm, ranges: Sequence[tuple[Memory, int, int]]) -> None:
+        self.msm = msm
+        names, layouts = msm.names, msm.layouts
+        memories = list(msm.memories)
+        flags = names.MSM_SUBMIT_BO_READ | names.MSM_SUBMIT_BO_WRITE
+        self._objects, self._commands = bytearray(), bytearray()
+        for memory in memories:
+            one = layouts.drm_msm_gem_submit_bo.new(
+                flags=flags, handle=memory.handle, presumed=memory.address
+            )
+            self._objects += one.raw
+        places = {memory: position for position, memory in enumerate(memories)}
+        for memory, start, size in ranges:
+            command = layouts.drm_msm_gem_submit_cmd.new(
+                type=names.MSM_SUBMIT_CMD_BUF, submit_idx=places[memory], submit_offset=start,
+                size=size,
+            )  # fmt: skip
+            self._commands += command.raw
+        self._argument = layouts.drm_msm_gem_submit.new(
+            flags=names.MSM_PIPE_3D0 | names.MSM_SUBMIT_NO_IMPLICIT, queueid=msm.queue,
+            nr_bos=len(memories), nr_cmds=len(ranges), bos=address_of(self._objects),
+            cmds=address_of(self._commands),
+        )  # fmt: skip
+
+    @property
+    def number(self) -> int:
+        found: int = self._argument.fence
+        return found
+
+    def submit(self) -> None:
+        if not self.number:
+            request = self.msm.names.DRM_IOCTL_MSM_GEM_SUBMIT
+            self.msm.call("GEM_SUBMIT", request, self._argument.raw)

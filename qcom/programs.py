@@ -1,0 +1,128 @@
+"""Programs: ir3 objects placed in the GPU's memory, and the private memory that kernels need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hcq.buffer import Buffer
+from hcq.errors import BadCodeObject
+from hcq.ir3object import CODE_ALIGN, Ir3Kernel, parse_ir3
+from hcq.memory import Placement, VirtAddr
+from hcq.program import Argument, Kernel, Program
+from qcom import chips
+from qcom.chips.facts import ChipFacts
+from qcom.dispatch import NO_PRIVATE_MEMORY, Prepared, PrivateMemory
+from qcom.interface import Caching, Memory
+
+if TYPE_CHECKING:
+    from qcom.driver import AdrenoDriver
+
+_PRIVATE_UNIT = 512  # bytes of a thread that SP_CS_PVT_MEM_PARAM counts
+_PAGE = 4096
+
+
+class Programs:
+    """All programs of a device. Private memory is one block for each of its two layouts, for the
+    kernel that needs most; a smaller one that was outgrown stays, as captured graphs refer to it
+    (each is twice as large as the one before: Mesa's tu_setup_pvtmem)."""
+
+    def __init__(self, driver: AdrenoDriver) -> None:
+        self.driver = driver
+        self._private: dict[bool, PrivateMemory] = {}
+        self._blocks: list[Memory] = []
+        # Name, entry and bytes of each kernel: not the program, which the caller may drop.
+        self._loaded: dict[Memory, tuple[str, int, int]] = {}
+
+    def load(self, image: bytes) -> Program:
+        """Check an object and place its code; see Driver.load_program."""
+        driver = self.driver
+        kernel = parse_ir3(image)
+        check(kernel, driver.facts)
+        private = self._private_for(kernel)
+        memory = driver.interface.allocate(len(kernel.code), Caching.COMBINED, read_only=True)
+        try:
+            memory.view[: len(kernel.code)] = kernel.code
+            buffer = Buffer(
+                driver.core, VirtAddr(memory.address), memory.size, Placement.DEVICE, handle=memory
+            )
+            program = Program(driver.core, buffer)
+            program.kernels[kernel.name] = Kernel(
+                name=kernel.name,
+                program=program,
+                address=memory.address,
+                kernarg_size=kernel.kernarg_size,
+                arguments=tuple(
+                    Argument(one.offset, one.size, one.name, one.is_address)
+                    for one in kernel.parameters
+                ),
+                local_size=kernel.local_size,
+                private_size=kernel.private_size,
+                details=Prepared(kernel, memory.address, private),
+            )
+            self._loaded[memory] = (kernel.name, memory.address, len(kernel.code))
+            return program
+        except BaseException:
+            memory.close()
+            raise
+
+    def forget(self, memory: Memory) -> None:
+        """The program in `memory` was closed."""
+        self._loaded.pop(memory, None)
+
+    def find(self, address: int) -> tuple[str, int] | None:
+        """The kernel whose code holds an address, and the offset in it; None if none does."""
+        for name, start, size in self._loaded.values():
+            if start <= address < start + size:
+                return name, address - start
+        return None
+
+    def _private_for(self, kernel: Ir3Kernel) -> PrivateMemory:
+        if not kernel.private_size:
+            return NO_PRIVATE_MEMORY
+        known = self._private.get(kernel.private_per_wave)
+        if known is not None and known.per_thread >= kernel.private_size:
+            return known
+        facts = self.driver.facts
+        units = -(-kernel.private_size // _PRIVATE_UNIT)
+        per_thread = _PRIVATE_UNIT << (units - 1).bit_length()
+        per_processor = -(-per_thread * facts.fibers // _PAGE) * _PAGE
+        memory = self.driver.interface.allocate(
+            per_processor * facts.shader_processors, Caching.COMBINED
+        )
+        self._blocks.append(memory)
+        made = PrivateMemory(memory.address, per_thread, per_processor, kernel.private_per_wave)
+        self._private[kernel.private_per_wave] = made
+        return made
+
+    def close(self) -> None:
+        """Free private memory; idempotent."""
+        self._private.clear()
+        while self._blocks:
+            self._blocks[-1].close()
+            self._blocks.pop()
+
+
+def check(kernel: Ir3Kernel, facts: ChipFacts) -> None:
+    """BadCodeObject where a GPU cannot run a kernel."""
+    name = kernel.name
+    if kernel.generation != facts.generation:
+        raise BadCodeObject(
+            f"{name} is code for another generation",
+            found=kernel.generation, expected=facts.generation,
+        )  # fmt: skip
+    made_for = chips.by_id(kernel.chip_id)
+    if made_for is not None and made_for.step > facts.step:
+        raise BadCodeObject(
+            f"{name} is code for a newer GPU", found=made_for.name, expected=facts.name
+        )
+    for what, found, most in (
+        ("bytes of local memory", kernel.local_size, facts.local_memory),
+        ("vec4 of constants", kernel.constants, facts.constants),
+    ):
+        if found > most:
+            raise BadCodeObject(f"{name} needs more {what} than {facts.name} has",
+                                needs=found, has=most)  # fmt: skip
+    if len(kernel.code) % CODE_ALIGN:
+        raise BadCodeObject(
+            f"{name}: the code must be a multiple of {CODE_ALIGN} bytes", size=len(kernel.code)
+        )
