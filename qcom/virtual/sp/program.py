@@ -6,6 +6,7 @@ import enum
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from qcom.virtual.isa.decoder.decode import decode
 from qcom.virtual.isa.decoder.table import Table
@@ -77,6 +78,11 @@ class Program:
         """All instructions."""
         for block in self.blocks.values():
             yield from block.ops
+
+    @cached_property
+    def by_index(self) -> dict[int, Op]:
+        """Instructions by their place."""
+        return {op.index: op for op in self.ops()}
 
 
 def fetched(memory: ShaderMemory, address: int, size: int) -> tuple[bytes, bool]:

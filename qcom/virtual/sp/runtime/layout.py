@@ -26,7 +26,13 @@ PRIVATE_SIZE = 232  # u32 bytes of a thread
 ACCESSED = context.SIZE  # u32 of 128 lanes: low halves of what ACCESS accesses, then high ones
 ACCESSING = ACCESSED + 8 * 128  # mask of the lanes that do, 16 bytes
 ACCESSED_BASE = ACCESSING + 16  # u64 that is added to them
-SIZE = ACCESSING + 64
+TEXTURE = ACCESSED_BASE + 8  # GPU addresses of the descriptors that an image instruction uses
+SAMPLER = TEXTURE + 8
+IMAGES = SAMPLER + 8  # address of the callback that executes it: void(u32 instruction)
+IMAGE_COLUMN = 4 * 128  # bytes from one operand to the next
+IMAGE_IN = ACCESSING + 64  # operands of all lanes, u32
+IMAGE_OUT = IMAGE_IN + 12 * IMAGE_COLUMN
+SIZE = IMAGE_OUT + 4 * IMAGE_COLUMN
 
 # Tables of a launch: (base, count) u64 pairs.
 UBOS, UAVS, TEXTURES, SAMPLERS, BINDLESS = 0, 16, 32, 48, 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from typing import Any
 
@@ -10,14 +11,17 @@ from numpy.typing import NDArray
 
 from hcq.emu import context
 from hcq.emu.lanes.every import LDS_SPACE
-from hcq.emu.memory import Abort, Access
+from hcq.emu.memory import DELTA, READ_TAG, WRITE_TAG, Abort, Access, tlb_set
 from hcq.emu.tlb import PAGE
 from hcq.emu.worker import NativeWorker, aligned
 from qcom.virtual.shader import Accessing, Dispatch, ShaderMemory
+from qcom.virtual.sp.images import Images
+from qcom.virtual.sp.operands import Op
 from qcom.virtual.sp.program import INSTRUCTION, Program
 from qcom.virtual.sp.runtime import layout
 from qcom.virtual.sp.runtime.launch import Launch
 
+_IMAGES = ctypes.CFUNCTYPE(None, ctypes.c_uint32)
 _MXCSR = 0x1F80  # all exceptions masked, round to nearest even, subnormal numbers kept
 _WIDEST = 16  # bytes of an access
 _WORD = (1 << 64) - 1
@@ -54,6 +58,8 @@ class Worker(NativeWorker):
         self._states = aligned(0)
         self._run: Run | None = None  # also keeps alive what the context points to
         self._tlb: NDArray[np.uint64] | None = None
+        self._ops: dict[int, Op] = {}
+        self._callback = _IMAGES(self._image)
 
     def translate(self, address: int, access: Access) -> int:
         """Return the host address of an address that the TLB lacks."""
@@ -69,12 +75,11 @@ class Worker(NativeWorker):
     def _accessing(self, page: int) -> Accessing:
         """Describe the access that touches a page."""
         assert self._run is not None
-        index, words = self.word(layout.ACCESS), self._run.program.words
+        index = self.word(layout.ACCESS)
         pc = self._run.dispatch.code_address + INSTRUCTION * index
         text = ""
-        for op in self._run.program.ops():
-            if op.index == index and index < len(words):
-                text = op.text
+        if index in self._ops:
+            text = self._ops[index].text
         group, wave = self.running()
         return Accessing(pc, text, self._lane_of(page), group, wave)
 
@@ -96,6 +101,58 @@ class Worker(NativeWorker):
                 return lane
         return -1
 
+    # ---- images --------------------------------------------------------------------------------
+
+    def _image(self, index: int) -> None:
+        """Execute an instruction of images for the active lanes; called by native code."""
+        try:
+            self._execute_image(index)
+        except Exception as error:  # raised again by the thread that started the launch
+            self.error = error
+            self.failed(0)
+
+    def _execute_image(self, index: int) -> None:
+        assert self._run is not None
+        active = self.mask(layout.ACCESSING)
+        lanes = [lane for lane in range(self._run.launch.lanes) if active >> lane & 1]
+        words = self.context.view(np.uint32)
+        given = words[layout.IMAGE_IN // 4 : layout.IMAGE_OUT // 4].reshape(-1, 128)[:, lanes]
+        images = Images(self._move, int(self._run.launch.tables[layout.BORDERS // 8]))
+        found = images.run(
+            self._ops[index], self.quad(layout.TEXTURE), self.quad(layout.SAMPLER),
+            np.ascontiguousarray(given), len(lanes),
+        )  # fmt: skip
+        out = words[layout.IMAGE_OUT // 4 : layout.SIZE // 4].reshape(4, 128)
+        out[: len(found), lanes] = found
+
+    def _host(self, address: int, access: Access) -> int:
+        """Return the host address of an address."""
+        assert self._tlb is not None
+        page = address // PAGE
+        row = self._tlb[tlb_set(page)]
+        if int(row[WRITE_TAG if access is Access.WRITE else READ_TAG]) == page:
+            return (address + int(row[DELTA])) & _WORD
+        return self.translate(address, access)
+
+    def _move(
+        self, addresses: NDArray[Any], size: int, access: Access, data: NDArray[Any] | None
+    ) -> NDArray[Any]:
+        """Read or write some bytes at each of some addresses."""
+        found = np.zeros((len(addresses), size), np.uint8)
+        for k, address in enumerate(addresses.tolist()):
+            done = 0
+            while done < size:
+                here = address + done & _WORD
+                count = min(size - done, PAGE - here % PAGE)
+                host = self._host(here, access)
+                if data is None:
+                    piece = ctypes.string_at(host, count)
+                    found[k, done : done + count] = np.frombuffer(piece, np.uint8)
+                else:
+                    ctypes.memmove(host, data[k, done : done + count].tobytes(), count)
+                done += count
+        return found
+
     def prepare(self, run: Run, number: int) -> None:
         """Fill the context for a dispatch. number: of this worker among those that share it."""
         self.error = None
@@ -104,6 +161,7 @@ class Worker(NativeWorker):
         stride = layout.state_size(launch.words, launch.lanes)
         if len(self._states) < stride * launch.waves:
             self._states = aligned(stride * launch.waves)
+        self._ops = run.program.by_index
         self._constants[: layout.CONSTANT_WORDS] = launch.constants
         self._local[: dispatch.local_size] = 0x5A  # what a group finds there is not defined
         for place, value in (
@@ -116,6 +174,7 @@ class Worker(NativeWorker):
             (layout.CONSTANTS, _place(self._constants)), (layout.IDS, _place(launch.ids)),
             (layout.EXECS, _place(launch.execs)), (layout.TABLES, _place(launch.tables)),
             (layout.RUNNING, _place(self._states)),
+            (layout.IMAGES, ctypes.cast(self._callback, ctypes.c_void_p).value or 0),
             (layout.PRIVATE, dispatch.private_base + number * dispatch.private_stride),
         ):  # fmt: skip
             struct.pack_into("<Q", self.context.data, place, value)

@@ -7,7 +7,8 @@ Source: Mesa 25.0.7, src/freedreno/ir3/ir3.h (registers), isa/ir3-cat1.xml (rela
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from hcq.emu.text import Text, constant, integer_of, lanes
 from qcom.virtual.sp.operands import A0, A1, NONE, P0, SHARED, SHARED_END, Kind, Op, Operand
@@ -57,6 +58,16 @@ class Registers(Text):
                 predicated = self.value(f"load {self.bits}, ptr %predicated")
                 self._exec = self.value(f"and {self.bits} {self._exec}, {predicated}")
         return self._exec
+
+    @contextmanager
+    def only(self, active: str) -> Iterator[None]:
+        """What is emitted meanwhile is for some of the active lanes, a number."""
+        before = self.full, self._exec, self._mask
+        self.full, self._exec, self._mask = False, active, None
+        try:
+            yield
+        finally:
+            self.full, self._exec, self._mask = before
 
     @property
     def every(self) -> bool:

@@ -15,7 +15,7 @@ from hcq.emu.text import PROFILES, constant
 from qcom.virtual.sp.operands import NONE, SHARED, SHARED_END, Kind, Op
 from qcom.virtual.sp.program import BRANCHES, Block, Program, Stop
 from qcom.virtual.sp.runtime import layout
-from qcom.virtual.sp.translator import alu, floats, memory, move, wave
+from qcom.virtual.sp.translator import alu, floats, memory, move, resource, wave
 from qcom.virtual.sp.translator.flow import (
     Flow,
     barrier,
@@ -27,7 +27,7 @@ from qcom.virtual.sp.translator.flow import (
 )
 from qcom.virtual.sp.translator.registers import Handler, Registers, Unsupported
 
-_MODULES = (alu, floats, memory, move, wave)
+_MODULES = (alu, floats, memory, move, resource, wave)
 UNDEFINED = 0xBAD0BAD1  # what registers hold before they are written
 _MOST_TWICE = 256  # instructions of a program that is also emitted for waves without a mask
 # What has no effect on results here: caches, hints, ordering that is always kept.

@@ -1,0 +1,398 @@
+"""Descriptors: constant buffers, storage buffers, images and samplers, translated to LLVM IR.
+
+Descriptors are read when they are used, by the first active lane's number. Untyped loads, stores
+and atomics of buffers are native; images and samplers go to `qcom.virtual.sp.images`.
+Sources: Mesa 25.0.7, src/freedreno/registers/adreno/a6xx.xml (A6XX_TEX_CONST, A6XX_UBO),
+isa/ir3-cat5.xml and ir3-cat6.xml, src/freedreno/fdl/fd6_view.c (buffers), ir3/ir3_a6xx.c.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hcq.emu import context
+from hcq.emu.lanes.every import PREFIX
+from hcq.emu.text import LANES, constant
+from qcom.virtual.sp.operands import TYPES, Kind, Op, Operand
+from qcom.virtual.sp.runtime import layout
+from qcom.virtual.sp.translator.memory import (
+    BYTES,
+    CONTEXT,
+    Where,
+    atomic,
+    halves,
+    load_narrow,
+    load_words,
+    note,
+    set_constant,
+    store_words,
+    stored_narrow,
+)
+from qcom.virtual.sp.translator.registers import Handler, Registers, Unsupported
+from qcom.virtual.sp.translator.wave import components
+
+SIZE = 64  # bytes of a bindless descriptor, and of one of an image
+_NONUNIFORM = 2
+
+
+def scalar_of(e: Registers, number: int) -> str:
+    """What the first active lane has in a register."""
+    return e.lane("i32", e.word(number), e.first())
+
+
+def _table(e: Registers, place: int, number: str, size: int) -> str:
+    """The address of a descriptor in a table of the launch; 0 beyond its end."""
+    base = e.value(f"getelementptr i8, ptr %tables, i64 {place}")
+    count = e.value(f"getelementptr i8, ptr %tables, i64 {place + 8}")
+    base, count = (e.value(f"load i64, ptr {at}") for at in (base, count))
+    wide = e.value(f"zext i32 {number} to i64")
+    inside = e.value(f"icmp ult i64 {wide}, {count}")
+    at = e.value(f"add i64 {base}, {e.value(f'mul i64 {wide}, {size}')}")
+    return e.value(f"select i1 {inside}, i64 {at}, i64 0")
+
+
+def _bindless(e: Registers, base: str, number: str) -> str:
+    """The address of a descriptor in a set; 0 where the set is not bound."""
+    wide = e.value(f"zext i32 {base} to i64")
+    at = e.value(f"getelementptr i64, ptr %tables, i64 {wide}")
+    at = e.value(f"getelementptr i8, ptr {at}, i64 {layout.BINDLESS}")
+    start = e.value(f"and i64 {e.value(f'load i64, ptr {at}')}, -4")
+    bound = e.value(f"icmp ne i64 {start}, 0")
+    wide = e.value(f"zext i32 {number} to i64")
+    place = e.value(f"add i64 {start}, {e.value(f'mul i64 {wide}, {SIZE}')}")
+    return e.value(f"select i1 {bound}, i64 {place}, i64 0")
+
+
+def _descriptor(e: Registers, op: Op, source: str, place: int, size: int) -> str:
+    """The address of the descriptor that an instruction of category 6 names."""
+    if op.raw("MODE") == _NONUNIFORM:
+        raise Unsupported(f"{op.name} with descriptors that differ from lane to lane")
+    bits = op.scope.inner(source).bits
+    number = str(bits) if op.raw("MODE") == 0 else scalar_of(e, bits)
+    if op.raw("BINDLESS"):
+        return _bindless(e, str(op.scope.inner("BASE").raw("BASE")), number)
+    return _table(e, place, number, size)
+
+
+def _fetch(e: Registers, op: Op, address: str, count: int) -> list[str]:
+    """Load words of a descriptor; zeros where there is none (address 0)."""
+    note(e, op)
+    there = e.value(f"icmp ne i64 {address}, 0")
+    wanted = e.value(f"select i1 {there}, i64 {count}, i64 0")
+    io = e.value(f"getelementptr i8, ptr %context, i64 {context.IO}")
+    e.do(f"store <8 x i32> zeroinitializer, ptr {io}, align 64")
+    e.call("void", f"{PREFIX}scalar_load", CONTEXT, ("i64", address), ("i64", wanted))
+    return [
+        e.value(f"load i32, ptr {e.value(f'getelementptr i32, ptr {io}, i64 {k}')}")
+        for k in range(count)
+    ]
+
+
+def _wide(e: Registers, low: str, high: str) -> str:
+    top = e.value(f"shl i64 {e.value(f'zext i32 {high} to i64')}, 32")
+    return e.value(f"or i64 {top}, {e.value(f'zext i32 {low} to i64')}")
+
+
+# ---- constant buffers ----------------------------------------------------------------------------
+
+
+def _constants_of(e: Registers, op: Op, source: str) -> tuple[str, str]:
+    """Address and bytes of a constant buffer."""
+    low, high = _fetch(e, op, _descriptor(e, op, source, layout.UBOS, 8), 2)
+    address = _wide(e, low, e.value(f"and i32 {high}, {0x1FFFF}"))
+    return address, e.value(f"shl i32 {e.value(f'lshr i32 {high}, 17')}, 4")
+
+
+def _load_constants(e: Registers, op: Op, turn: int) -> None:
+    """ldc: words from a vec4's component on; zeros beyond the buffer's end."""
+    address, size = _constants_of(e, op, "SRC2")
+    bits = op.scope.inner("SRC1").bits
+    vec4 = constant("i32", bits) if op.flag("SRC1_IM") else e.word(bits)
+    start = e.binary("shl", "i32", vec4, constant("i32", 4))
+    start = e.binary("add", "i32", start, constant("i32", 4 * op.raw("OFFSET")))
+    found = []
+    for k in range(op.raw("TYPE_SIZE")):
+        offset = e.binary("add", "i32", start, constant("i32", 4 * k))
+        inside = e.as_bits(e.compare("ult", "i32", offset, e.broadcast("i32", size)))
+        active = e.value(f"and {e.bits} {inside}, {e.exec()}")
+        arguments = [CONTEXT, ("i64", address), (e.vector, offset), (LANES, active)]
+        value = e.by_passes("i32", f"{PREFIX}near_load_4", *arguments)
+        found.append(e.select(e.as_mask(inside), "i32", value, constant("i32", 0)))
+    for k, value in enumerate(found):
+        e.set_word(op.raw("DST") + k, value)
+
+
+def _copy(e: Registers, op: Op, address: str, words: int, size: str | None) -> list[str]:
+    """Load consecutive words, the same for all lanes; zeros beyond `size` bytes."""
+    found: list[str] = []
+    note(e, op)
+    for first in range(0, words, 16):
+        count = min(16, words - first)
+        at = e.value(f"add i64 {address}, {4 * first}")
+        e.call("void", f"{PREFIX}scalar_load", CONTEXT, ("i64", at), ("i64", str(count)))
+        for k in range(count):
+            place = e.value(f"getelementptr i8, ptr %context, i64 {context.IO + 4 * k}")
+            word = e.value(f"load i32, ptr {place}")
+            if size is not None:
+                inside = e.value(f"icmp ult i32 {4 * (first + k)}, {size}")
+                word = e.value(f"select i1 {inside}, i32 {word}, i32 0")
+            found.append(word)
+    return found
+
+
+def _buffer_to_constants(e: Registers, op: Op, turn: int) -> None:
+    """ldc.k: vec4s of a constant buffer into the constant file, from a1.x on."""
+    address, size = _constants_of(e, op, "SRC2")
+    bits = op.scope.inner("SRC1").bits
+    vec4 = str(bits) if op.flag("SRC1_IM") else scalar_of(e, bits)
+    start = e.value(f"shl i32 {vec4}, 4")
+    left = e.call("i32", "llvm.usub.sat.i32", ("i32", size), ("i32", start))
+    address = e.value(f"add i64 {address}, {e.value(f'zext i32 {start} to i64')}")
+    words = _copy(e, op, address, 4 * op.raw("LOAD_SIZE"), left)
+    index = e.value(f"zext i32 {e.value('load i32, ptr %a1')} to i64")
+    for k, word in enumerate(words):
+        at = e.value(f"add i64 {index}, {k}")
+        safe = e.value(f"icmp ult i64 {at}, {layout.CONSTANT_WORDS}")
+        at = e.value(f"select i1 {safe}, i64 {at}, i64 {layout.CONSTANT_WORDS}")
+        e.do(f"store i32 {word}, ptr {e.value(f'getelementptr i32, ptr %constants, i64 {at}')}")
+
+
+def _memory_to_constants(e: Registers, op: Op, turn: int) -> None:
+    """ldg.k: words of memory into the constant file."""
+    if op.flag("SRC1_CONST"):
+        raise Unsupported("ldg.k from an address in constants")
+    number = op.scope.inner("SRC1").bits
+    address = _wide(e, scalar_of(e, number), scalar_of(e, number + 1))
+    address = e.value(f"add i64 {address}, {op.scope.signed('OFF')}")
+    for k, word in enumerate(_copy(e, op, address, op.raw("SIZE"), None)):
+        set_constant(e, op, k, word)
+
+
+# ---- buffers -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A storage buffer's address, and its elements."""
+
+    base: str
+    elements: str
+
+
+def _buffer(e: Registers, op: Op) -> Buffer:
+    words = _fetch(e, op, _descriptor(e, op, "SSBO", layout.UAVS, SIZE), 8)
+    width = e.value(f"and i32 {words[1]}, 32767")
+    height = e.value(f"and i32 {e.value(f'lshr i32 {words[1]}, 15')}, 32767")
+    elements = e.value(f"or i32 {width}, {e.value(f'shl i32 {height}, 15')}")
+    start = e.value(f"and i32 {e.value(f'lshr i32 {words[2]}, 16')}, 63")
+    base = _wide(e, e.value(f"and i32 {words[4]}, -32"), e.value(f"and i32 {words[5]}, 131071"))
+    ahead = e.value(f"mul i32 {start}, {BYTES[TYPES[op.raw('TYPE')]]}")
+    base = e.value(f"add i64 {base}, {e.value(f'zext i32 {ahead} to i64')}")
+    return Buffer(base, elements)
+
+
+def _untyped(op: Op) -> bool:
+    return not op.scope.inner("TYPED").raw("TYPED")
+
+
+def _offset(op: Op) -> int:
+    return op.raw("OFFSET") if op.flag("HAS_OFFSET") else 0
+
+
+def _element(e: Registers, op: Op, buffer: Buffer, more: int, size: int) -> tuple[str, Where, str]:
+    """Which lanes have an element within a buffer, where it is, and the lanes as a vector."""
+    index = e.word(op.raw("SRC2"))
+    ahead = _offset(op) + more
+    if ahead:
+        index = e.binary("add", "i32", index, constant("i32", ahead))
+    inside = e.compare("ult", "i32", index, e.broadcast("i32", buffer.elements))
+    bytes_at = e.binary("mul", "i64", e.convert("zext", "i32", "i64", index), constant("i64", size))
+    low, high = halves(e, bytes_at)
+    active = e.value(f"and {e.bits} {e.as_bits(inside)}, {e.exec()}")
+    return active, Where(low, high, buffer.base), inside
+
+
+def _load_buffer(e: Registers, op: Op, turn: int) -> None:
+    if not _untyped(op):
+        _image(e, op, turn)
+        return
+    name, size = TYPES[op.raw("TYPE")], BYTES[TYPES[op.raw("TYPE")]]
+    buffer, found = _buffer(e, op), []
+    for k in range(op.raw("TYPE_SIZE")):
+        active, where, inside = _element(e, op, buffer, k, size)
+        with e.only(active):
+            if size == 4:
+                value = load_words(e, op, where, 1)[0]
+            else:
+                value = load_narrow(e, op, where, size)
+        found.append(e.select(inside, "i32", value, constant("i32", 0)))
+    for k, value in enumerate(found):
+        if size == 4 or name == "u8_32":
+            e.set_word(op.raw("SRC1") + k, value)
+        else:
+            e.set_short(op.raw("SRC1") + k, e.convert("trunc", "i32", "i16", value))
+
+
+def _store_buffer(e: Registers, op: Op, turn: int) -> None:
+    if not _untyped(op):
+        _image(e, op, turn)
+        return
+    name, size = TYPES[op.raw("TYPE")], BYTES[TYPES[op.raw("TYPE")]]
+    buffer = _buffer(e, op)
+    for k in range(op.raw("TYPE_SIZE")):
+        active, where, _ = _element(e, op, buffer, k, size)
+        number = op.raw("SRC1") + k
+        value = e.word(number) if size == 4 else stored_narrow(e, name, number)
+        with e.only(active):
+            if size == 4:
+                store_words(e, op, where, [value])
+            else:
+                note(e, op, where)
+                arguments = where.arguments(e, active)
+                e.by_passes("", f"{PREFIX}far_store_{size}", *arguments, (e.vector, value))
+
+
+def _atomic_buffer(e: Registers, op: Op, turn: int) -> None:
+    """The register that SRC1 names takes the old value; those after it have the operands."""
+    if not _untyped(op):
+        raise Unsupported("atomic operations on images")
+    if TYPES[op.raw("TYPE")] not in ("u32", "s32"):
+        raise Unsupported(f"{op.name} of another type than u32 and s32")
+    buffer = _buffer(e, op)
+    active, where, inside = _element(e, op, buffer, 0, 4)
+    data = [e.word(op.raw("SRC1") + 1)]
+    if op.name.endswith("cmpxchg"):
+        data.append(e.word(op.raw("SRC1") + 2))
+    wide = e.binary("shl", "i64", e.convert("zext", "i32", "i64", where.high), constant("i64", 32))
+    address = e.binary("or", "i64", wide, e.convert("zext", "i32", "i64", where.low))
+    address = e.binary("add", "i64", address, e.broadcast("i64", where.base))
+    note(e, op, where)
+    places = [(e.vector_of("i64"), address), (LANES, active)]
+    old = atomic(e, op, "ir3_hosts", places, active, data)
+    e.set_word(op.raw("SRC1"), e.select(inside, "i32", old, constant("i32", 0)))
+
+
+# ---- images --------------------------------------------------------------------------------------
+
+
+def _ask(
+    e: Registers, op: Op, texture: str, sampler: str, given: list[str], wanted: int
+) -> list[str]:
+    """Have `Images` execute an instruction: words of all lanes go in, words come back."""
+    note(e, op)
+    for place, value in ((layout.TEXTURE, texture), (layout.SAMPLER, sampler)):
+        e.do(f"store i64 {value}, ptr {e.value(f'getelementptr i8, ptr %context, i64 {place}')}")
+    for k, value in enumerate(given):
+        at = layout.IMAGE_IN + layout.IMAGE_COLUMN * k
+        at_pointer = e.value(f"getelementptr i8, ptr %context, i64 {at}")
+        e.do(f"store {e.vector} {value}, ptr {at_pointer}, align 64")
+    mask = e.value(f"getelementptr i8, ptr %context, i64 {layout.ACCESSING}")
+    wide = e.exec() if e.bits == "i128" else e.value(f"zext {e.bits} {e.exec()} to i128")
+    e.do(f"store i128 {wide}, ptr {mask}, align 16")
+    callback = e.value(f"getelementptr i8, ptr %context, i64 {layout.IMAGES}")
+    callback = e.value(f"load ptr, ptr {callback}")
+    e.do(f"call void {callback}(i32 {op.index})")
+    found = []
+    for k in range(wanted):
+        at = layout.IMAGE_OUT + layout.IMAGE_COLUMN * k
+        at_pointer = e.value(f"getelementptr i8, ptr %context, i64 {at}")
+        found.append(e.value(f"load {e.vector}, ptr {at_pointer}, align 64"))
+    return found
+
+
+def _as_words(e: Registers, number: int, half: bool, count: int) -> list[str]:
+    if not half:
+        return [e.word(number + k) for k in range(count)]
+    return [e.convert("zext", "i16", "i32", e.short(number + k)) for k in range(count)]
+
+
+def _put(e: Registers, number: int, half: bool, value: str) -> None:
+    if half:
+        value = e.convert("trunc", "i32", "i16", value)
+    e.store(Operand(Kind.REGISTER, number, half), 0, value)
+
+
+def _image(e: Registers, op: Op, turn: int) -> None:
+    """ldib.b and stib.b of images: coordinates, then, of a store, what is stored."""
+    half = TYPES[op.raw("TYPE")] in ("f16", "u16", "s16", "u8")
+    descriptor = _descriptor(e, op, "SSBO", layout.UAVS, SIZE)
+    given = _as_words(e, op.raw("SRC2"), False, op.raw("D"))
+    count = op.raw("TYPE_SIZE")
+    if op.name == "stib.b":
+        given += _as_words(e, op.raw("SRC1"), half, count)
+        _ask(e, op, descriptor, "0", given, 0)
+        return
+    for k, value in enumerate(_ask(e, op, descriptor, "0", given, count)):
+        _put(e, op.raw("SRC1") + k, half, value)
+
+
+def _image_size(e: Registers, op: Op, turn: int) -> None:
+    descriptor = _descriptor(e, op, "SSBO", layout.UAVS, SIZE)
+    for k, value in enumerate(_ask(e, op, descriptor, "0", [], 3)):
+        e.set_word(op.raw("DST") + k, value)
+
+
+def _texture(e: Registers, op: Op) -> tuple[str, str]:
+    """Addresses of the descriptors of texture and sampler."""
+    if not op.flag("S2EN_BINDLESS"):
+        return (
+            _table(e, layout.TEXTURES, str(op.scope.inner("TEX").bits), SIZE),
+            _table(e, layout.SAMPLERS, str(op.scope.inner("SAMP").bits), 16),
+        )
+    mode, bits = op.raw("DESC_MODE"), op.scope.inner("SRC3").bits
+    if mode in (2, 3, 4):
+        raise Unsupported(f"{op.name} with descriptors that differ from lane to lane")
+    a1 = e.value("load i32, ptr %a1") if mode in (1, 7) else "0"
+    if mode == 0:
+        pair = [e.lane("i16", e.short(bits + k), e.first()) for k in (0, 1)]
+        texture, sampler = (e.value(f"zext i16 {one} to i32") for one in pair)
+        return _table(e, layout.TEXTURES, texture, SIZE), _table(e, layout.SAMPLERS, sampler, 16)
+    base = str(2 * op.raw("BASE_HI") | op.scope.inner("BASE").bits)
+    sampler_base = e.value(f"and i32 {a1}, 7") if mode in (1, 7) else base
+    if mode in (1, 5):
+        texture, sampler = scalar_of(e, bits), scalar_of(e, bits + 1)
+    elif mode == 6:
+        texture, sampler = str(bits >> 4), str(bits & 15)
+    else:
+        other = e.value(f"and i32 {e.value(f'lshr i32 {a1}, 3')}, 255")
+        texture, sampler = (other, str(bits)) if e.generation == 6 else (str(bits), other)
+    return _bindless(e, base, texture), _bindless(e, sampler_base, sampler)
+
+
+_COORDINATES = 4
+
+
+def _sample(e: Registers, op: Op, turn: int) -> None:
+    """Coordinates of category 5, padded to four, then the second source's two words."""
+    texture, sampler = _texture(e, op)
+    half = not op.raw("FULL")
+    count = _coordinates(op)
+    given = _as_words(e, op.scope.inner("SRC1").bits, half, count)
+    given += [constant("i32", 0)] * (_COORDINATES - count)
+    if op.name in ("isaml", "saml"):
+        given += _as_words(e, op.scope.inner("SRC2").bits, half, 1)
+    found = _ask(e, op, texture, sampler, given, 4)
+    for k in components(op):
+        _put(e, op.raw("DST") + k, bool(op.raw("DST_HALF")), found[k])
+
+
+def _coordinates(op: Op) -> int:
+    if op.name == "getsize":
+        return 1
+    if any(op.flag(name) for name in ("O", "P")):
+        raise Unsupported(f"{op.name} with offsets or projection")
+    if op.name == "isam" and not op.raw("1D"):
+        return 1
+    return 2 + int(op.flag("3D") or op.flag("A"))
+
+
+def handlers() -> dict[str, Handler]:
+    """Return the emitters by instruction name."""
+    found: dict[str, Handler] = {
+        "ldc": _load_constants, "ldc.k": _buffer_to_constants, "ldg.k": _memory_to_constants,
+        "ldib.b": _load_buffer, "stib.b": _store_buffer, "resinfo.b": _image_size,
+        "isam": _sample, "isaml": _sample, "sam": _sample, "saml": _sample, "getsize": _sample,
+    }  # fmt: skip
+    for name in ("add", "sub", "xchg", "cmpxchg", "min", "max", "and", "or", "xor"):
+        found[f"atomic.b.{name}"] = _atomic_buffer
+    return found
