@@ -63,8 +63,12 @@ def none(*_: object) -> Array:
 
 
 @pytest.mark.parametrize(
-    "sizes", [(1, 37, 12, 20), (3, 40, 9, 7), (20, 9, 8, 8), (2, 11, 150, 140)]
-)
+    "sizes",
+    [
+        (1, 37, 12, 20), (3, 40, 9, 7), pytest.param((20, 9, 8, 8), marks=pytest.mark.slow),
+        pytest.param((2, 11, 150, 140), marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("target", [GFX1100, SM_90], ids=lambda target: target.name)
 def test_every_choice_computes_the_same(
     target: TargetSpec, sizes: tuple[int, int, int, int]
@@ -161,7 +165,10 @@ def halves(sizes: tuple[int, int, int, int], spread: float = 0.5) -> list[Array]
 
 
 @pytest.mark.parametrize("target", UNITS, ids=lambda target: target.name)
-@pytest.mark.parametrize("sizes", [(16, 32, 16, 16), (21, 37, 40, 24), (17, 70, 33, 13)])
+@pytest.mark.parametrize(
+    "sizes",
+    [(16, 32, 16, 16), (21, 37, 40, 24), pytest.param((17, 70, 33, 13), marks=pytest.mark.slow)],
+)
 def test_matrix_units_compute_both_products(
     target: TargetSpec, sizes: tuple[int, int, int, int]
 ) -> None:

@@ -99,8 +99,8 @@ RINGS = [
     RingTiles("sm_90a.float16", (1, 2), (2, 8), 5),
     RingTiles("sm_90a.tf32", (1, 1), (1, 16), 3),
     RingTiles("sm_80.float16", (1, 2), (2, 2), 5),
-    RingTiles("sm_80.bfloat16", (2, 1), (1, 8), 2),
-    RingTiles("sm_80.int8", (2, 2), (1, 2), 3),
+    pytest.param(RingTiles("sm_80.bfloat16", (2, 1), (1, 8), 2), marks=pytest.mark.slow),
+    pytest.param(RingTiles("sm_80.int8", (2, 2), (1, 2), 3), marks=pytest.mark.slow),
 ]
 
 

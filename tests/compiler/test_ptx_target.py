@@ -55,7 +55,13 @@ def check_entry(kernel: Kernel, text: str, cpu: str) -> None:
     assert not re.search(r"\bcall\b|\.func|\.local\b", text), text
 
 
-@pytest.mark.parametrize("cpu", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "cpu",
+    [
+        cpu if cpu in ("sm_75", "sm_90a") else pytest.param(cpu, marks=pytest.mark.slow)
+        for cpu in ARCHITECTURES
+    ],
+)
 def test_a_share_of_the_corpus(cpu: str) -> None:
     """Each architecture takes every eighth kernel, so that together they take all."""
     share = list(corpus_kernels(cpu).values())[ARCHITECTURES.index(cpu) :: len(ARCHITECTURES)]

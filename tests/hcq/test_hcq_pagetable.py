@@ -32,7 +32,7 @@ operations = st.lists(st.tuples(st.integers(0, 4 * 512), segments, st.booleans()
 
 
 @given(operations)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_every_page_translates_as_in_the_model(steps: list[tuple[int, list, bool]]) -> None:
     pages, memory, page_format = table()
     model: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""The gate keeps the tree's promises, and sees each kind of breach."""
+"""The gate sees each kind of broken promise; `make check` runs it on the tree."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ import pytest
 from tools.house import promises
 from tools.verbs.verb import load
 
-ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTED = '"""What it is."""\n'
-
-
-def test_the_tree_keeps_its_promises() -> None:
-    assert promises.check(ROOT) == []
 
 
 @pytest.fixture
