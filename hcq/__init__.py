@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hcq.queue import QueueKind as QueueKind
     from hcq.registry import list_devices as list_devices
     from hcq.registry import open as open
+    from hcq.remote.lease import lease as lease
     from hcq.target import TargetSpec as TargetSpec
     from hcq.telemetry import Sensor as Sensor
     from hcq.timeline import Timeline as Timeline
@@ -43,6 +44,7 @@ _HOMES = {
     "TargetSpec": "hcq.target",
     "Timeline": "hcq.timeline",
     "UgpuError": "hcq.errors",
+    "lease": "hcq.remote.lease",
     "list_devices": "hcq.registry",
     "open": "hcq.registry",
 }

@@ -18,6 +18,9 @@ UGPU_POWER_COMMAND    command that cycles the power of a card, "{device}" standi
 UGPU_WAIT_LIMIT       seconds that a wait may take where its caller does not say
 UGPU_HOST_WITHOUT     instruction sets of this processor that generated code must not use, by the
                       beginning of their LLVM names, separated by commas: avx512,amx
+UGPU_DAEMON           where ugpud listens: a socket's path, or tls://HOST:PORT (docs/daemon.md)
+UGPU_DAEMON_CA        file with the certificate that signed that of a ugpud behind TLS
+UGPU_DAEMON_TOKEN     token that a ugpud behind TLS asks for
 UGPU_HOST_CACHES      bytes of a core's data caches, first and second level: 49152,2097152 (default:
                       what the system says)
 """
@@ -54,6 +57,10 @@ class Config:
     crash_folder: Path | None = None
     observe_folder: Path | None = None
     power_command: str = ""
+    daemon: str = ""
+    authority: str = ""
+    token: str = ""
+    runtime_folder: Path = Path("/run")
 
 
 def from_environment(environment: Mapping[str, str]) -> Config:
@@ -86,6 +93,11 @@ def from_environment(environment: Mapping[str, str]) -> Config:
         ),
         winograd=_switch(environment, "UGPU_WINOGRAD", default.winograd),
         host_caches=_sizes(environment, "UGPU_HOST_CACHES"),
+        daemon=environment.get("UGPU_DAEMON", ""),
+        authority=environment.get("UGPU_DAEMON_CA", ""),
+        token=environment.get("UGPU_DAEMON_TOKEN", ""),
+        runtime_folder=_path(environment, "XDG_RUNTIME_DIR")
+        or Path(tempfile.gettempdir()) / f"ugpu-{os.geteuid()}",
     )
 
 

@@ -75,8 +75,9 @@ class Driver(ABC):
     def allocate_memory(self, size: int, placement: Placement) -> Buffer:
         """Allocate and map `size` bytes (at least; 256-byte aligned), content undefined.
 
-        HOST placement has a `view`: host memory that the device reaches. DEVICE placement lies
-        where the device is fastest, and has none. OutOfMemory when used up.
+        HOST placement has `access`: a `view` where this process reaches the memory itself, else
+        `remote`. DEVICE placement lies where the device is fastest, and has none. OutOfMemory when
+        used up.
         """
 
     @abstractmethod

@@ -209,6 +209,10 @@ class Capture:
             seconds("limit_s", limit_s)
         self._wait(limit_s)
 
+    def images(self) -> Sequence[Resident]:
+        """Return the images, one for each queue that the graph uses."""
+        return [image.resident for image in self._images]
+
     def forget(self, buffer: Buffer) -> None:
         """The device frees `buffer`: replaying would use memory that is not there any more."""
         if id(buffer) in self._roots:

@@ -12,6 +12,7 @@ kgsl:<n>         an Adreno GPU through Qualcomm's kernel driver, /dev/kgsl-3d<n>
 msm:<n>          an Adreno GPU through the upstream kernel driver, /dev/dri/renderD<128 + n>
 usb:<which>      a card behind a USB bridge: the bridge's serial number, port (2-1.4) or index
 vfio-user:<path> what a server on a UNIX socket offers (`ugpu serve`)
+ugpud:<pattern>  a device that a ugpud lends, such as ugpud:virtual:navi31 (hcq.remote.lease)
 recording:<path> what was recorded of a device by `open(name, record=path)`
 """
 
@@ -218,6 +219,10 @@ def _open_named(name: str, options: dict[str, object]) -> Device:
     if kind == "usb":
         attach_usb = _load("usbgpu.attach:attach")
         return _open_attached(name, Attachment(attach_usb(rest, _behind_bridge)), options)
+    if kind == "ugpud":
+        lease = _load("hcq.remote.lease:open_device")
+        _check_options(name, lease, options, given=2)
+        return _device(lease(name, rest, **options))
     if kind == "recording":
         return _open_recording(name, Path(rest), options)
     if kind in NODE_DRIVERS:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hcq.memory import Placement
 from hcq.queue import Queue, QueueKind
+from hcq.transport.view import HostView
 
 if TYPE_CHECKING:
     from hcq.buffer import Buffer
@@ -32,7 +33,7 @@ class Transfer:
 
     def upload(self, destination: Buffer, data: memoryview) -> None:
         """Copy `data` (bytes) to the start of `destination`."""
-        view = destination.view
+        view = destination.access
         if view is not None:
             self.core.check_usable()
             view[: len(data)] = data
@@ -45,7 +46,7 @@ class Transfer:
                 lane = number % len(staging)
                 chunk = data[start : start + self.staging_size]
                 queues[lane].timeline.wait(pending[lane])
-                view = staging[lane].view
+                view = staging[lane].access
                 assert view is not None
                 view[: len(chunk)] = chunk
                 part = destination[start : start + len(chunk)]
@@ -55,10 +56,10 @@ class Transfer:
 
     def download(self, source: Buffer, out: memoryview) -> None:
         """Copy the start of `source` to `out` (bytes, writable)."""
-        view = source.view
+        view = source.access
         if view is not None:
             self.core.check_usable()
-            out[:] = view[: len(out)]
+            out[:] = _bytes_of(view[: len(out)])
             return
         with self._lock:
             self.core.check_usable()
@@ -76,9 +77,9 @@ class Transfer:
                 lane = number % len(staging)
                 queues[lane].timeline.wait(pending[number])
                 chunk = out[starts[number] : starts[number] + self.staging_size]
-                view = staging[lane].view
+                view = staging[lane].access
                 assert view is not None
-                chunk[:] = view[: len(chunk)]
+                chunk[:] = _bytes_of(view[: len(chunk)])
 
     def close(self) -> None:
         """Free the staging buffers; they come back at the next transfer."""
@@ -98,3 +99,7 @@ class Transfer:
             self._staging.append(staging)
         queues = self.core.driver.hardware_queues(QueueKind.COPY)
         return self._staging, [Queue(queues[lane % len(queues)]) for lane in range(2)]
+
+
+def _bytes_of(view: HostView) -> memoryview | bytes:
+    return view if isinstance(view, memoryview) else bytes(view)

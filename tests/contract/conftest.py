@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 import hcq
+from hcq.config import config
 from hcq.device import Device
 from hcq.program import Program
 from nv.device import NvDevice
 from nv.virtual.node import VirtualNode
-from tests.support.devices import DEVICES, SLOW_DEVICES
+from tests.support.daemon import DaemonProcess
+from tests.support.devices import DEVICES, REMOTE, SLOW_DEVICES, SLOW_REMOTE
 from tests.support.kernels import contract_object
 
 #: bytes that a kernel driver of a real GPU may keep of what a test needed, as page tables; it
 #: counts the memory of all programs
 DRIVERS_OWN = 32 << 20
+#: devices of one name that tests have open at a time, that of the module included
+OPEN_AT_ONCE = 3
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -24,12 +29,36 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     code, marked `each_driver`, are not run on more chips of the same driver."""
     each = metafunc.definition.get_closest_marker("each_driver") is not None
     more = () if each else SLOW_DEVICES
-    slow = [pytest.param(name, marks=pytest.mark.slow) for name in more]
-    names = metafunc.config.getoption("--device") or [*DEVICES, *slow]
+    slow = [pytest.param(name, marks=pytest.mark.slow) for name in (*more, *SLOW_REMOTE)]
+    names = metafunc.config.getoption("--device") or [*DEVICES, *REMOTE, *slow]
     if "device" in metafunc.fixturenames:
         metafunc.parametrize("device", names, indirect=True, scope="module")
     if "opener" in metafunc.fixturenames:
         metafunc.parametrize("opener", names, indirect=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def daemon(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A ugpud for devices with names such as ugpud:cpu, where one is tested and none was named."""
+    names = [name for item in request.session.items for name in _remote_devices(item)]
+    if not names or os.environ.get("UGPU_DAEMON"):
+        yield
+        return
+    local = dict.fromkeys(name.removeprefix("ugpud:") for name in names)
+    with (
+        DaemonProcess(list(local), count=OPEN_AT_ONCE) as process,
+        pytest.MonkeyPatch.context() as m,
+    ):
+        m.setenv("UGPU_DAEMON", process.socket)
+        config.cache_clear()
+        yield
+    config.cache_clear()
+
+
+def _remote_devices(item: pytest.Item) -> list[str]:
+    given = getattr(item, "callspec", None)
+    values = [] if given is None else [given.params.get(key) for key in ("device", "opener")]
+    return [value for value in values if isinstance(value, str) and value.startswith("ugpud:")]
 
 
 @pytest.fixture(scope="module")

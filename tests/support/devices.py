@@ -10,3 +10,6 @@ SLOW_DEVICES = (
     *(f"virtual:{chip}" for chip in chips.names() if f"virtual:{chip}" not in DEVICES),
     *("virtual:tu102", "virtual:ga102", "virtual:ad102", "virtual:gb202"),
 )
+# Devices of a ugpud, which the contract suite starts: the same again, over a socket.
+REMOTE = ("ugpud:cpu",)
+SLOW_REMOTE = ("ugpud:virtual:navi31", "ugpud:virtual:gh100")

@@ -1,0 +1,97 @@
+"""Where a ugpud listens: a UNIX socket of this machine, or TCP with TLS."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from hcq.config import config
+from hcq.errors import AccessDenied, BadArgument, DeviceNotFound, TransportError
+
+PORT = 7847
+# TIMEOUT: as long as a host may take to accept and to shake hands
+CONNECT_LIMIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Address:
+    """path: a UNIX socket; otherwise host and port. authority: a file with the certificate that the
+    server's is checked against; default: the system's."""
+
+    path: str = ""
+    host: str = ""
+    port: int = PORT
+    authority: str = ""
+
+    def __str__(self) -> str:
+        return self.path or f"tls://{self.host}:{self.port}"
+
+
+def default_socket() -> Path:
+    """Return the UNIX socket of this user's ugpud, or of the machine's where that one is there."""
+    machine = Path("/run/ugpud/ugpud.sock")
+    if machine.exists():
+        return machine
+    return config().runtime_folder / "ugpud.sock"
+
+
+def parse(text: str | None, authority: str = "") -> Address:
+    """Return the address in `text`: a path, or tls://host:port; None: UGPU_DAEMON or the default
+    socket. BadArgument says what is expected."""
+    text = text or config().daemon or str(default_socket())
+    if not text.startswith("tls://"):
+        if "://" in text:
+            raise BadArgument(f"expected a socket's path or tls://HOST[:PORT], got {text!r}")
+        return Address(path=text)
+    host, colon, port = text.removeprefix("tls://").rstrip("/").rpartition(":")
+    if not colon or port.endswith("]"):
+        host, port = text.removeprefix("tls://").rstrip("/"), str(PORT)
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise BadArgument(f"expected tls://HOST[:PORT], got {text!r}")
+    return Address(host=host.strip("[]"), port=int(port), authority=authority or config().authority)
+
+
+def connect(address: Address) -> socket.socket:
+    """Return a connected socket. DeviceNotFound where nothing listens, AccessDenied where the
+    system refuses, TransportError for a certificate that is not to be trusted."""
+    if address.path:
+        return _local(address.path)
+    try:
+        plain = socket.create_connection((address.host, address.port), CONNECT_LIMIT_S)
+    except OSError as error:
+        raise DeviceNotFound(
+            f"cannot reach ugpud at {address}: {error.strerror or error}",
+            remedy="check host and port, and that ugpud has a [tcp] section",
+        ) from None
+    try:
+        context = ssl.create_default_context(cafile=address.authority or None)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        return context.wrap_socket(plain, server_hostname=address.host)
+    except (ssl.SSLError, OSError) as error:
+        plain.close()
+        raise TransportError(
+            f"no TLS connection to ugpud at {address}: {error}",
+            remedy="give the certificate that signed the server's (authority=, UGPU_DAEMON_CA)",
+        ) from None
+
+
+def _local(path: str) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.settimeout(CONNECT_LIMIT_S)
+        made.connect(path)
+        return made
+    except PermissionError:
+        made.close()
+        raise AccessDenied(
+            f"no permission to use the socket {path}",
+            remedy="join the group that owns it (sudo usermod -aG ugpu $USER)",
+        ) from None
+    except OSError as error:
+        made.close()
+        raise DeviceNotFound(
+            f"no ugpud listens at {path}: {error.strerror or error}",
+            remedy="start it (ugpud, or systemctl start ugpud), or set UGPU_DAEMON",
+        ) from None

@@ -1,0 +1,241 @@
+"""A client's connection to ugpud: calls that wait for their reply, and messages that do not."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+
+from hcq import life, threads
+from hcq.errors import DeviceHang, LinkError, UgpuError
+from hcq.remote import failures
+from hcq.remote.address import Address, connect
+from hcq.remote.channel import Channel, Disconnected
+from hcq.remote.wire import EVENTS, VERSION, Bytes, Limits, Message, WireError, check, is_number
+
+# TIMEOUT: how long the server may take for one call beside what the call itself waits for: loading
+# a program on a virtual device translates it
+CALL_LIMIT_S = 120.0
+AHEAD = 64  # messages that wait to be sent, before those who send more wait
+
+
+class Owned:
+    """Something that the server has for this client, by number: memory, a program. Where the last
+    reference is dropped, or a call is cut off before anyone refers to it, the server is told.
+
+    undo: the operation that gives it back; it may be told twice. size: bytes, for statistics.
+    number: set by the connection's thread, when the reply is there.
+    """
+
+    number: int | None = None  # of the class, for one whose construction is cut off
+    freed = False
+    size = 0
+
+    def __init__(self, connection: Connection, undo: str) -> None:
+        self._connection = connection
+        self._undo = undo
+
+    def give_back(self) -> None:
+        """Tell the server, unless that was done; idempotent."""
+        if self.number is not None and not self.freed:
+            with contextlib.suppress(LinkError):
+                self._connection.post(self._undo, self.number)
+            self.freed = True
+
+    def __del__(self) -> None:
+        self.give_back()
+
+
+class _Call:
+    """A call that waits for its reply; which gives `owner` its number."""
+
+    def __init__(self, owner: Owned | None) -> None:
+        self.done = threading.Event()
+        self.reply: Message | None = None
+        self.owner = None if owner is None else weakref.ref(owner)
+
+
+class Connection:
+    """Thread-safe. A thread receives; events of the lease go to `on_event`, in that thread.
+
+    Another thread sends, so that an exception that comes at any point of a caller (a Ctrl-C) leaves
+    no message half sent.
+
+    failure: why the connection ended, None while it stands. calls: round trips so far.
+    """
+
+    def __init__(self, address: Address, token: str | None = None) -> None:
+        self.name = str(address)
+        self.address = address
+        self.failure: UgpuError | None = None
+        self.calls = 0
+        self.posts = 0
+        self.on_event: Callable[[Message | UgpuError], None] = lambda event: None
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, _Call] = {}
+        self._lock = threading.Lock()
+        self._channel = Channel(connect(address), Limits())
+        self._outgoing: SimpleQueue[Message | None] = SimpleQueue()
+        self._room = threading.Event()
+        self._threads = [
+            threading.Thread(target=each, name=f"ugpud {address}", daemon=True)
+            for each in (self._receive, self._send)
+        ]
+        try:
+            for thread in self._threads:
+                threads.start(thread)
+            life.part_opened(self)
+            life.inherits(self)
+            self.server = self.call("hello", VERSION, token, 0).arguments[0]
+        except BaseException:
+            self.close()
+            raise
+
+    def call(
+        self,
+        operation: str,
+        *arguments: object,
+        data: Bytes = b"",
+        limit_s: float = CALL_LIMIT_S,
+        owner: Owned | None = None,
+    ) -> Message:
+        """Send a request and return its reply, within `limit_s`; raises the error that the server
+        replies, or Disconnected. owner: gets the number that the reply begins with."""
+        return self.finish(self.begin(operation, *arguments, data=data, owner=owner), limit_s)
+
+    def begin(
+        self, operation: str, *arguments: object, data: Bytes = b"", owner: Owned | None = None
+    ) -> int:
+        """Send a request whose reply `finish` fetches, so that several are under way at a time."""
+        number, waiting = next(self._numbers) & 0xFFFF_FFFF, _Call(owner)
+        with self._lock:
+            self._check()
+            self._waiting[number] = waiting
+            self.calls += 1
+        try:
+            self._put(Message(operation, list(arguments), number, data))
+        except BaseException:
+            self._waiting.pop(number, None)
+            raise
+        return number
+
+    def finish(self, number: int, limit_s: float = CALL_LIMIT_S) -> Message:
+        """Return the reply to what `begin` sent."""
+        waiting = self._waiting[number]  # the thread that receives takes it out
+        if not waiting.done.wait(limit_s):
+            raise DeviceHang(f"{self.name} did not reply within {limit_s} s", limit_s=limit_s)
+        self._waiting.pop(number, None)
+        reply = waiting.reply
+        if reply is None:
+            assert self.failure is not None
+            raise _again(self.failure)
+        if reply.operation == "error":
+            raise failures.from_wire(*reply.arguments)
+        return reply
+
+    def post(self, operation: str, *arguments: object, data: Bytes = b"") -> None:
+        """Send a message without a reply; what fails at the server comes as the event "failed".
+        `data` must not change afterwards."""
+        self._check()
+        self.posts += 1
+        self._put(Message(operation, list(arguments), 0, data))
+
+    def close(self) -> None:
+        """End the connection, and with it the lease; idempotent."""
+        self._channel.close()
+        self._outgoing.put(None)
+        for thread in self._threads:
+            if thread.ident is not None and thread is not threading.current_thread():
+                thread.join()
+        self._channel.release()
+        life.part_closed(self)
+        life.inherits_no_more(self)
+
+    def abandon(self) -> None:
+        """See hcq.life: the connection is the parent's."""
+        self.failure = Disconnected(f"{self.name} is the parent process's connection")
+        self._channel.release()
+        self._lock = threading.Lock()
+
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise _again(self.failure)
+
+    def _put(self, message: Message) -> None:
+        while self._outgoing.qsize() > AHEAD and self.failure is None:
+            self._room.clear()
+            if self._outgoing.qsize() > AHEAD:
+                self._room.wait(1.0)
+        self._outgoing.put(message)
+
+    def _send(self) -> None:
+        while True:
+            message = self._outgoing.get()
+            if message is None:
+                return
+            if self._outgoing.qsize() <= AHEAD // 2:
+                self._room.set()
+            try:
+                self._channel.send(message)
+            except Disconnected:
+                self._channel.close()  # the thread that receives tells
+                return
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                message = self._channel.receive()
+                assert message is not None
+                check(message, EVENTS)
+                if not message.call:
+                    self.on_event(message)
+                    continue
+                waiting = self._waiting.get(message.call)
+                if waiting is not None:
+                    if waiting.owner is not None and message.operation == "reply":
+                        self._give(waiting.owner(), message)
+                    waiting.reply = message
+                    waiting.done.set()
+        except (Disconnected, WireError) as error:
+            self._end(
+                Disconnected(f"the connection to ugpud at {self.name} ended; its lease is lost")
+                if isinstance(error, Disconnected)
+                else error
+            )
+
+    def _give(self, owner: Owned | None, message: Message) -> None:
+        """Tell an owner its number; one that is gone meanwhile gives it back."""
+        found = message.arguments[0]
+        if not isinstance(found, list) or not found or not is_number(found[0]):
+            raise WireError("the daemon replied without a number")
+        if owner is None:
+            owner = Owned(self, "unload" if len(found) > 2 else "free")
+        owner.number = found[0]
+
+    def _end(self, error: UgpuError) -> None:
+        with self._lock:
+            self.failure = error
+            waiting: Sequence[_Call] = list(self._waiting.values())
+        self._channel.close()
+        self._room.set()
+        for call in waiting:
+            call.done.set()
+        with contextlib.suppress(UgpuError):
+            self.on_event(error)
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.name}, {self.calls} calls>"
+
+
+def _again(error: UgpuError) -> UgpuError:
+    """An error of its own for each thread that raises it."""
+    return type(error)(error.message, **error.facts)

@@ -1,0 +1,289 @@
+"""The driver of a leased device: the server has the real one; this one sends it what to do.
+
+Addresses are the server's device's own, so that kernels may find them in memory. What needs an
+answer is a call (memory, programs, copies out); submissions, replays, frees and short copies in
+are messages without a reply, so that a chain of them costs no round trip.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hcq.buffer import Buffer
+from hcq.driver import Driver
+from hcq.errors import LinkError, UgpuError
+from hcq.memory import Placement, VirtAddr
+from hcq.program import Argument, Kernel, Program
+from hcq.queue import HardwareQueue, QueueKind
+from hcq.remote import failures
+from hcq.remote.connection import Connection, Owned
+from hcq.remote.queue import RemoteQueue, RemoteResident, RemoteTimeline
+from hcq.remote.wire import CHUNK, Message, WireError
+from hcq.telemetry import Sensor
+from hcq.timeline import Timeline
+from hcq.transfer import Transfer
+from hcq.transport.view import RemoteView
+
+if TYPE_CHECKING:
+    from hcq.remote.request import Grant
+
+SHORT = 64 << 10  # bytes of a copy that is not awaited: what follows it comes after it anyway
+AHEAD = 8  # chunks of a large copy that are under way at a time
+#: seconds of a wait that the server makes for the client, for a timeline in memory; it looks again
+_WATCH_S = 1.0
+
+
+class RemoteDriver(Driver):
+    """Owns the connection, and with it the lease."""
+
+    def __init__(self, name: str, connection: Connection, grant: Grant) -> None:
+        super().__init__(name)
+        self.connection = connection
+        self.grant = grant
+        self.target = grant.target
+        self.clock_hertz = grant.clock_hertz
+        self.failed: UgpuError | None = None  # at the server, since the last reset
+        self.resets = 0
+        self._owned: weakref.WeakSet[Owned] = weakref.WeakSet()
+        self._pending: dict[RemoteResident, int] = {}  # replays that go in one message
+        self._queues: list[RemoteQueue] = []
+        for kind in QueueKind:
+            for address in grant.timelines.get(kind.value, []):
+                self._queues.append(RemoteQueue(self, kind, len(self._queues), address))
+        self._by_kind = {k: [q for q in self._queues if q.kind is k] for k in QueueKind}
+        connection.on_event = self._on_event
+        self.core.opened()
+
+    # ---- memory and programs -----------------------------------------------------------------
+
+    def allocate_memory(self, size: int, placement: Placement) -> Buffer:
+        owned = self._own("free", size)
+        reply = self.connection.call("allocate", size, placement.value, owner=owned)
+        address: int = reply.arguments[0][1]
+        view = None
+        if placement is Placement.HOST:
+            view = RemoteView(
+                lambda offset, count: bytes(self.read(address + offset, count)),
+                lambda offset, data: self.write(address + offset, memoryview(data).cast("B")),
+                size,
+            )
+        return Buffer(self.core, VirtAddr(address), size, placement, view, owned)
+
+    def free_memory(self, buffer: Buffer) -> None:
+        if isinstance(buffer.handle, Owned):
+            buffer.handle.give_back()
+
+    def load_program(self, image: bytes) -> Program:
+        owned = self._own("unload", 0)
+        reply = self.connection.call("load", data=image, owner=owned)
+        _, address, owned.size, kernels = reply.arguments[0]
+        owner = Buffer(self.core, VirtAddr(address), owned.size, Placement.DEVICE, handle=owned)
+        program = Program(self.core, owner)
+        for name, entry, argument_bytes, arguments, local, private in kernels:
+            declared = None if arguments is None else tuple(Argument(*each) for each in arguments)
+            program.kernels[name] = Kernel(
+                name, program, entry, argument_bytes, declared, local, private
+            )
+        return program
+
+    def _own(self, undo: str, size: int) -> Owned:
+        owned = Owned(self.connection, undo)
+        owned.size = size
+        self._owned.add(owned)
+        return owned
+
+    @property
+    def used(self) -> int:
+        """Bytes of memory that buffers and programs have."""
+        return sum(each.size for each in list(self._owned) if not each.freed and each.number)
+
+    # ---- queues ------------------------------------------------------------------------------
+
+    def hardware_queues(self, kind: QueueKind) -> Sequence[HardwareQueue]:
+        return self._by_kind[kind]
+
+    def all_queues(self) -> Sequence[HardwareQueue]:
+        return self._queues
+
+    def replay(self, resident: RemoteResident, value: int) -> None:
+        """Have the server run a placed image; with those of the graph's other queues, in one
+        message, when the last of them is told."""
+        resident.place()
+        self._pending[resident] = value
+        replaying = self.core.replaying
+        if replaying is None or resident is replaying.graph.images()[-1]:
+            self._replay_pending()
+
+    def _replay_pending(self) -> None:
+        pending = list(self._pending.items())
+        told = [number for image, value in pending for number in (image.number, value)]
+        data = b"".join(image.values().tobytes() for image, _ in pending)
+        self.connection.post("replay", told, data=data)
+        self._pending.clear()
+
+    def post_quietly(self, operation: str, *arguments: object) -> None:
+        """Tell the server what does not matter any more where it is gone."""
+        with contextlib.suppress(LinkError):
+            self.connection.post(operation, *arguments)
+
+    # ---- waiting -----------------------------------------------------------------------------
+
+    def pause(self, limit_s: float) -> None:
+        timeline = self._queues[0].timeline
+        timeline.pause(timeline.value + 1, limit_s)
+
+    def pause_until(self, timeline: Timeline, value: int, limit_s: float) -> None:
+        if self.failed is not None or self.connection.failure is not None:
+            return
+        if isinstance(timeline, RemoteTimeline):
+            timeline.pause(value, limit_s)
+        elif limit_s > 0:
+            seconds = min(limit_s, _WATCH_S)
+            self.connection.call("watch", timeline.address, value, seconds)
+
+    # ---- copies ------------------------------------------------------------------------------
+
+    def make_transfer(self) -> Transfer:
+        return RemoteTransfer(self)
+
+    def write(self, address: int, data: memoryview) -> None:
+        """Store bytes, before all that is submitted later. Several chunks are awaited."""
+        if len(data) <= SHORT:
+            self.connection.post("write", address, data=bytes(data))
+            return
+        begin = self.connection.begin
+        self._pipelined(
+            [
+                partial(begin, "write", address + start, data=data[start : start + CHUNK])
+                for start in range(0, len(data), CHUNK)
+            ],
+            lambda position, reply: None,
+        )
+
+    def read(self, address: int, size: int, out: memoryview | None = None) -> memoryview:
+        """Load bytes, into `out` where that is given."""
+        found = memoryview(bytearray(size)) if out is None else out
+
+        def store(position: int, reply: Message) -> None:
+            part = found[position * CHUNK : (position + 1) * CHUNK]
+            if len(reply.data) != len(part):
+                raise WireError("the daemon sent another number of bytes than was asked for")
+            part[:] = reply.data
+
+        self._pipelined(
+            [
+                partial(self.connection.begin, "read", address + start, min(CHUNK, size - start))
+                for start in range(0, size, CHUNK)
+            ],
+            store,
+        )
+        return found
+
+    def _pipelined(
+        self, begins: Sequence[Callable[[], int]], done: Callable[[int, Message], None]
+    ) -> None:
+        """Have up to AHEAD requests under way, and take their replies in order."""
+        under_way: deque[int] = deque()
+        taken = 0
+        for position, begin in enumerate(begins):
+            under_way.append(begin())
+            if len(under_way) >= AHEAD or position == len(begins) - 1:
+                while under_way and (len(under_way) >= AHEAD or position == len(begins) - 1):
+                    done(taken, self.connection.finish(under_way.popleft()))
+                    taken += 1
+
+    # ---- failures ----------------------------------------------------------------------------
+
+    def poll(self) -> UgpuError | None:
+        return self.failed or self.connection.failure
+
+    def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
+        index = next((q.index for q in self._queues if q.timeline is timeline), 0)
+        facts: dict[str, object] = {"daemon": self.connection.name, "lease": self.grant.lease}
+        with contextlib.suppress(UgpuError):
+            facts |= self.connection.call("diagnose", index, value).arguments[0]
+        return facts
+
+    def recover(self) -> None:
+        if self.connection.failure is not None:
+            raise self.connection.failure
+        self._pending.clear()
+        self.resets += 1
+        self.connection.call("reset", [queue.timeline.last for queue in self._queues])
+        self.failed = None
+
+    def _on_event(self, event: Message | UgpuError) -> None:
+        """In the connection's thread."""
+        if isinstance(event, Message) and event.operation == "reached":
+            index, value, resets = event.arguments
+            if index < len(self._queues) and resets == self.resets:
+                self._queues[index].timeline.reach(value)
+            return
+        if isinstance(event, UgpuError):
+            self.failed = event
+        elif event.operation == "failed":
+            self.failed = failures.from_wire(*event.arguments)
+        elif event.operation == "ended":
+            self.failed = failures.from_wire("DeviceLost", event.arguments[0], {})
+        for queue in self._queues:
+            queue.timeline.wake()
+
+    # ---- life and facts ----------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        with contextlib.suppress(LinkError):
+            if self.connection.failure is None:
+                self.connection.call("release", None)
+        self.connection.close()
+
+    def info(self) -> dict[str, object]:
+        found: dict[str, object] = self.connection.call("info").arguments[0]
+        return {**found, "device": self.name, "daemon": self.connection.name}
+
+    def sensors(self) -> Sequence[Sensor]:
+        own = Sensor("memory_used_bytes", "B", lambda: float(self.used))
+        listed: list[Any] = self.connection.call("sensors").arguments[0]
+        latest: dict[tuple[str, str], float] = {}
+        read_at = [-math.inf]
+
+        def read(key: tuple[str, str]) -> float:
+            now = time.monotonic()
+            if now - read_at[0] > 0.05 or key not in latest:  # one call for a look at all of them
+                for name, _, label, value in self.connection.call("sensors").arguments[0]:
+                    latest[name, label] = value
+                read_at[0] = now
+            return latest[key]
+
+        return (
+            own,
+            *(
+                Sensor(name, unit, partial(read, (name, label)), label)
+                for name, unit, label, _ in listed
+                if name != own.name
+            ),
+        )
+
+
+class RemoteTransfer(Transfer):
+    """Copies by messages; the server has the staging buffers."""
+
+    def __init__(self, driver: RemoteDriver) -> None:
+        super().__init__(driver.core)
+        self._driver = driver
+
+    def upload(self, destination: Buffer, data: memoryview) -> None:
+        with self._lock:
+            self.core.check_usable()
+            self._driver.write(int(destination.address), data)
+
+    def download(self, source: Buffer, out: memoryview) -> None:
+        with self._lock:
+            self.core.check_usable()
+            self._driver.read(int(source.address), len(out), out)

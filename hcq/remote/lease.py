@@ -1,0 +1,100 @@
+"""`hcq.lease`: a device of a ugpud, as an hcq.Device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hcq.config import config
+from hcq.device import Device
+from hcq.errors import BadArgument
+from hcq.remote.address import parse
+from hcq.remote.connection import Connection
+from hcq.remote.driver import RemoteDriver
+from hcq.remote.request import Grant, LeaseRequest, byte_count
+
+
+class LeasedDevice(Device):
+    """A device that a ugpud lent. Closing it ends the lease."""
+
+    def __init__(self, driver: RemoteDriver) -> None:
+        super().__init__(driver)
+        self._driver = driver
+
+    @property
+    def driver(self) -> RemoteDriver:
+        """See Device."""
+        return self._driver
+
+    @property
+    def grant(self) -> Grant:
+        """What the daemon granted: the device's name there, quota, time limit."""
+        return self._driver.grant
+
+    def extend(self, limit_s: float) -> float:
+        """Hold the lease for `limit_s` from now on; returns the seconds that the daemon granted."""
+        granted: float = self._driver.connection.call("extend", None, limit_s).arguments[0]
+        return granted
+
+
+def lease(
+    device: str = "*",
+    *,
+    memory: int | str = 0,
+    kind: str = "exclusive",
+    priority: int = 5,
+    wait_s: float = 0.0,
+    limit_s: float = 0.0,
+    daemon: str | None = None,
+    token: str | None = None,
+    authority: str = "",
+    name: str = "",
+) -> LeasedDevice:
+    """Lease a device from a ugpud; closing it ends the lease.
+
+    device: a pattern of names, labels, targets or processors ("gfx11*", "virtual:navi31"). memory:
+    bytes that it must have, and the quota ("8G"). See LeaseRequest for the rest. daemon: a socket's
+    path or tls://HOST:PORT; default: UGPU_DAEMON, else this user's or the machine's socket.
+
+    DeviceNotFound: no daemon, or no such device there; DeviceBusy: it is leased, and `wait_s` is
+    over; AccessDenied: the token or user may not.
+    """
+    if kind in ("observer", "transport"):
+        raise BadArgument(f"a lease of kind {kind!r} has no queues; see docs/daemon.md")
+    wanted = LeaseRequest(device, kind, byte_count(memory), priority, wait_s, limit_s)
+    connection = Connection(parse(daemon, authority), token or config().token or None)
+    try:
+        reply = connection.call("lease", wanted.to_map(), limit_s=wanted.wait_s + 120.0)
+        grant = Grant.from_map(reply.arguments[0])
+        return LeasedDevice(RemoteDriver(name or f"ugpud:{grant.device}", connection, grant))
+    except BaseException:
+        connection.close()
+        raise
+
+
+def open_device(
+    name: str,
+    pattern: str,
+    *,
+    memory: int | str = 0,
+    kind: str = "exclusive",
+    priority: int = 5,
+    limit_s: float = 0.0,
+    lease_wait_s: float = 0.0,
+    daemon: str | None = None,
+    token: str | None = None,
+    authority: str = "",
+    on_stage: Callable[[str, float], None] | None = None,
+) -> LeasedDevice:
+    """`hcq.open("ugpud:PATTERN")`. Options as of `lease`; lease_wait_s: its `wait_s`."""
+    return lease(
+        pattern or "*",
+        memory=memory,
+        kind=kind,
+        priority=priority,
+        wait_s=lease_wait_s,
+        limit_s=limit_s,
+        daemon=daemon,
+        token=token,
+        authority=authority,
+        name=name,
+    )

@@ -1,0 +1,159 @@
+"""A queue of a leased device: encodes commands for the wire; ugpud executes them."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hcq.buffer import Buffer
+from hcq.command import Command, CommandBuffer, Launch, values_of
+from hcq.errors import BadArgument
+from hcq.memory import Placement, VirtAddr
+from hcq.queue import HardwareQueue, QueueKind, Resident
+from hcq.remote import words
+from hcq.timeline import SIZE, Timeline
+
+if TYPE_CHECKING:
+    from hcq.remote.driver import RemoteDriver
+
+#: submissions under way at a time on one queue: what the server must keep for each of them
+OUTSTANDING = 512
+_images = itertools.count(1)
+Words = NDArray[np.uint32]
+
+
+class RemoteTimeline(Timeline):
+    """A queue's timeline. Its memory is at the server, which tells each value that it reaches."""
+
+    def __init__(self, driver: RemoteDriver, address: int, name: str) -> None:
+        local = memoryview(bytearray(SIZE))
+        place = VirtAddr(address)
+        super().__init__(driver.core, Buffer(driver.core, place, SIZE, Placement.HOST, local), name)
+        self._reached = 0
+        self._arrived = threading.Condition()
+
+    @property
+    def value(self) -> int:
+        return self._reached
+
+    def reach(self, value: int) -> None:
+        """The server told that the queue got to `value`."""
+        with self._arrived:
+            self._reached = max(self._reached, value)
+            self._arrived.notify_all()
+
+    def restart(self) -> None:
+        self.reach(self.last)
+
+    def pause(self, value: int, limit_s: float) -> None:
+        """Wait until it gets to `value`, or is told to look (`wake`)."""
+        with self._arrived:
+            if self._reached < value:
+                self._arrived.wait(limit_s)
+
+    def wake(self) -> None:
+        """End all pauses: the device has failed."""
+        with self._arrived:
+            self._arrived.notify_all()
+
+    def detach(self) -> None:
+        return
+
+
+class RemoteResident(Resident):
+    """An image that the server keeps for replays. The words here are what the server has, and what
+    of them it has not been sent yet."""
+
+    address = 0
+
+    def __init__(self, queue: RemoteQueue, encoded: CommandBuffer) -> None:
+        self.queue = queue
+        self.number = next(_images)
+        self.words = encoded.words.copy()
+        self.places = words.places(encoded)
+        self.sent = False
+
+    def fill(self, encoded: CommandBuffer, values: NDArray[np.uint64]) -> None:
+        super().fill(encoded, values)
+        self.sent = False
+
+    def values(self) -> NDArray[np.uint64]:
+        """What fills the places, in their order."""
+        low = self.words[self.places["word"]].astype(np.uint64)
+        upper = np.minimum(self.places["word"] + 1, len(self.words) - 1)
+        high = self.words[upper].astype(np.uint64) << np.uint64(32)
+        wide = self.places["width"] == 64
+        width = np.where(wide, 0, self.places["width"]).astype(np.uint64)
+        mask = (np.uint64(1) << width) - np.uint64(1)
+        narrow = low >> self.places["lsb"].astype(np.uint64) & mask
+        found: NDArray[np.uint64] = np.where(wide, low | high, narrow)
+        return found
+
+    def place(self) -> None:
+        """Give the server the image, unless it has it."""
+        if not self.sent:
+            driver = self.queue.driver
+            data = self.words.tobytes() + self.places.tobytes()
+            index = self.queue.index
+            driver.connection.post("place", self.number, index, len(self.words), data=data)
+            self.sent = True
+
+    def close(self) -> None:
+        if self.sent:
+            self.sent = False
+            self.queue.driver.post_quietly("drop", self.number)
+
+
+class RemoteQueue(HardwareQueue):
+    """One queue of the lease. index: among all of the device, compute queues first."""
+
+    intent: tuple[int, Words] | None = None
+
+    def __init__(self, driver: RemoteDriver, kind: QueueKind, index: int, address: int) -> None:
+        self.core, self.driver = driver.core, driver
+        self.kind = kind
+        self.index = index
+        self.name = f"{driver.name} {kind.value} {index}"
+        self.timeline: RemoteTimeline = RemoteTimeline(driver, address, self.name)
+
+    def encode(self, commands: Sequence[Command]) -> CommandBuffer:
+        copies_only = self.kind is not QueueKind.COMPUTE
+        if copies_only and any(isinstance(command, Launch) for command in commands):
+            raise BadArgument("a copy queue cannot launch kernels", queue=self.name)
+        return words.encode(commands)
+
+    def room(self, count: int) -> bool:
+        return self.timeline.last - self.timeline.value < OUTSTANDING
+
+    def submit(self, buffer: CommandBuffer, values: NDArray[np.uint64]) -> None:
+        image = np.empty_like(buffer.words)
+        buffer.patch(image, values)
+        self.intent = self.timeline.last + 1, image
+        self.complete()
+
+    def complete(self) -> None:
+        """See HardwareQueue. The server ignores a value that it has seen."""
+        if self.intent is not None:
+            value, image = self.intent
+            if self.timeline.last < value:
+                self.driver.connection.post("submit", self.index, value, data=image.data.cast("B"))
+                self.timeline.last = value
+            self.intent = None
+
+    def submit_prepared(
+        self, buffer: CommandBuffer, signal: int, parameters: Sequence[int]
+    ) -> None:
+        self.submit(buffer, values_of(buffer, signal, parameters))
+
+    def place(self, buffer: CommandBuffer) -> Resident:
+        return RemoteResident(self, buffer)
+
+    def submit_resident(self, resident: Resident, command_words: int, value: int) -> None:
+        assert isinstance(resident, RemoteResident)
+        self.driver.replay(resident, value)
+        self.timeline.last = value

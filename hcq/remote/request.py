@@ -1,0 +1,106 @@
+"""What a client asks of ugpud, and what it is given: leases."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from hcq.checks import seconds, whole
+from hcq.errors import BadArgument
+from hcq.remote.wire import WireError, is_number
+from hcq.target import Caches, TargetSpec
+
+KINDS = ("exclusive", "shared", "observer", "transport")
+PRIORITIES = 10
+LONGEST_S = 1e8
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT]?)(?:i?B)?", re.IGNORECASE)
+
+
+def byte_count(value: int | str, name: str = "memory") -> int:
+    """Return the bytes of 4096, "512M" or "8G" (powers of 1024); BadArgument."""
+    if isinstance(value, str):
+        found = _SIZE.fullmatch(value.strip())
+        if found is None:
+            raise BadArgument(f'{name} must be bytes, or text such as "8G", got {value!r}')
+        return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
+    return whole(name, value, 0, 1 << 50)
+
+
+@dataclass(frozen=True)
+class LeaseRequest:
+    """A lease that is asked for. device: a pattern (fnmatch) of a device's name, label, target or
+    processor. kind: "exclusive", the device alone; "shared", queues and an address space of the
+    holder's own beside others; "observer", to read facts and sensors; "transport", a vfio-user
+    socket for a driver of the holder's own. memory: bytes that the device must have, and the quota;
+    0: any. priority: 0 to 9, the highest is served first. wait_s: how long to queue; limit_s: how
+    long to hold it, 0: what the daemon grants by default."""
+
+    device: str = "*"
+    kind: str = "exclusive"
+    memory: int = 0
+    priority: int = 5
+    wait_s: float = 0.0
+    limit_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.device, str) or not 0 < len(self.device) <= 256:
+            raise BadArgument(f"device must be a pattern of device names, got {self.device!r}")
+        if self.kind not in KINDS:
+            raise BadArgument(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
+        byte_count(self.memory)
+        whole("priority", self.priority, 0, PRIORITIES)
+        for name in ("wait_s", "limit_s"):
+            if seconds(name, getattr(self, name)) > LONGEST_S:
+                raise BadArgument(f"{name} must be at most {LONGEST_S:.0f} s")
+
+    def to_map(self) -> dict[str, object]:
+        """Return it as a message's argument."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_map(given: dict[str, Any]) -> LeaseRequest:
+        """Check a message's argument; BadArgument."""
+        names = {each.name for each in dataclasses.fields(LeaseRequest)}
+        unknown = sorted(set(given) - names)
+        if unknown:
+            raise BadArgument(f"a lease has no property {', '.join(unknown)[:100]}")
+        return LeaseRequest(**given)
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A lease that was given. lease: its number. device: the daemon's name for it, such as
+    "virtual:navi31#0". timelines: address of each queue's timeline, by kind ("compute", "copy").
+    clock_hertz: see Device. memory: quota in bytes, 0: none. limit_s: until it ends.
+    socket: of kind "transport", the path."""
+
+    lease: int
+    device: str
+    kind: str
+    target: TargetSpec
+    clock_hertz: float = 1e9
+    timelines: dict[str, list[int]] = field(default_factory=dict)
+    memory: int = 0
+    limit_s: float = 0.0
+    socket: str = ""
+
+    def to_map(self) -> dict[str, object]:
+        """Return it as a reply."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_map(given: Any) -> Grant:
+        """Check a reply; WireError."""
+        try:
+            target = dict(given["target"])
+            target["caches"] = Caches(**target["caches"])
+            target["max_grid"] = tuple(target["max_grid"])
+            grant = Grant(**{**given, "target": TargetSpec(**target)})
+            kinds = [each for each in grant.timelines.values() if isinstance(each, list)]
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise WireError(f"the daemon sent no grant: {error}") from None
+        if len(kinds) != len(grant.timelines) or not all(is_number(a) for k in kinds for a in k):
+            raise WireError("the daemon sent timelines that are not addresses")
+        return grant

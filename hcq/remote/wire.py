@@ -1,0 +1,222 @@
+"""Frames and messages between a client and ugpud. Both sides use this module; it trusts no input.
+
+A frame is a header of 32 bytes, a msgpack list [operation, call, arguments] and raw bytes ("data"):
+
+    magic "uq01", bytes of the list (u32), bytes of data (u32), CRC-32 of both (u32),
+    sequence (u64), acknowledged (u64); little-endian
+
+Each side numbers its frames from 1; `acknowledged` is the last frame of the peer that was carried
+out, so that a connection which breaks can be resumed without loss and without repetition. Frames
+with sequence 0 are not numbered: those that open a connection, and replies to them.
+
+`call` is 0 for a message without a reply. A reply has the operation "reply" or "error" and the
+same number.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from hcq.errors import TransportError
+
+VERSION = 1
+MAGIC = b"uq01"
+HEADER = struct.Struct("<4sIIIQQ")
+CHUNK = 1 << 20  # bytes of data in a frame of a large copy
+
+Bytes = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one frame may hold: bytes of its list and of its data."""
+
+    meta: int = 1 << 20
+    data: int = 64 << 20
+
+
+#: before a client has shown that it may use the daemon
+STRANGER = Limits(meta=16 << 10, data=0)
+
+
+class WireError(TransportError):
+    """The peer sent bytes that are not a frame of this protocol; the connection cannot go on."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message. call: the number that its reply carries, 0 without a reply."""
+
+    operation: str
+    arguments: list[Any]  # Any: checked by `check` against what the operation takes
+    call: int = 0
+    data: Bytes = b""
+    sequence: int = 0
+    acknowledged: int = 0
+
+
+def encode(message: Message) -> tuple[bytes, Bytes]:
+    """Return the frame as its header with the list, and its data, which is not copied."""
+    meta: bytes = msgpack.packb([message.operation, message.call, message.arguments])
+    crc = zlib.crc32(message.data, zlib.crc32(meta))
+    size = memoryview(message.data).nbytes
+    header = HEADER.pack(MAGIC, len(meta), size, crc, message.sequence, message.acknowledged)
+    return header + meta, message.data
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header of a frame that is still to be read."""
+
+    meta: int
+    data: int
+    crc: int
+    sequence: int
+    acknowledged: int
+
+
+def decode_header(head: Bytes, limits: Limits) -> Header:
+    """Check a frame's header before memory is taken for the rest; WireError."""
+    magic, *rest = HEADER.unpack(head)
+    found = Header(*rest)
+    if magic != MAGIC:
+        raise WireError(f"expected a frame that starts with {MAGIC!r}, got {magic!r}")
+    if not 0 < found.meta <= limits.meta:
+        raise WireError(f"expected a message of 1 to {limits.meta} bytes, got {found.meta}")
+    if found.data > limits.data:
+        raise WireError(f"expected at most {limits.data} bytes of data, got {found.data}")
+    return found
+
+
+def decode(header: Header, meta: Bytes, data: Bytes) -> Message:
+    """Check and take apart the rest of a frame; WireError."""
+    if zlib.crc32(data, zlib.crc32(meta)) != header.crc:
+        raise WireError("the checksum of a frame is wrong", sequence=header.sequence)
+    try:
+        content = msgpack.unpackb(meta, strict_map_key=True, max_ext_len=0)
+    except (ValueError, msgpack.exceptions.UnpackException) as error:
+        raise WireError(f"a frame holds no message: {error}") from None
+    except RecursionError:
+        raise WireError("a message is nested too deeply") from None
+    if not isinstance(content, list) or len(content) != 3:
+        raise WireError("expected a message of three parts")
+    operation, call, arguments = content
+    well = isinstance(operation, str) and len(operation) <= 32 and isinstance(arguments, list)
+    if not well or not is_number(call, 1 << 32):
+        raise WireError("expected a message [operation, call, arguments]")
+    return Message(operation, arguments, call, data, header.sequence, header.acknowledged)
+
+
+def is_number(value: object, end: int = 1 << 64) -> bool:
+    """Whether it is an integer from 0 to end - 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < end
+
+
+# What each operation takes, in order. "number": an integer from 0 to 2^64 - 1; "numbers": a list of
+# them; "map": with text as keys. A "?" behind the kind also takes nil.
+REQUESTS: Mapping[str, Sequence[str]] = {
+    # on a connection
+    "hello": ("number", "text?", "number"),  # version, token, session to resume
+    "devices": (),  # -> a map for each device
+    "leases": (),  # -> a map for each lease and waiter
+    "lease": ("map",),  # what is wanted, see LeaseRequest -> grant
+    "extend": ("number?", "real"),  # lease (nil: of this connection), seconds from now
+    "release": ("number?",),
+    # with a lease: memory and programs
+    "allocate": ("number", "text"),  # size, placement -> number, address
+    "free": ("number",),  # number; one that is not known is ignored
+    "write": ("number",),  # address; data
+    "read": ("number", "number"),  # address, size -> data
+    "load": (),  # data: the code object -> number, address, size, kernels
+    "unload": ("number",),  # as "free"
+    # queues: see hcq.remote.words
+    "submit": ("number", "number"),  # queue, value that marks the end; data: words
+    "place": ("number", "number", "number"),  # image, queue, words; data: words, then places
+    "replay": ("numbers",),  # image, value, image, value...; data: values of the places
+    "drop": ("number",),  # image
+    "watch": ("number", "number", "real"),  # address, value, seconds -> whether it was reached
+    # failures and facts
+    "diagnose": ("number", "number"),  # queue, value -> map
+    "reset": ("numbers",),  # the last value of each queue
+    "info": (),
+    "sensors": (),
+}
+EVENTS: Mapping[str, Sequence[str]] = {
+    "reply": ("any",),
+    "error": ("text", "text", "map"),  # class, message, facts
+    "reached": ("number", "number", "number"),  # queue, value, resets so far
+    "failed": ("text", "text", "map"),  # the device's failure, until "reset"
+    "position": ("number",),  # of a waiter in the queue, from 1
+    "ended": ("text",),  # the lease is over: why
+}
+
+
+def check(message: Message, known: Mapping[str, Sequence[str]]) -> None:
+    """Raise WireError unless the operation is known and has the arguments that it takes."""
+    kinds = known.get(message.operation)
+    if kinds is None:
+        raise WireError(f"unknown operation {message.operation!r}")
+    if len(kinds) != len(message.arguments):
+        raise WireError(
+            f"{message.operation}: expected {len(kinds)} arguments, got {len(message.arguments)}"
+        )
+    for position, (kind, value) in enumerate(zip(kinds, message.arguments, strict=True)):
+        if not _is(kind, value):
+            raise WireError(
+                f"{message.operation}: argument {position} must be a {kind}, "
+                f"got {type(value).__name__}"
+            )
+
+
+def _is(kind: str, value: object) -> bool:
+    if kind.endswith("?"):
+        return value is None or _is(kind[:-1], value)
+    if kind == "number":
+        return is_number(value)
+    if kind == "numbers":
+        return isinstance(value, list) and all(is_number(each) for each in value)
+    if kind == "text":
+        return isinstance(value, str)
+    if kind == "real":
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        return 0 <= value < 1e9
+    if kind == "map":
+        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
+    return kind == "any"
+
+
+class Buffered:
+    """Frames out of a stream of bytes, however it is cut. For connections and for fuzzing.
+
+    Before a header is checked at most its 32 bytes are kept, then at most what `limits` allow.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._header: Header | None = None
+        self._room = bytearray(HEADER.size)
+        self._have = 0
+
+    def space(self) -> memoryview:
+        """Return where the next bytes go; pass how many arrived to `took`."""
+        return memoryview(self._room)[self._have :]
+
+    def took(self, count: int) -> Message | None:
+        """Return the message that these bytes complete, if they do; WireError."""
+        self._have += count
+        if self._have < len(self._room):
+            return None
+        if self._header is None:
+            self._header = decode_header(self._room, self.limits)
+            self._room, self._have = bytearray(self._header.meta + self._header.data), 0
+            return None
+        header, room = self._header, memoryview(self._room)
+        self._header, self._room, self._have = None, bytearray(HEADER.size), 0
+        return decode(header, room[: header.meta], room[header.meta :])

@@ -1,0 +1,241 @@
+"""Who gets which device, in which order, and until when."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from hcq.errors import AccessDenied, BadArgument, DeviceBusy, DeviceNotFound, NotSupported
+from hcq.remote.request import LeaseRequest, byte_count
+from tools.daemon.leases import Card, Lease, Policy, State, Table, Waiter
+from tools.daemon.tokens import Rights
+
+ADMIN, USER = Rights("root", "admin"), Rights("anna", "use")
+
+
+class Desk:
+    """A table with two cards, time that stands still, and what its clients were told."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.time = 100.0
+        self.cards = [Card("one", ("gfx1100",), 8 << 30), Card("two", ("gfx1200",), 16 << 30)]
+        self.table = Table(self.cards, policy or Policy(), lambda: self.time)
+        for card in self.cards:
+            self.table.changed(card, State.READY)
+        self.given: dict[str, Lease] = {}
+        self.ended: dict[str, str] = {}
+
+    def ask(self, who: str, rights: Rights = USER, **wanted: Any) -> Waiter:
+        return self.table.ask(
+            LeaseRequest(**wanted),
+            rights,
+            who,
+            lambda lease: self.given.__setitem__(who, lease),
+            self.end(who),
+        )
+
+    def end(self, who: str) -> Callable[[str], None]:
+        def end(reason: str) -> None:
+            self.ended[who] = reason
+            if who in self.given:
+                self.table.release(self.given[who])
+
+        return end
+
+
+def test_a_device_that_fits_is_given() -> None:
+    desk = Desk()
+    desk.ask("a", device="gfx12*")
+    assert desk.given["a"].card.name == "two" and desk.cards[1].state is State.LEASED
+    desk.ask("b", memory=byte_count("8G"))
+    assert desk.given["b"].card.name == "one"
+    with pytest.raises(DeviceBusy, match="one: leased to b; two: leased to a"):
+        desk.ask("c")
+    desk.table.release(desk.given["a"])
+    desk.table.release(desk.given["a"])
+    assert desk.cards[1].state is State.READY
+    desk.ask("c")
+    assert desk.given["c"].card.name == "two"
+
+
+@pytest.mark.parametrize(
+    ("rights", "wanted", "error", "text"),
+    [
+        (USER, {"device": "gfx9*"}, DeviceNotFound, "this ugpud has: one, two"),
+        (USER, {"memory": 1 << 40}, DeviceNotFound, "largest="),
+        (USER, {"kind": "shared"}, NotSupported, "address space for each lease"),
+        (USER, {"kind": "transport"}, NotSupported, "handed out"),
+        (Rights("x", "observe"), {}, AccessDenied, "needs the role 'use'"),
+        (Rights("x", "use", "two"), {"device": "one"}, AccessDenied, "do not cover one"),
+        (USER, {"kind": "half"}, BadArgument, "kind must be one of exclusive"),
+        (USER, {"priority": 10}, BadArgument, "priority must be from 0 to 9"),
+        (USER, {"wait_s": float("inf")}, BadArgument, "finite"),
+        (USER, {"memory": "8X"}, BadArgument, "such as"),
+        (USER, {"device": ""}, BadArgument, "pattern"),
+    ],
+)
+def test_what_never_can_be(rights: Rights, wanted: Any, error: type, text: str) -> None:
+    with pytest.raises(error, match=text):
+        Desk().ask("a", rights, **wanted)
+
+
+def test_waiters_are_served_by_priority_then_in_order() -> None:
+    desk = Desk()
+    desk.ask("holder", device="one")
+    for who, priority in (("low", 1), ("first", 5), ("second", 5), ("high", 9)):
+        desk.ask(who, device="one", priority=priority, wait_s=60)
+    desk.ask("other", device="two", wait_s=60)
+    assert "other" in desk.given, "a waiter does not hold up those behind it"
+    assert [desk.table.position(w) for w in desk.table.waiters] == [4, 2, 3, 1]
+    order = []
+    for _ in range(4):
+        held = desk.cards[0].leases[0]
+        desk.table.release(held)
+        order.append(desk.cards[0].leases[0].holder)
+    assert order == ["high", "first", "second", "low"]
+
+
+def test_time_limits_and_extension() -> None:
+    desk = Desk(Policy(usual_s=100, longest_s=500))
+    desk.ask("a", device="one")
+    desk.ask("b", device="two", limit_s=1000)
+    desk.ask("late", device="one", wait_s=10)
+    assert desk.table.next_deadline() == 110
+    desk.time = 110
+    (late,) = desk.table.tick()
+    assert late.holder == "late" and "free" in str(desk.table.busy(late))
+    assert desk.table.extend(desk.given["a"], 1e6) == 500
+    desk.time = 609
+    assert desk.table.tick() == [] and desk.ended == {"b": "the lease's time limit is over (509 s)"}
+    desk.time = 611
+    desk.table.tick()
+    assert set(desk.ended) == {"a", "b"} and desk.table.next_deadline() is None
+
+
+def test_a_quarantined_device_ends_its_leases() -> None:
+    desk = Desk()
+    desk.ask("a", device="one")
+    desk.table.changed(desk.cards[0], State.QUARANTINED, "copies are wrong")
+    assert desk.ended["a"] == "one is quarantined: copies are wrong"
+    with pytest.raises(DeviceBusy, match="one: quarantined \\(copies are wrong\\)"):
+        desk.ask("b", device="one")
+    desk.ask("b", device="one", wait_s=5)
+    desk.table.changed(desk.cards[0], State.READY)
+    assert desk.given["b"].card.name == "one"
+
+
+def test_observers_are_in_nobodys_way() -> None:
+    desk = Desk()
+    desk.ask("watcher", Rights("w", "observe"), device="one", kind="observer")
+    desk.ask("a", device="one")
+    desk.ask("second", kind="observer", device="one")
+    assert set(desk.given) == {"watcher", "a", "second"}
+    desk.table.release(desk.given["a"])
+    assert desk.cards[0].state is State.READY
+
+
+def test_devices_with_address_spaces_are_shared() -> None:
+    desk = Desk()
+    desk.cards[0].shares = 2
+    desk.ask("a", kind="shared", device="one", memory=6 << 30)
+    with pytest.raises(DeviceBusy):
+        desk.ask("b", kind="shared", device="one", memory=3 << 30)
+    desk.ask("b", kind="shared", device="one", memory=2 << 30)
+    for wanted in ({"kind": "shared"}, {"kind": "exclusive"}):
+        with pytest.raises(DeviceBusy):
+            desk.ask("c", device="one", **wanted)
+    desk.table.release(desk.given["a"])
+    assert desk.cards[0].state is State.LEASED
+    desk.table.release(desk.given["b"])
+    assert desk.cards[0].state is State.READY
+
+
+def test_a_higher_priority_preempts_where_the_policy_says_so() -> None:
+    for preempt in (False, True):
+        desk = Desk(Policy(preempt=preempt))
+        desk.ask("low", device="one", priority=2)
+        desk.ask("high", device="one", priority=8, wait_s=5)
+        assert ("high" in desk.given) is preempt
+        assert desk.ended.get("low", "").startswith("preempted") is preempt
+
+
+def test_others_leases_are_an_admins() -> None:
+    desk = Desk()
+    desk.ask("a", device="one")
+    number = desk.given["a"].number
+    with pytest.raises(AccessDenied, match="held by a"):
+        desk.table.find(number, USER)
+    assert desk.table.find(number, ADMIN) is desk.given["a"]
+    with pytest.raises(BadArgument, match="no lease 99"):
+        desk.table.find(99, ADMIN)
+
+
+def test_waiters_have_a_limit() -> None:
+    desk = Desk(Policy(waiters=2))
+    desk.ask("holder", device="one")
+    desk.ask("a", device="one", wait_s=5)
+    waiter = desk.ask("b", device="one", wait_s=5)
+    with pytest.raises(DeviceBusy, match="too many requests wait"):
+        desk.ask("c", device="one", wait_s=5)
+    desk.table.leave(waiter)
+    desk.table.leave(waiter)
+    desk.ask("c", device="one", wait_s=5)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Whatever happens in whatever order: a device has one holder, and nobody waits for a free
+    one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.desk = Desk(Policy(usual_s=50, preempt=True))
+        self.count = 0
+
+    @rule(
+        device=st.sampled_from(["one", "two", "*"]),
+        priority=st.integers(0, 9),
+        wait=st.sampled_from([0.0, 30.0]),
+        kind=st.sampled_from(["exclusive", "observer"]),
+    )
+    def ask(self, device: str, priority: int, wait: float, kind: str) -> None:
+        self.count += 1
+        with contextlib.suppress(DeviceBusy):
+            self.desk.ask(str(self.count), device=device, priority=priority, wait_s=wait, kind=kind)
+
+    @rule(number=st.integers(0, 10))
+    def release(self, number: int) -> None:
+        held = list(self.desk.table.leases.values())
+        if held:
+            self.desk.table.release(held[number % len(held)])
+
+    @rule(seconds=st.sampled_from([5.0, 40.0]))
+    def wait(self, seconds: float) -> None:
+        self.desk.time += seconds
+        self.desk.table.tick()
+
+    @rule(which=st.integers(0, 1), state=st.sampled_from([State.QUARANTINED, State.READY]))
+    def change(self, which: int, state: State) -> None:
+        card = self.desk.cards[which]
+        if state is State.QUARANTINED or card.state is State.QUARANTINED:
+            self.desk.table.changed(card, state, "planted")
+
+    @invariant()
+    def one_holder(self) -> None:
+        table = self.desk.table
+        for card in self.desk.cards:
+            holders = [lease for lease in card.leases if lease.holds]
+            assert len(holders) == (card.state is State.LEASED)
+            assert all(table.leases[lease.number] is lease for lease in card.leases)
+        free = [card for card in self.desk.cards if card.state is State.READY]
+        for waiter in table.waiters:
+            assert not any(card.matches(waiter.request.device) for card in free)
+
+
+AnyOrder.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestAnyOrder = AnyOrder.TestCase

@@ -1,0 +1,308 @@
+"""One connection: says who it is, asks for leases, and has its lease's work done."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hcq import threads
+from hcq.errors import BadArgument, UgpuError
+from hcq.remote import failures
+from hcq.remote.channel import Channel, Disconnected
+from hcq.remote.request import Grant, LeaseRequest
+from hcq.remote.wire import (
+    REQUESTS,
+    VERSION,
+    Bytes,
+    Limits,
+    Message,
+    WireError,
+    check,
+)
+
+from .holder import Holder
+from .leases import Lease, Waiter
+from .tokens import Rights
+
+if TYPE_CHECKING:
+    from .daemon import Daemon
+
+log = logging.getLogger(__name__)
+
+# TIMEOUT: from connecting to "hello"; who connects and says nothing takes a place
+HELLO_LIMIT_S = 10.0
+MOST_WATCHES = 64  # threads that wait for a client's timelines
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Who connected. rights: of a user of the UNIX socket; None: a token must say."""
+
+    name: str
+    rights: Rights | None
+
+
+class Client:
+    """Runs in a thread of its own, which alone touches the lease's objects; `end_lease` comes from
+    others."""
+
+    def __init__(self, daemon: Daemon, channel: Channel, peer: Peer) -> None:
+        self.daemon = daemon
+        self.channel = channel
+        self.peer = peer
+        self.name = peer.name
+        self.rights = peer.rights
+        self.holder: Holder | None = None
+        self.lease: Lease | None = None
+        self._waiter: Waiter | None = None
+        self._asked = 0  # the call that the waiter's lease replies to
+        self._watches = 0
+        self._lock = threading.Lock()
+        self._calls: dict[str, Callable[[list[Any], Bytes], object]] = {
+            "devices": lambda given, data: self.daemon.devices(),
+            "leases": lambda given, data: self.daemon.listed(),
+            "extend": lambda given, data: self._extend(given[0], given[1]),
+            "release": lambda given, data: self._release(given[0]),
+            "info": lambda given, data: failures.facts_of(self.daemon.device_of(self).info()),
+            "sensors": lambda given, data: self._sensors(),
+        }
+        self._work: dict[str, Callable[[Holder, list[Any], Bytes], object]] = {
+            "allocate": lambda held, given, data: held.allocate(*given),
+            "free": lambda held, given, data: held.free(*given),
+            "write": lambda held, given, data: held.write(given[0], data),
+            "read": lambda held, given, data: held.read(given[0], self._readable(given[1])),
+            "load": lambda held, given, data: held.load(data),
+            "unload": lambda held, given, data: held.unload(*given),
+            "submit": lambda held, given, data: held.submit(given[0], given[1], data),
+            "place": lambda held, given, data: held.place(given[0], given[1], given[2], data),
+            "replay": lambda held, given, data: held.replay(given[0], data),
+            "drop": lambda held, given, data: held.drop(*given),
+            "diagnose": lambda held, given, data: failures.facts_of(held.diagnose(*given)),
+            "reset": lambda held, given, data: held.reset(*given),
+        }
+
+    # ---- the connection ----------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until the client goes; then clean up behind it."""
+        try:
+            self._greet()
+            while True:
+                message = self.channel.receive()
+                assert message is not None
+                check(message, REQUESTS)
+                self._take(message)
+        except Disconnected as error:
+            log.debug("%s: %s", self.name, error)
+        except WireError as error:
+            log.info("%s is cut off: %s", self.name, error)
+            self._quietly("error", *failures.to_wire(error))
+        except UgpuError as error:
+            log.info("%s: %s", self.name, error)
+        finally:
+            self.channel.close()
+            self.daemon.gone(self)
+
+    def _greet(self) -> None:
+        """Take "hello"; the client's rights follow from its token, or from who it is."""
+        message = self.channel.receive(HELLO_LIMIT_S)
+        if message is None:
+            raise WireError("no message came after connecting", limit_s=HELLO_LIMIT_S)
+        check(message, REQUESTS)
+        if message.operation != "hello":
+            raise WireError(f"expected hello, got {message.operation}")
+        version, token, _ = message.arguments
+        try:
+            if version != VERSION:
+                raise BadArgument(f"this ugpud speaks version {VERSION}, the client {version}")
+            if self.rights is None or token is not None:
+                self.rights = self.daemon.rights(token)
+                self.name = f"{self.rights.name} ({self.peer.name})"
+        except UgpuError as error:
+            self._reply(message.call, error)
+            raise
+        self.channel.limits = Limits(data=self.daemon.settings.message)
+        self._reply(message.call, {"version": VERSION, "role": self.rights.role})
+
+    def _take(self, message: Message) -> None:
+        operation = message.operation
+        try:
+            if operation == "lease":
+                self._ask(message.call, message.arguments[0])
+                return
+            if operation == "watch":
+                self._watch(message.call, message.arguments)
+                return
+            plain = self._calls.get(operation)
+            if plain is not None:
+                found = plain(message.arguments, message.data)
+            else:
+                held = self._held()
+                if held.failed is not None and operation not in ("reset", "free", "unload", "drop"):
+                    if not message.call:
+                        return  # the client was told
+                    if operation != "diagnose":
+                        raise held.failed
+                work = self._work.get(operation)
+                if work is None:
+                    raise BadArgument(f"{operation} is not expected here")
+                found = work(held, message.arguments, message.data)
+        except UgpuError as error:
+            self._failed(message, error)
+            return
+        except Exception:
+            log.exception("%s: %s failed in the daemon", self.name, operation)
+            self._failed(message, UgpuError(f"ugpud failed at {operation}; its log has the cause"))
+            return
+        if message.call:
+            self._reply(message.call, found)
+
+    def _failed(self, message: Message, error: UgpuError) -> None:
+        if message.call:
+            self._reply(message.call, error)
+        elif self.holder is not None:
+            self.holder.fail(error)
+            self.notify("failed", error)
+
+    def _reply(self, call: int, found: object) -> None:
+        if isinstance(found, UgpuError):
+            self.channel.send(Message("error", failures.to_wire(found), call))
+        elif isinstance(found, bytes | memoryview):
+            self.channel.send(Message("reply", [None], call, found))
+        else:
+            self.channel.send(Message("reply", [found], call))
+
+    def notify(self, operation: str, *arguments: object) -> None:
+        """Send an event; a client that is gone is noticed by the thread that receives."""
+        given = list(arguments)
+        if given and isinstance(given[0], UgpuError):
+            given = failures.to_wire(given[0])
+        self._quietly(operation, *given)
+
+    def _quietly(self, operation: str, *arguments: object) -> None:
+        try:
+            self.channel.send(Message(operation, list(arguments)))
+        except Disconnected:
+            self.channel.close()
+
+    # ---- leases ------------------------------------------------------------------------------
+
+    def _ask(self, call: int, given: dict[str, Any]) -> None:
+        if not call:
+            raise WireError("a lease is asked for by a call")
+        if self.lease is not None or self._waiter is not None:
+            raise BadArgument("this connection has a lease; each lease takes a connection")
+        try:
+            request = LeaseRequest.from_map(given)
+        except TypeError as error:
+            raise BadArgument(f"a lease's property has another type: {error}") from None
+        assert self.rights is not None
+        self._asked = call
+        waiter = self.daemon.ask(self, request, self.rights)
+        if waiter is not None:
+            self._waiter = waiter
+
+    def granted(self, lease: Lease) -> None:
+        """The table gave a lease: set up and reply. In a thread of the daemon's."""
+        self.lease, self._waiter = lease, None
+        owned = self.daemon.owned_by(lease.card)
+        try:
+            device = owned.device
+            assert device is not None
+            timelines: dict[str, list[int]] = {}
+            if lease.request.kind in ("exclusive", "shared"):
+                self.holder = Holder(device, lease.memory, self.notify)
+                for queue, timeline in zip(
+                    self.holder.hardware, self.holder.timelines, strict=True
+                ):
+                    timelines.setdefault(queue.kind.value, []).append(timeline.address)
+            grant = Grant(
+                lease.number,
+                lease.card.name,
+                lease.request.kind,
+                device.target,
+                device.clock_hertz,
+                timelines,
+                lease.memory,
+                lease.ends - self.daemon.now(),
+            )
+            self._reply(self._asked, _plain(grant.to_map()))
+        except UgpuError as error:
+            self.refused(error)
+            self.daemon.end(self, str(error))
+
+    def refused(self, error: UgpuError) -> None:
+        """The table has nothing for the waiter."""
+        self._waiter = None
+        try:
+            self._reply(self._asked, error)
+        except Disconnected:
+            self.channel.close()
+
+    def position(self, place: int) -> None:
+        """Tell a waiter its place in the queue."""
+        self.notify("position", place)
+
+    def leave(self) -> Waiter | None:
+        """The waiter that this client has in the table, if any; it has none afterwards."""
+        waiter, self._waiter = self._waiter, None
+        return waiter
+
+    def _extend(self, number: int | None, limit_s: float) -> float:
+        assert self.rights is not None
+        return self.daemon.extend(self, number, limit_s, self.rights)
+
+    def _release(self, number: int | None) -> None:
+        assert self.rights is not None
+        self.daemon.release(self, number, self.rights)
+
+    def _held(self) -> Holder:
+        if self.holder is None:
+            raise BadArgument("this connection has no lease with queues")
+        return self.holder
+
+    # ---- calls -------------------------------------------------------------------------------
+
+    def _readable(self, size: int) -> int:
+        most = self.daemon.settings.message
+        if size > most:
+            raise BadArgument(f"at most {most} bytes can be read in one message, got {size}")
+        return size
+
+    def _sensors(self) -> list[list[object]]:
+        device = self.daemon.device_of(self)
+        return [[s.name, s.unit, s.label, s.read()] for s in device.sensors()]
+
+    def _watch(self, call: int, given: list[Any]) -> None:
+        """Wait in another thread, which replies: this one goes on taking messages."""
+        held = self._held()
+        with self._lock:
+            if self._watches >= MOST_WATCHES:
+                raise BadArgument("too many waits at a time", limit=MOST_WATCHES)
+            self._watches += 1
+
+        def wait() -> None:
+            try:
+                self._reply(call, held.watch(*given))
+            except Disconnected:
+                pass
+            except UgpuError as error:
+                self._reply(call, error)
+            finally:
+                with self._lock:
+                    self._watches -= 1
+
+        threads.start(threading.Thread(target=wait, name=f"{self.name} waits", daemon=True))
+
+    def __repr__(self) -> str:
+        return f"<Client {self.name}>"
+
+
+def _plain(found: dict[str, object]) -> dict[str, object]:
+    """A grant without tuples and sets, which msgpack does not tell from lists."""
+    target = dict(found["target"])  # type: ignore[call-overload]  # a dataclass's map
+    target["max_grid"] = list(target["max_grid"])
+    return {**found, "target": target}

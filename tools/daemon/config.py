@@ -1,0 +1,235 @@
+"""The configuration of ugpud: one TOML file, checked as a whole before anything is opened.
+
+[daemon]
+socket = "/run/ugpud/ugpud.sock"    # a UNIX socket; its file mode says who may connect
+mode = "0660"
+state = "/var/lib/ugpud"            # tokens
+clients = 1100                      # connections at a time
+message = "64M"                     # bytes of one message, at most
+
+[lease]
+usual_s = 3600                      # of a lease that names no limit
+longest_s = 86400
+drain_s = 5                         # for work under way when a lease ends; then a reset
+waiters = 1000
+preempt = false
+
+[tcp]
+listen = "0.0.0.0:7847"
+certificate = "/etc/ugpud/cert.pem"
+key = "/etc/ugpud/key.pem"
+
+[[device]]
+name = "virtual:navi31"             # as for hcq.open
+count = 1                           # of virtual devices
+label = "bench-1"
+memory = "8G"                       # that leases may have; default: what the device reports
+options = { vram = 1073741824 }     # as for hcq.open
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hcq.config import config
+from hcq.errors import BadArgument, HostError
+from hcq.remote.address import PORT
+from hcq.remote.request import byte_count
+
+from .leases import Policy
+
+FILES = (Path("/etc/ugpud/ugpud.toml"),)
+_MOST_DEVICES = 256
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """One [[device]]. memory: 0: what the device reports."""
+
+    name: str
+    count: int = 1
+    label: str = ""
+    memory: int = 0
+    options: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TcpSettings:
+    """[tcp]: where to listen, and the certificate that is shown there."""
+
+    host: str
+    port: int
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The whole file."""
+
+    devices: tuple[DeviceSettings, ...]
+    socket: Path
+    mode: int = 0o600
+    state: Path = Path("/var/lib/ugpud")
+    clients: int = 1100
+    message: int = 64 << 20
+    drain_s: float = 5.0
+    policy: Policy = field(default_factory=Policy)
+    tcp: TcpSettings | None = None
+
+
+def read(path: Path | None) -> Settings:
+    """Read a file; None: the machine's. HostError, BadArgument say what is wrong, and where."""
+    found = path or next((each for each in FILES if each.exists()), None)
+    if found is None:
+        raise HostError(
+            f"there is no {FILES[0]}", remedy="write one (docs/daemon.md), or ugpud --config FILE"
+        )
+    try:
+        return parse(found.read_text("utf-8"), str(found))
+    except OSError as error:
+        raise HostError(f"cannot read {found}: {error.strerror}") from None
+
+
+def parse(text: str, name: str = "ugpud.toml") -> Settings:
+    """Check a configuration; BadArgument names the file and key."""
+    try:
+        given = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadArgument(f"{name} is not TOML: {error}") from None
+    top = _Section(name, "", given)
+    daemon = _Section(name, "[daemon] ", top.table("daemon"))
+    lease = _Section(name, "[lease] ", top.table("lease"))
+    tcp = _Section(name, "[tcp] ", top.table("tcp")) if "tcp" in given else None
+    rows = top.take("device", list, [])
+    top.end()
+    usual = Policy()
+    policy = Policy(
+        lease.seconds("usual_s", usual.usual_s),
+        lease.seconds("longest_s", usual.longest_s),
+        lease.number("waiters", usual.waiters, 1, 1 << 20),
+        lease.take("preempt", bool, usual.preempt),
+    )
+    drain_s = lease.seconds("drain_s", 5.0)
+    lease.end()
+    devices = tuple(_device(name, number, row) for number, row in enumerate(rows, 1))
+    if not devices:
+        raise BadArgument(f"{name}: expected at least one [[device]], got none")
+    if sum(each.count for each in devices) > _MOST_DEVICES:
+        raise BadArgument(f"{name}: expected at most {_MOST_DEVICES} devices")
+    runtime = config().runtime_folder / "ugpud.sock"
+    settings = Settings(
+        devices,
+        Path(daemon.take("socket", str, str(runtime))),
+        daemon.mode("mode", 0o600),
+        Path(daemon.take("state", str, str(Path.home() / ".local/state/ugpud"))),
+        daemon.number("clients", 1100, 1, 1 << 16),
+        daemon.size("message", 64 << 20, 1 << 16, 1 << 30),
+        drain_s,
+        policy,
+        None if tcp is None else _tcp(tcp),
+    )
+    daemon.end()
+    return settings
+
+
+def _tcp(section: _Section) -> TcpSettings:
+    listen = section.take("listen", str, f"127.0.0.1:{PORT}")
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) >= 1 << 16:
+        raise section.bad("listen", 'an address and a port such as "0.0.0.0:7847"', listen)
+    certificate, key = (section.take(each, str, "") for each in ("certificate", "key"))
+    if not certificate or not key:
+        missing = "key" if certificate else "certificate"
+        raise section.bad(missing, "a file: TCP is served with TLS only", "nothing")
+    section.end()
+    return TcpSettings(host.strip("[]"), int(port), Path(certificate), Path(key))
+
+
+def _device(name: str, number: int, row: object) -> DeviceSettings:
+    if not isinstance(row, dict):
+        raise BadArgument(f"{name}: device must be tables, written [[device]]")
+    section = _Section(name, f"[[device]] {number}: ", row)
+    made = DeviceSettings(
+        section.take("name", str, ""),
+        section.number("count", 1, 1, _MOST_DEVICES + 1),
+        section.take("label", str, ""),
+        section.size("memory", 0, 0, 1 << 50),
+        section.take("options", dict, {}),
+    )
+    section.end()
+    if not made.name:
+        raise section.bad("name", "a device as for hcq.open", "nothing")
+    if made.count > 1 and not made.name.startswith(("virtual:", "cpu")):
+        raise section.bad("count", "1 for a device that is not virtual", made.count)
+    return made
+
+
+class _Section:
+    """One table, whose keys are taken one after the other; what is left is unknown."""
+
+    def __init__(self, file: str, title: str, given: dict[str, Any]) -> None:
+        self._file = file
+        self._title = title
+        self._given = dict(given)
+        self._known: list[str] = []
+
+    def bad(self, key: str, expected: str, value: object) -> BadArgument:
+        """Return the error for one key."""
+        return BadArgument(f"{self._file}: {self._title}{key}: expected {expected}, got {value!r}")
+
+    def take(self, key: str, kind: type, usual: Any) -> Any:  # Any: of the kind
+        self._known.append(key)
+        value = self._given.pop(key, usual)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise self.bad(key, f"a {kind.__name__}", value)
+        return value
+
+    def table(self, key: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.take(key, dict, {})
+        return found
+
+    def number(self, key: str, usual: int, least: int, end: int) -> int:
+        value: int = self.take(key, int, usual)
+        if not least <= value < end:
+            raise self.bad(key, f"a number from {least} to {end - 1}", value)
+        return value
+
+    def seconds(self, key: str, usual: float) -> float:
+        self._known.append(key)
+        value = self._given.pop(key, usual)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+            raise self.bad(key, "a positive number of seconds", value)
+        return float(value)
+
+    def size(self, key: str, usual: int, least: int, most: int) -> int:
+        self._known.append(key)
+        value = self._given.pop(key, usual)
+        try:
+            found = byte_count(value, key)
+        except BadArgument:
+            raise self.bad(key, 'bytes, or text such as "8G"', value) from None
+        if not least <= found <= most:
+            raise self.bad(key, f"from {least} to {most} bytes", value)
+        return found
+
+    def mode(self, key: str, usual: int) -> int:
+        text = self.take(key, str, f"{usual:o}")
+        try:
+            value = int(text, 8)
+        except ValueError:
+            value = -1
+        if not 0 <= value <= 0o777:
+            raise self.bad(key, 'a file mode such as "0660"', text)
+        return value
+
+    def end(self) -> None:
+        """BadArgument for keys that were not taken."""
+        if self._given:
+            unknown, known = ", ".join(sorted(self._given)), ", ".join(self._known)
+            raise BadArgument(
+                f"{self._file}: {self._title}unknown key {unknown}; there are: {known}"
+            )

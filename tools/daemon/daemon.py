@@ -1,0 +1,292 @@
+"""The daemon itself: its devices, its table of leases, its clients.
+
+Threads: one for each connection, one that keeps time, and a few for jobs that take a while (booting
+a device, ending a lease). `lock` guards the table; a device is touched under its own lock by jobs,
+and by the holder of its lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from hcq import threads
+from hcq.device import Device
+from hcq.errors import BadArgument, DeviceBusy, UgpuError
+from hcq.remote.channel import Channel
+from hcq.remote.request import LeaseRequest
+
+from .client import Client, Peer
+from .config import Settings
+from .leases import Card, Lease, State, Table, Waiter
+from .owned import Owned
+from .tokens import Rights, Tokens
+
+log = logging.getLogger(__name__)
+
+_STACK = 512 << 10  # bytes of a connection's thread: a thousand may wait
+_JOBS = 16
+
+
+class Daemon:
+    """Owns devices and serves clients. `start`, then `serve` for each connection; `close`."""
+
+    def __init__(self, settings: Settings, now: Callable[[], float] = time.monotonic) -> None:
+        self.settings = settings
+        self.now = now
+        self.tokens = Tokens(settings.state / "tokens.json")
+        self.owned = [
+            Owned(each, f"{each.name}#{number}" if each.count > 1 else each.name)
+            for each in settings.devices
+            for number in range(each.count)
+        ]
+        self.lock = threading.RLock()
+        self.table = Table([each.card for each in self.owned], settings.policy, now)
+        self.clients: set[Client] = set()
+        self._jobs = ThreadPoolExecutor(_JOBS, "ugpud job")
+        self._tick = threading.Condition(self.lock)
+        self._closed = False
+        self._keeper = threading.Thread(target=self._keep_time, name="ugpud time", daemon=True)
+
+    # ---- life --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Boot all devices, each in a job; those that do not boot are quarantined."""
+        threads.start(self._keeper)
+        for owned in self.owned:
+            owned.card.state = State.BOOTING
+            self._jobs.submit(self._boot, owned)
+
+    def wait_until_booted(self) -> None:
+        """Return when no device boots any more."""
+        with self._tick:
+            while any(each.card.state is State.BOOTING for each in self.owned):
+                self._tick.wait()
+
+    def close(self) -> None:
+        """End all leases, close all devices. Idempotent."""
+        with self._tick:
+            self._closed = True
+            clients = list(self.clients)
+            self._tick.notify_all()
+        for client in clients:
+            client.notify("ended", "ugpud stops")
+            client.channel.close()
+        with self._tick:
+            while self.clients:
+                self._tick.wait()
+        self._jobs.shutdown()
+        for owned in self.owned:
+            try:
+                owned.close()
+            except UgpuError as error:
+                log.error("%s does not close: %s", owned.card.name, error)
+        if self._keeper.ident is not None:
+            self._keeper.join()
+
+    def _boot(self, owned: Owned) -> None:
+        start = self.now()
+        try:
+            owned.boot()
+        except UgpuError as error:
+            log.error("%s does not boot: %s", owned.card.name, error)
+            self._change(owned.card, State.QUARANTINED, str(error))
+            return
+        except BaseException:
+            self._change(owned.card, State.QUARANTINED, "ugpud failed; its log has the cause")
+            log.exception("%s does not boot", owned.card.name)
+            return
+        log.info("%s is ready after %.1f s", owned.card.name, self.now() - start)
+        self._change(owned.card, State.READY)
+
+    def _change(self, card: Card, state: State, reason: str = "") -> None:
+        with self._tick:
+            self.table.changed(card, state, reason)
+            self._tick.notify_all()
+
+    def _keep_time(self) -> None:
+        while True:
+            with self._tick:
+                if self._closed:
+                    return
+                for waiter in self.table.tick():
+                    waiter.end("")
+                deadline = self.table.next_deadline()
+                self._tick.wait(None if deadline is None else max(0.0, deadline - self.now()))
+
+    # ---- clients -----------------------------------------------------------------------------
+
+    def serve(self, channel: Channel, peer: Peer) -> None:
+        """Serve a connection in a thread of its own; refuse it where there are too many."""
+        client = Client(self, channel, peer)
+        with self._tick:
+            full = len(self.clients) >= self.settings.clients
+            if not full and not self._closed:
+                self.clients.add(client)
+        if full or self._closed:
+            client.notify(
+                "failed",
+                DeviceBusy("this ugpud serves no more clients", limit=self.settings.clients),
+            )
+            channel.close()
+            channel.release()
+            return
+        former = threading.stack_size(_STACK)
+        try:
+            threads.start(threading.Thread(target=client.run, name=peer.name, daemon=True))
+        except UgpuError:
+            self.gone(client)
+            raise
+        finally:
+            threading.stack_size(former)
+
+    def gone(self, client: Client) -> None:
+        """A connection has ended: so does what it holds and waits for. In the client's thread."""
+        with self._tick:
+            waiter = client.leave()
+            if waiter is not None:
+                self.table.leave(waiter)
+        self.end(client, "the client is gone")
+        client.channel.release()
+        with self._tick:
+            self.clients.discard(client)
+            self._tick.notify_all()
+
+    def rights(self, token: str | None) -> Rights:
+        """Return what a token allows; AccessDenied."""
+        return self.tokens.rights(token, time.time())
+
+    # ---- leases ------------------------------------------------------------------------------
+
+    def ask(self, client: Client, request: LeaseRequest, rights: Rights) -> Waiter | None:
+        """Queue a client's request; `client.granted` or `client.refused` is called, now or later.
+        None where it is served already."""
+        given: list[Lease] = []
+
+        def give(lease: Lease) -> None:
+            given.append(lease)
+            client.lease = lease
+            self._jobs.submit(client.granted, lease)
+
+        def end(reason: str) -> None:
+            if given:
+                self._jobs.submit(self._end_told, client, given[0], reason)
+            else:
+                self._jobs.submit(client.refused, self.table.busy(waiter))
+
+        with self._tick:
+            waiter = self.table.ask(request, rights, client.name, give, end)
+            self._tick.notify_all()
+            if given:
+                return None
+            client.position(self.table.position(waiter))
+            return waiter
+
+    def extend(self, client: Client, number: int | None, limit_s: float, rights: Rights) -> float:
+        """See Table.extend."""
+        with self._tick:
+            granted = self.table.extend(self._lease(client, number, rights), limit_s)
+            self._tick.notify_all()
+            return granted
+
+    def release(self, client: Client, number: int | None, rights: Rights) -> None:
+        """End a lease: the client's own (None), or another's, by an admin."""
+        with self._tick:
+            lease = self._lease(client, number, rights)
+        if lease is client.lease:
+            self.end(client, "released")
+        else:
+            lease.end(f"released by {client.name}")
+
+    def _lease(self, client: Client, number: int | None, rights: Rights) -> Lease:
+        own = client.lease
+        if own is not None and number in (None, own.number):
+            return own
+        if number is None:
+            raise BadArgument("this connection has no lease")
+        return self.table.find(number, rights)
+
+    def _end_told(self, client: Client, lease: Lease, reason: str) -> None:
+        """End a client's lease for it: it is told, and cut off."""
+        if client.lease is lease:
+            client.notify("ended", reason)
+            log.info("lease %d of %s ends: %s", lease.number, client.name, reason)
+            client.channel.close()  # its thread cleans up
+
+    def end(self, client: Client, reason: str) -> None:
+        """Clean up behind a lease: work is drained or the device reset, memory freed, the device
+        checked; then the next waiter gets it. In the client's thread, or before that runs."""
+        with self._tick:
+            lease, client.lease = client.lease, None
+            holder, client.holder = client.holder, None
+        if lease is None:
+            return
+        log.debug("lease %d of %s is over: %s", lease.number, client.name, reason)
+        owned = self.owned_by(lease.card)
+        problem = ""
+        if holder is not None:
+            with owned.lock:
+                try:
+                    clean = holder.close(self.settings.drain_s)
+                    if not clean and owned.device is not None:
+                        owned.device.reset()
+                    holder.free_all()
+                    owned.check(repair=False)
+                except UgpuError as error:
+                    problem = str(error)
+                    log.error("%s is quarantined: %s", lease.card.name, error)
+        with self._tick:
+            if problem:
+                self.table.changed(lease.card, State.QUARANTINED, problem)
+            self.table.release(lease)
+            self._tick.notify_all()
+
+    # ---- what clients ask --------------------------------------------------------------------
+
+    def devices(self) -> list[dict[str, object]]:
+        """Return all devices and their states."""
+        with self.lock:
+            return [each.card.to_map() for each in self.owned]
+
+    def listed(self) -> dict[str, object]:
+        """Return all leases, and those who wait, in the order in which they are served."""
+        with self.lock:
+            now = self.now()
+            waiting = sorted(self.table.waiters, key=self.table.position)
+            return {
+                "leases": [lease.to_map(now) for lease in self.table.leases.values()],
+                "waiting": [
+                    {
+                        "device": waiter.request.device,
+                        "kind": waiter.request.kind,
+                        "holder": waiter.holder,
+                        "priority": waiter.request.priority,
+                        "left_s": max(0.0, waiter.until - now),
+                    }
+                    for waiter in waiting
+                ],
+            }
+
+    def owned_by(self, card: Card) -> Owned:
+        """Return the device that a card of the table stands for."""
+        return next(each for each in self.owned if each.card is card)
+
+    def device_of(self, client: Client) -> Device:
+        """Return the device that a client has leased, or observes."""
+        lease = client.lease
+        device = None if lease is None else self.owned_by(lease.card).device
+        if device is None:
+            raise BadArgument("this connection has no lease")
+        return device
+
+    def __enter__(self) -> Daemon:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            self.close()

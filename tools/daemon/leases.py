@@ -1,0 +1,345 @@
+"""Who holds which device, who waits, and until when: bookkeeping, with time given from outside.
+
+    off -> booting -> ready <-> leased
+              |         |         |
+              +---------+---------+--> quarantined (with a reason) -> booting
+
+A device is leased to one holder alone, to several that share it, or watched by observers, who never
+stand in the way. Waiters are served by priority, then by the order in which they came; a waiter
+that no ready device fits does not hold up those behind it.
+"""
+
+from __future__ import annotations
+
+import enum
+import fnmatch
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from hcq.errors import AccessDenied, BadArgument, DeviceBusy, DeviceNotFound, NotSupported
+from hcq.remote.request import LeaseRequest
+
+from .tokens import Rights
+
+
+class State(enum.Enum):
+    """What the daemon can do with a device."""
+
+    OFF = "off"
+    BOOTING = "booting"
+    READY = "ready"
+    LEASED = "leased"
+    QUARANTINED = "quarantined"
+
+
+@dataclass
+class Card:
+    """A device as the table sees it. labels: other names that a pattern may match. memory: bytes
+    that leases may have. shares: how many may share it, 0 where it has one address space.
+    transport: whether it can be handed out as a vfio-user socket. reason: of the quarantine."""
+
+    name: str
+    labels: tuple[str, ...] = ()
+    memory: int = 0
+    shares: int = 0
+    transport: bool = False
+    state: State = State.OFF
+    reason: str = ""
+    leases: list[Lease] = field(default_factory=list)
+
+    def matches(self, pattern: str) -> bool:
+        """Whether a request's pattern means it."""
+        return any(fnmatch.fnmatchcase(name, pattern) for name in (self.name, *self.labels))
+
+    @property
+    def quota_left(self) -> int:
+        """Bytes that no lease has been promised."""
+        return self.memory - sum(lease.memory for lease in self.leases if lease.holds)
+
+    def to_map(self) -> dict[str, object]:
+        """Return it for clients."""
+        return {
+            "name": self.name,
+            "labels": list(self.labels),
+            "state": self.state.value,
+            "reason": self.reason,
+            "memory": self.memory,
+            "leases": [lease.number for lease in self.leases],
+        }
+
+
+@dataclass(eq=False)
+class Lease:
+    """A lease that is held. ends: by the table's clock. end: called, once, with the reason, where
+    the table ends it (time is up, taken away, device lost)."""
+
+    number: int
+    card: Card
+    request: LeaseRequest
+    holder: str
+    memory: int
+    ends: float
+    end: Callable[[str], None]
+    since: float = 0.0
+
+    @property
+    def holds(self) -> bool:
+        """Whether it keeps others from the device."""
+        return self.request.kind != "observer"
+
+    def to_map(self, now: float) -> dict[str, object]:
+        """Return it for clients."""
+        return {
+            "lease": self.number,
+            "device": self.card.name,
+            "kind": self.request.kind,
+            "holder": self.holder,
+            "memory": self.memory,
+            "priority": self.request.priority,
+            "held_s": now - self.since,
+            "left_s": max(0.0, self.ends - now),
+        }
+
+
+@dataclass(eq=False)
+class Waiter:
+    """A request that waits. give: called with the lease, once."""
+
+    request: LeaseRequest
+    rights: Rights
+    holder: str
+    order: int
+    until: float
+    give: Callable[[Lease], None]
+    end: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """usual_s: of a lease whose request names no limit; longest_s: that any may have. waiters: at
+    most so many. preempt: a request of higher priority ends leases of lower priority."""
+
+    usual_s: float = 3600.0
+    longest_s: float = 86400.0
+    waiters: int = 1000
+    preempt: bool = False
+
+
+class Table:
+    """All cards, leases and waiters. Not thread-safe: its user has a lock."""
+
+    def __init__(self, cards: list[Card], policy: Policy, now: Callable[[], float]) -> None:
+        self.cards = cards
+        self.policy = policy
+        self.now = now
+        self.leases: dict[int, Lease] = {}
+        self.waiters: list[Waiter] = []
+        self._numbers = itertools.count(1)
+        self._orders = itertools.count()
+
+    # ---- requests ----------------------------------------------------------------------------
+
+    def ask(
+        self,
+        request: LeaseRequest,
+        rights: Rights,
+        holder: str,
+        give: Callable[[Lease], None],
+        end: Callable[[str], None],
+    ) -> Waiter:
+        """Queue a request; `give` is called at once where a device is free. Raises where it never
+        can be served; DeviceBusy where it is not served at once and does not wait."""
+        rights.check(request)
+        self._check_possible(request, rights)
+        waiter = Waiter(
+            request, rights, holder, next(self._orders), self.now() + request.wait_s, give, end
+        )
+        if len(self.waiters) >= self.policy.waiters:
+            raise DeviceBusy("too many requests wait at this ugpud", limit=self.policy.waiters)
+        self.waiters.append(waiter)
+        if self.policy.preempt:
+            self._preempt_for(waiter)
+        self.serve()
+        if waiter in self.waiters and not request.wait_s:
+            self.waiters.remove(waiter)
+            raise self._busy(request)
+        return waiter
+
+    def position(self, waiter: Waiter) -> int:
+        """Return a waiter's place in the queue, from 1; 0 where it does not wait any more."""
+        ordered = self._ordered()
+        return ordered.index(waiter) + 1 if waiter in ordered else 0
+
+    def leave(self, waiter: Waiter) -> None:
+        """A waiter does not want to wait any more; idempotent."""
+        if waiter in self.waiters:
+            self.waiters.remove(waiter)
+
+    def extend(self, lease: Lease, limit_s: float) -> float:
+        """Have a lease end `limit_s` from now; return the seconds that are granted. It may be less
+        than asked for, never more than the policy's longest."""
+        granted = min(limit_s or self.policy.usual_s, self.policy.longest_s)
+        lease.ends = self.now() + granted
+        return granted
+
+    def release(self, lease: Lease) -> None:
+        """A lease is over, and its device is clean; serves the next. Idempotent."""
+        if self.leases.pop(lease.number, None) is None:
+            return
+        lease.card.leases.remove(lease)
+        if lease.card.state is State.LEASED and not any(each.holds for each in lease.card.leases):
+            lease.card.state = State.READY
+        self.serve()
+
+    def find(self, number: int, rights: Rights) -> Lease:
+        """Return a lease by its number; for those who may end or extend others' leases."""
+        lease = self.leases.get(number)
+        if lease is None:
+            raise BadArgument(f"there is no lease {number}; see `ugpu lease ls`")
+        if not rights.admin:
+            raise AccessDenied(
+                f"lease {number} is held by {lease.holder}: only an admin may change it",
+                remedy="ugpud token create --role admin",
+            )
+        return lease
+
+    # ---- time and devices --------------------------------------------------------------------
+
+    def tick(self) -> list[Waiter]:
+        """End leases whose time is up; return the waiters who have waited long enough, and wait no
+        more."""
+        now = self.now()
+        for lease in list(self.leases.values()):
+            if lease.ends <= now:
+                lease.end(f"the lease's time limit is over ({now - lease.since:.0f} s)")
+        late = [waiter for waiter in self.waiters if waiter.until <= now]
+        for waiter in late:
+            self.waiters.remove(waiter)
+        return late
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do."""
+        times = [lease.ends for lease in self.leases.values()]
+        times += [waiter.until for waiter in self.waiters]
+        return min(times, default=None)
+
+    def changed(self, card: Card, state: State, reason: str = "") -> None:
+        """A device got into another state; its leases end where it is quarantined."""
+        card.state, card.reason = state, reason
+        if state in (State.QUARANTINED, State.OFF):
+            for lease in list(card.leases):
+                lease.end(f"{card.name} is {state.value}: {reason}" if reason else state.value)
+        self.serve()
+
+    def serve(self) -> None:
+        """Give devices to waiters, as far as they go."""
+        for waiter in self._ordered():
+            card = next(iter(self._free(waiter.request, waiter.rights)), None)
+            if card is not None and waiter in self.waiters:
+                self.waiters.remove(waiter)
+                waiter.give(self._grant(waiter, card))
+
+    def busy(self, waiter: Waiter) -> DeviceBusy:
+        """Return the error of a waiter who waited in vain."""
+        return self._busy(waiter.request)
+
+    # ---- how ---------------------------------------------------------------------------------
+
+    def _ordered(self) -> list[Waiter]:
+        return sorted(self.waiters, key=lambda each: (-each.request.priority, each.order))
+
+    def _grant(self, waiter: Waiter, card: Card) -> Lease:
+        request = waiter.request
+        now = self.now()
+        limit = min(request.limit_s or self.policy.usual_s, self.policy.longest_s)
+        memory = request.memory or (card.memory if request.kind != "shared" else card.quota_left)
+        lease = Lease(
+            next(self._numbers), card, request, waiter.holder, memory, now + limit, waiter.end, now
+        )
+        card.leases.append(lease)
+        self.leases[lease.number] = lease
+        if lease.holds:
+            card.state = State.LEASED
+        return lease
+
+    def _free(self, request: LeaseRequest, rights: Rights) -> Iterator[Card]:
+        """Devices that the request can have now."""
+        for card in self._fitting(request, rights):
+            holders = [lease for lease in card.leases if lease.holds]
+            if request.kind == "observer":
+                if card.state in (State.READY, State.LEASED):
+                    yield card
+            elif card.state is State.READY and not holders:
+                yield card
+            elif request.kind == "shared" and card.state is State.LEASED:
+                shared = all(lease.request.kind == "shared" for lease in holders)
+                if shared and len(holders) < card.shares and request.memory <= card.quota_left:
+                    yield card
+
+    def _fitting(self, request: LeaseRequest, rights: Rights) -> list[Card]:
+        """Devices that the request could have, were they free."""
+        return [
+            card
+            for card in self.cards
+            if card.matches(request.device)
+            and rights.covers(card)
+            and request.memory <= card.memory
+            and (request.kind != "shared" or card.shares)
+            and (request.kind != "transport" or card.transport)
+        ]
+
+    def _check_possible(self, request: LeaseRequest, rights: Rights) -> None:
+        named = [card for card in self.cards if card.matches(request.device)]
+        have = ", ".join(card.name for card in self.cards) or "none"
+        if not named:
+            raise DeviceNotFound(f"no device matches {request.device!r}; this ugpud has: {have}")
+        allowed = [card for card in named if rights.covers(card)]
+        if not allowed:
+            raise AccessDenied(
+                f"these rights ({rights.name}) do not cover {named[0].name}",
+                remedy=f"ugpud token create --device '{request.device}' --role use",
+            )
+        large = [card for card in allowed if request.memory <= card.memory]
+        if not large:
+            most = max(card.memory for card in allowed)
+            raise DeviceNotFound(
+                f"no device that matches {request.device!r} has {request.memory} bytes of memory",
+                largest=most,
+            )
+        if not self._fitting(request, rights):
+            needs = {
+                "shared": "an address space for each lease",
+                "transport": "a chip that can be handed out",
+            }
+            raise NotSupported(
+                f"{large[0].name} cannot be leased as {request.kind!r}: that needs "
+                f"{needs[request.kind]}, which its driver does not have; lease it exclusively"
+            )
+
+    def _busy(self, request: LeaseRequest) -> DeviceBusy:
+        named = [card for card in self.cards if card.matches(request.device)]
+        states = "; ".join(
+            f"{card.name}: {card.state.value}"
+            + (f" to {', '.join(each.holder for each in card.leases)}" if card.leases else "")
+            + (f" ({card.reason})" if card.reason else "")
+            for card in named[:8]
+        )
+        return DeviceBusy(
+            f"no device that matches {request.device!r} is free: {states}",
+            remedy="wait for one (wait_s=), or see `ugpu lease ls`",
+        )
+
+    def _preempt_for(self, waiter: Waiter) -> None:
+        """End the lease of lowest priority that stands in the way of a request of a higher one."""
+        if next(iter(self._free(waiter.request, waiter.rights)), None) is not None:
+            return
+        victims = [
+            lease
+            for card in self._fitting(waiter.request, waiter.rights)
+            for lease in card.leases
+            if lease.holds and lease.request.priority < waiter.request.priority
+        ]
+        if victims:
+            lowest = min(victims, key=lambda lease: (lease.request.priority, -lease.number))
+            lowest.end(f"preempted by a request of priority {waiter.request.priority}")

@@ -1,0 +1,96 @@
+"""One device that the daemon owns: opened, checked between leases, brought back, closed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import numpy as np
+
+import hcq
+from hcq.device import Device
+from hcq.errors import ChipError, HostError, UgpuError
+from hcq.queue import QueueKind
+
+from .config import DeviceSettings
+from .leases import Card
+
+log = logging.getLogger(__name__)
+
+CHECK_SIZE = 1 << 16
+# TIMEOUT: of the check of a device that works; the virtual ones translate nothing for copies
+CHECK_LIMIT_S = 20.0
+_MEMORY_FACTS = ("memory_bytes", "vram_bytes", "vram", "memory")
+
+
+class Owned:
+    """A device and its card in the table. Its methods are called by one thread at a time."""
+
+    def __init__(self, settings: DeviceSettings, name: str) -> None:
+        self.settings = settings
+        labels = tuple(each for each in (settings.label, settings.name) if each)
+        self.card = Card(name, labels, settings.memory)
+        self.device: Device | None = None
+        self.lock = threading.Lock()
+
+    def boot(self) -> None:
+        """Open the device; UgpuError where that cannot be."""
+        device = hcq.open(self.settings.name, **self.settings.options)
+        try:
+            self._check(device)
+        except BaseException:
+            device.close()
+            raise
+        self.device = device
+        target = device.target
+        names = (self.settings.label, self.settings.name, target.name, target.cpu)
+        self.card.labels = tuple(dict.fromkeys(each for each in names if each))
+        if not self.card.memory:
+            self.card.memory = _memory_of(device)
+
+    def check(self, repair: bool) -> None:
+        """See that the device works before it is leased again; where it does not, or `repair` is
+        asked for, reset it first. UgpuError where nothing helps."""
+        device = self.device
+        assert device is not None
+        if not repair:
+            try:
+                self._check(device)
+                return
+            except UgpuError as error:
+                log.warning("%s: does not work after a lease, is reset: %s", self.card.name, error)
+        device.reset()
+        self._check(device)
+
+    def close(self) -> None:
+        """Close it; idempotent."""
+        device, self.device = self.device, None
+        if device is not None:
+            device.close()
+
+    def _check(self, device: Device) -> None:
+        """Copy a pattern with each queue, and compare."""
+        pattern = np.random.default_rng(CHECK_SIZE).integers(0, 256, CHECK_SIZE, np.uint8)
+        with device.alloc(CHECK_SIZE) as source, device.alloc(CHECK_SIZE) as copy:
+            source.copy_from(pattern)
+            for kind in QueueKind:
+                copy.fill(0)
+                queue = device.queue(kind).copy(copy, source)
+                queue.timeline.wait(queue.submit(), limit_s=CHECK_LIMIT_S)
+                found = copy.numpy()
+                if not np.array_equal(found, pattern):
+                    wrong = int(np.count_nonzero(found != pattern))
+                    raise ChipError(
+                        f"{self.card.name}: a copy by {queue.hardware.name} is wrong", bytes=wrong
+                    )
+
+
+def _memory_of(device: Device) -> int:
+    facts = device.info()
+    for name in _MEMORY_FACTS:
+        value = facts.get(name)
+        if isinstance(value, int) and value > 0:
+            return value
+    raise HostError(
+        f"{device.name} does not report its memory", remedy="set memory in its [[device]]"
+    )

@@ -1,0 +1,157 @@
+"""Who may do what: tokens bound to rights, and the users of the local socket.
+
+A token is shown once, when it is created; the file keeps its SHA-256. The file is the daemon's
+alone (mode 0600) and is read again when it has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from hcq.errors import AccessDenied, BadArgument, HostError
+from hcq.remote.request import LeaseRequest
+
+ROLES = ("observe", "use", "admin")
+_PREFIX = "ugpu_"
+
+
+class Named(Protocol):
+    """A device with names that a pattern may match."""
+
+    def matches(self, pattern: str) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Rights:
+    """name: for people. role: "observe" reads states, facts and sensors; "use" leases as well;
+    "admin" also ends and extends the leases of others. device: a pattern of devices."""
+
+    name: str
+    role: str
+    device: str = "*"
+
+    @property
+    def admin(self) -> bool:
+        """Whether others' leases may be changed."""
+        return self.role == "admin"
+
+    def covers(self, card: Named) -> bool:
+        """Whether they hold for a device."""
+        return card.matches(self.device)
+
+    def check(self, request: LeaseRequest) -> None:
+        """AccessDenied unless the role allows the request."""
+        if self.role == "observe" and request.kind != "observer":
+            raise AccessDenied(
+                f"the rights of {self.name} are to observe, a lease of kind {request.kind!r} needs "
+                "the role 'use'",
+                remedy="ugpud token create --role use",
+            )
+
+
+@dataclass(frozen=True)
+class _Entry:
+    name: str
+    role: str
+    device: str
+    digest: str
+    expires: float  # seconds since 1970; 0: never
+
+
+class Tokens:
+    """The tokens in a file, which need not be there. now: seconds since 1970."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read: tuple[int, int] | None = None
+        self._entries: list[_Entry] = []
+
+    def create(self, name: str, role: str, device: str, expires: float) -> str:
+        """Add a token and return it: the only time that it is seen. BadArgument, HostError."""
+        if role not in ROLES:
+            raise BadArgument(f"role must be one of {', '.join(ROLES)}, got {role!r}")
+        if not name or any(each.name == name for each in self._all()):
+            raise BadArgument(f"name must be new and not empty, got {name!r}")
+        token = _PREFIX + secrets.token_urlsafe(32)
+        entry = _Entry(name, role, device, _digest(token), expires)
+        self._write([*self._all(), entry])
+        return token
+
+    def revoke(self, name: str) -> None:
+        """Remove a token by its name; BadArgument where there is none."""
+        left = [each for each in self._all() if each.name != name]
+        if len(left) == len(self._all()):
+            have = ", ".join(each.name for each in self._all()) or "none"
+            raise BadArgument(f"there is no token named {name!r}; there are: {have}")
+        self._write(left)
+
+    def listed(self) -> list[dict[str, object]]:
+        """Return all tokens without what proves them."""
+        return [{k: v for k, v in asdict(each).items() if k != "digest"} for each in self._all()]
+
+    def rights(self, token: str | None, now: float) -> Rights:
+        """Return what a token allows; AccessDenied says what is wrong with it."""
+        if not token:
+            raise AccessDenied(
+                "this ugpud asks for a token",
+                remedy="ugpud token create on its machine, then token= or UGPU_DAEMON_TOKEN",
+            )
+        digest = _digest(token)
+        for each in self._all():
+            if hmac.compare_digest(each.digest, digest):
+                if each.expires and each.expires <= now:
+                    raise AccessDenied(
+                        f"the token {each.name!r} has expired", remedy="ugpud token create"
+                    )
+                return Rights(each.name, each.role, each.device)
+        raise AccessDenied("this ugpud does not have this token", remedy="ugpud token create")
+
+    def _all(self) -> list[_Entry]:
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return []
+        state = (found.st_mtime_ns, found.st_ino)
+        if state != self._read:
+            if found.st_mode & 0o077:
+                raise HostError(
+                    f"{self.path} is readable by others", remedy=f"chmod 600 {self.path}"
+                )
+            try:
+                rows: list[dict[str, Any]] = json.loads(self.path.read_text("utf-8"))
+                self._entries = [_Entry(**row) for row in rows]
+            except (ValueError, TypeError) as error:
+                raise HostError(f"{self.path} is not a file of tokens: {error}") from None
+            self._read = state
+        return self._entries
+
+    def _write(self, entries: list[_Entry]) -> None:
+        """Replace the file in one step, so that a full disk leaves the old one."""
+        text = json.dumps([asdict(each) for each in entries], indent=1)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=".tokens-")
+            try:
+                with os.fdopen(handle, "w") as file:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, self.path)
+            except BaseException:
+                os.unlink(temporary)
+                raise
+        except OSError as error:
+            raise HostError(f"cannot write {self.path}: {error.strerror}") from None
+        self._read = None
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

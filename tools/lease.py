@@ -1,0 +1,86 @@
+"""`ugpu lease ls|take|release`: a client of ugpud for people and scripts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+
+from hcq.config import config
+from hcq.remote.address import parse
+from hcq.remote.connection import Connection
+from hcq.remote.request import Grant, LeaseRequest, byte_count
+from hcq.remote.wire import Message
+
+from .console import Output
+
+
+def run(arguments: argparse.Namespace, out: Output) -> int:
+    """Do what the verb's second word says; the exit code."""
+    with Connection(parse(arguments.daemon), config().token or None) as connection:
+        if arguments.what == "ls":
+            return _list(connection, out)
+        if arguments.what == "release":
+            connection.call("release", arguments.lease)
+            out.say(f"lease {arguments.lease} ends")
+            out.result({"released": arguments.lease})
+            return 0
+        return _take(connection, arguments, out)
+
+
+def _list(connection: Connection, out: Output) -> int:
+    devices = connection.call("devices").arguments[0]
+    found = connection.call("leases").arguments[0]
+    for each in devices:
+        reason = f": {each['reason']}" if each["reason"] else ""
+        labels = ", ".join(each["labels"])
+        out.say(f"{each['name']:<24} {each['state']}{reason}  {labels}")
+    for each in found["leases"]:
+        out.say(
+            f"lease {each['lease']}: {each['device']}, {each['kind']}, {each['holder']}, "
+            f"held {each['held_s']:.0f} s, {each['left_s']:.0f} s left"
+        )
+    for number, each in enumerate(found["waiting"], 1):
+        out.say(
+            f"waiting {number}: {each['device']}, {each['kind']}, {each['holder']}, "
+            f"priority {each['priority']}, {each['left_s']:.0f} s more"
+        )
+    out.result({"devices": devices, **found})
+    return 0
+
+
+def _take(connection: Connection, arguments: argparse.Namespace, out: Output) -> int:
+    """Hold a lease until Ctrl-C, or until the daemon ends it."""
+    ended = threading.Event()
+    reason: list[str] = []
+
+    def on_event(event: Message | Exception) -> None:
+        if isinstance(event, Message) and event.operation == "position":
+            out.say(f"waiting, number {event.arguments[0]} in the queue")
+        elif isinstance(event, Message) and event.operation == "ended":
+            reason.append(event.arguments[0])
+        elif isinstance(event, Exception):
+            reason.append(str(event))
+            ended.set()
+
+    connection.on_event = on_event
+    request = LeaseRequest(
+        arguments.device,
+        "exclusive",
+        byte_count(arguments.memory),
+        arguments.priority,
+        arguments.wait,
+        arguments.limit,
+    )
+    reply = connection.call("lease", request.to_map(), limit_s=request.wait_s + 120.0)
+    grant = Grant.from_map(reply.arguments[0])
+    out.say(f"lease {grant.lease}: {grant.device} for {grant.limit_s:.0f} s; Ctrl-C ends it")
+    out.result({"lease": grant.lease, "device": grant.device, "limit_s": grant.limit_s})
+    sys.stdout.flush()
+    try:
+        ended.wait()
+    except KeyboardInterrupt:
+        connection.call("release", None)
+        return 0
+    out.say(f"the lease ended: {reason[0]}")
+    return 1
