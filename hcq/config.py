@@ -60,7 +60,7 @@ class Config:
     daemon: str = ""
     authority: str = ""
     token: str = ""
-    runtime_folder: Path = Path("/run")
+    runtime_folder: Path | None = None
 
 
 def from_environment(environment: Mapping[str, str]) -> Config:
@@ -96,8 +96,7 @@ def from_environment(environment: Mapping[str, str]) -> Config:
         daemon=environment.get("UGPU_DAEMON", ""),
         authority=environment.get("UGPU_DAEMON_CA", ""),
         token=environment.get("UGPU_DAEMON_TOKEN", ""),
-        runtime_folder=_path(environment, "XDG_RUNTIME_DIR")
-        or Path(tempfile.gettempdir()) / f"ugpu-{os.geteuid()}",
+        runtime_folder=_path(environment, "XDG_RUNTIME_DIR"),
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,11 +32,15 @@ class Address:
 
 
 def default_socket() -> Path:
-    """Return the UNIX socket of this user's ugpud, or of the machine's where that one is there."""
-    machine = Path("/run/ugpud/ugpud.sock")
-    if machine.exists():
-        return machine
-    return config().runtime_folder / "ugpud.sock"
+    """Return the UNIX socket of this user's ugpud, or of the machine's where only that one is."""
+    machine, own = Path("/run/ugpud/ugpud.sock"), user_socket()
+    return machine if machine.exists() and not own.exists() else own
+
+
+def user_socket() -> Path:
+    """Return where a ugpud of this user listens unless told otherwise."""
+    folder = config().runtime_folder or Path(tempfile.gettempdir()) / f"ugpu-{os.geteuid()}"
+    return folder / "ugpud.sock"
 
 
 def parse(text: str | None, authority: str = "") -> Address:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hcq.buffer import Buffer
 from hcq.driver import Driver
 from hcq.errors import LinkError, UgpuError
+from hcq.ladder import Diagnosis, Level, Planned, Recovery
 from hcq.memory import Placement, VirtAddr
 from hcq.program import Argument, Kernel, Program
 from hcq.queue import HardwareQueue, QueueKind
@@ -211,13 +212,23 @@ class RemoteDriver(Driver):
             facts |= self.connection.call("diagnose", index, value).arguments[0]
         return facts
 
-    def recover(self) -> None:
+    def recover(self, only: Level | None = None) -> Recovery:
         if self.connection.failure is not None:
             raise self.connection.failure
         self._pending.clear()
         self.resets += 1
-        self.connection.call("reset", [queue.timeline.last for queue in self._queues])
+        lasts = [queue.timeline.last for queue in self._queues]
+        reply = self.connection.call("reset", lasts, 0 if only is None else int(only))
         self.failed = None
+        report = reply.arguments[0]
+        lost = frozenset(Placement(name) for name in report[3])
+        return Recovery(
+            *failures.attempts_from_wire(report), tuple(self._queues), lost_placements=lost
+        )
+
+    def recovery_plan(self, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
+        reply = self.connection.call("plan", 0 if only is None else int(only))
+        return failures.plan_from_wire(reply.arguments[0])
 
     def _on_event(self, event: Message | UgpuError) -> None:
         """In the connection's thread."""

@@ -1,4 +1,4 @@
-"""Errors over the wire: class, message and facts, so that a client raises what the server did."""
+"""Errors and reports of resets over the wire, so that a client has what the server found."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from hcq import errors
 from hcq.errors import TransportError, UgpuError
+from hcq.ladder import Attempt, Diagnosis, Level, Planned, Recovery
 
 _TEXT = 4096  # characters of a message or fact, at most
 _DEPTH = 3
@@ -43,3 +44,35 @@ def _plain(value: object, depth: int = 0) -> object:
 def facts_of(found: dict[str, object]) -> dict[str, object]:
     """Return facts (`info`, `diagnose`) as a message's argument."""
     return {str(name): _plain(value) for name, value in found.items()}
+
+
+def recovery_to_wire(recovery: Recovery) -> list[object]:
+    """Return a report: the diagnosis, attempts, placements that lost their content."""
+    attempts = [
+        [a.name, int(a.level), a.worked, a.seconds, a.detail[:_TEXT], a.refused, facts_of(a.proof)]
+        for a in recovery.attempts
+    ]
+    lost = sorted(placement.value for placement in recovery.lost_placements)
+    diagnosis = recovery.diagnosis
+    return [int(diagnosis.first), diagnosis.reason[:_TEXT], attempts, lost]
+
+
+def attempts_from_wire(given: list[Any]) -> tuple[Diagnosis, tuple[Attempt, ...]]:
+    """Return the diagnosis and attempts of a report."""
+    first, reason, attempts = given[:3]
+    made = tuple(Attempt(name, Level(level), *rest) for name, level, *rest in attempts)
+    return Diagnosis(Level(first), reason), made
+
+
+def plan_to_wire(found: tuple[Diagnosis, list[Planned]]) -> list[object]:
+    """Return a plan: level and reason of the diagnosis, rungs."""
+    diagnosis, rungs = found
+    rows = [[p.name, int(p.level), p.cost, p.refusal, p.taken] for p in rungs]
+    return [int(diagnosis.first), diagnosis.reason[:_TEXT], rows]
+
+
+def plan_from_wire(given: list[Any]) -> tuple[Diagnosis, list[Planned]]:
+    """Return what `plan_to_wire` was given."""
+    first, reason, rows = given
+    rungs = [Planned(name, Level(level), *rest) for name, level, *rest in rows]
+    return Diagnosis(Level(first), reason), rungs

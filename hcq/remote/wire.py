@@ -143,7 +143,8 @@ REQUESTS: Mapping[str, Sequence[str]] = {
     "watch": ("number", "number", "real"),  # address, value, seconds -> whether it was reached
     # failures and facts
     "diagnose": ("number", "number"),  # queue, value -> map
-    "reset": ("numbers",),  # the last value of each queue
+    "reset": ("numbers", "number"),  # last value of each queue, level (0: any) -> report
+    "plan": ("number",),  # level (0: any) -> what a reset would do
     "info": (),
     "sensors": (),
 }

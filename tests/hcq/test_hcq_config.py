@@ -38,6 +38,9 @@ def test_every_setting() -> None:
             "UGPU_RECORD": "/tmp/record",
             "UGPU_CRASHES": "/tmp/crashes",
             "UGPU_OBSERVE": "/tmp/observe",
+            "UGPU_DAEMON": "tls://gpu-1",
+            "UGPU_DAEMON_CA": "ca.pem",
+            "UGPU_DAEMON_TOKEN": "ugpu_1",
         }
     )
     assert found == Config(
@@ -50,9 +53,13 @@ def test_every_setting() -> None:
         record_file=Path("/tmp/record"),
         crash_folder=Path("/tmp/crashes"),
         observe_folder=Path("/tmp/observe"),
+        daemon="tls://gpu-1",
+        authority="ca.pem",
+        token="ugpu_1",
     )
     assert from_environment({"UGPU_OBSERVE": "0"}).observe_folder is None
     runtime = from_environment({"XDG_RUNTIME_DIR": "/run/user/7"})
+    assert runtime.runtime_folder == Path("/run/user/7")
     assert runtime.observe_folder == Path("/run/user/7/ugpu-observe")
     assert from_environment({"UGPU_CRASHES": "0"}).crash_folder is None
     assert from_environment({"XDG_STATE_HOME": "/s"}).crash_folder == Path("/s/ugpu/crashes")

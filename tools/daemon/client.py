@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 # TIMEOUT: from connecting to "hello"; who connects and says nothing takes a place
 HELLO_LIMIT_S = 10.0
+# what a client may ask while its lease's device has failed
+AFTER_FAILURE = ("reset", "plan", "free", "unload", "drop")
 MOST_WATCHES = 64  # threads that wait for a client's timelines
 
 
@@ -82,6 +84,7 @@ class Client:
             "drop": lambda held, given, data: held.drop(*given),
             "diagnose": lambda held, given, data: failures.facts_of(held.diagnose(*given)),
             "reset": lambda held, given, data: held.reset(*given),
+            "plan": lambda held, given, data: held.plan(*given),
         }
 
     # ---- the connection ----------------------------------------------------------------------
@@ -141,7 +144,13 @@ class Client:
                 found = plain(message.arguments, message.data)
             else:
                 held = self._held()
-                if held.failed is not None and operation not in ("reset", "free", "unload", "drop"):
+                if held.failed is not None and operation not in (
+                    "reset",
+                    "plan",
+                    "free",
+                    "unload",
+                    "drop",
+                ):
                     if not message.call:
                         return  # the client was told
                     if operation != "diagnose":

@@ -34,9 +34,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hcq.config import config
 from hcq.errors import BadArgument, HostError
-from hcq.remote.address import PORT
+from hcq.remote.address import PORT, user_socket
 from hcq.remote.request import byte_count
 
 from .leases import Policy
@@ -120,10 +119,9 @@ def parse(text: str, name: str = "ugpud.toml") -> Settings:
         raise BadArgument(f"{name}: expected at least one [[device]], got none")
     if sum(each.count for each in devices) > _MOST_DEVICES:
         raise BadArgument(f"{name}: expected at most {_MOST_DEVICES} devices")
-    runtime = config().runtime_folder / "ugpud.sock"
     settings = Settings(
         devices,
-        Path(daemon.take("socket", str, str(runtime))),
+        Path(daemon.take("socket", str, str(user_socket()))),
         daemon.mode("mode", 0o600),
         Path(daemon.take("state", str, str(Path.home() / ".local/state/ugpud"))),
         daemon.number("clients", 1100, 1, 1 << 16),

@@ -20,17 +20,19 @@ from numpy.typing import NDArray
 from hcq import threads
 from hcq.buffer import Buffer
 from hcq.command import CommandBuffer
-from hcq.core import Core, core_of
+from hcq.core import core_of
 from hcq.device import Device
 from hcq.errors import BadArgument, Closed, OutOfMemory, UgpuError
+from hcq.ladder import Level
 from hcq.memory import Placement
 from hcq.program import Kernel, Program
 from hcq.queue import HardwareQueue, Queue, QueueKind
+from hcq.remote import failures
 from hcq.remote.queue import OUTSTANDING
 from hcq.remote.wire import Bytes
 from hcq.timeline import SIZE, Timeline
-from hcq.transfer import Transfer
 
+from .access import Lane, Spot
 from .commands import Decoder, table_of
 
 log = logging.getLogger(__name__)
@@ -39,19 +41,11 @@ GRANULE = 4096  # bytes that allocations are counted in
 MOST_OBJECTS = 1 << 16  # buffers, programs, images: each; a client's limit
 LOOK_S = 0.02  # between looks at failures while work is under way
 
+# TIMEOUT: for what a mild reset left running; as long as the daemon gives a lease's last work
+RESET_DRAIN_S = 5.0
+
 #: tells the client: operation and arguments of an event
 Notify = Callable[..., None]
-
-
-class Spot(Timeline):
-    """A counter in memory of the lease; the host does not touch its value."""
-
-    def __init__(self, core: Core, memory: Buffer) -> None:
-        self.core = core
-        self.memory = memory
-        self.address = int(memory.address)
-        self.name = f"timeline at {self.address:#x}"
-        self.last = 0
 
 
 @dataclass
@@ -62,19 +56,6 @@ class _Image:
     prepared: CommandBuffer
     slots: int
     extents: list[tuple[int, int]]
-
-
-class _Lane(Transfer):
-    """Copies through the queue that is the daemon's, where the device has one to spare: the
-    client's may wait for something that only a later message brings."""
-
-    def __init__(self, core: Core, queue: HardwareQueue) -> None:
-        super().__init__(core)
-        self._queue = queue
-
-    def _lanes(self) -> tuple[list[Buffer], list[Queue]]:
-        staging, queues = super()._lanes()
-        return staging, [Queue(self._queue) for _ in queues]
 
 
 class Holder:
@@ -101,7 +82,7 @@ class Holder:
         driver = self.core.driver
         copies = list(driver.hardware_queues(QueueKind.COPY))
         spare = copies.pop() if len(copies) > 1 else copies[-1]
-        self._lane = _Lane(self.core, spare)
+        self._lane = Lane(self.core, spare)
         self._spare = spare
         self.hardware = [*driver.hardware_queues(QueueKind.COMPUTE), *copies]
         self.timelines: list[Timeline] = []
@@ -372,20 +353,27 @@ class Holder:
             if self.failed is None:
                 self.failed = error
 
-    def reset(self, lasts: list[int]) -> None:
-        """Bring the device back; work under way is lost."""
+    def reset(self, lasts: list[int], level: int) -> list[object]:
+        """Bring the device back; work under way is lost. Returns the report for the client."""
         if len(lasts) != len(self.hardware):
             raise BadArgument(f"expected {len(self.hardware)} values, got {len(lasts)}")
         with self._lock:
             self._forget_work()
             self._resets += 1
-        self.device.reset()
+        recovery = self.core.reset(_level(level))
+        self.device.synchronize(limit_s=RESET_DRAIN_S)  # work of queues that went on
         with self._lock:
             for queue, (timeline, last) in enumerate(zip(self.timelines, lasts, strict=True)):
                 timeline.last = self._last[queue] = last
                 timeline.restart()
             self.failed = None
             self._changed.notify_all()
+        return failures.recovery_to_wire(recovery)
+
+    def plan(self, level: int) -> list[object]:
+        """Return what a reset would do."""
+        with self.core.lock:
+            return failures.plan_to_wire(self.core.driver.recovery_plan(_level(level)))
 
     # ---- the end -----------------------------------------------------------------------------
 
@@ -485,6 +473,13 @@ class Holder:
             if self.failed is None and not isinstance(error, Closed):
                 self.failed = error
                 self._notify("failed", error)
+
+
+def _level(number: int) -> Level | None:
+    try:
+        return Level(number) if number else None
+    except ValueError:
+        raise BadArgument(f"there is no level {number} of a reset") from None
 
 
 def _words(data: Bytes) -> NDArray[np.uint32]:

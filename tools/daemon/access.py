@@ -1,0 +1,33 @@
+"""How the daemon itself reaches a device under a lease: copies, and counters of the holder's."""
+
+from __future__ import annotations
+
+from hcq.buffer import Buffer
+from hcq.core import Core
+from hcq.queue import HardwareQueue, Queue
+from hcq.timeline import Timeline
+from hcq.transfer import Transfer
+
+
+class Spot(Timeline):
+    """A counter in memory of the lease; the host does not touch its value."""
+
+    def __init__(self, core: Core, memory: Buffer) -> None:
+        self.core = core
+        self.memory = memory
+        self.address = int(memory.address)
+        self.name = f"timeline at {self.address:#x}"
+        self.last = 0
+
+
+class Lane(Transfer):
+    """Copies through the queue that is the daemon's, where the device has one to spare: the
+    client's may wait for something that only a later message brings."""
+
+    def __init__(self, core: Core, queue: HardwareQueue) -> None:
+        super().__init__(core)
+        self._queue = queue
+
+    def _lanes(self) -> tuple[list[Buffer], list[Queue]]:
+        staging, queues = super()._lanes()
+        return staging, [Queue(self._queue) for _ in queues]
