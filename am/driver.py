@@ -18,10 +18,11 @@ from am.firmware import FirmwareSet, FirmwareSource, load_firmware
 from am.generations.record import generation_of
 from am.gfx import PRIVATE_BASE, SHARED_BASE
 from am.ih import Interrupt
+from am.image import HostImage
 from am.memory import PAGE, AddressSpace, Mapping
 from am.mqd import QueueMemory
 from am.programs import Programs
-from am.queue import RING_SIZE, ComputeQueue, CopyQueue, HostImage, RingQueue
+from am.queue import RING_SIZE, ComputeQueue, CopyQueue, RingQueue
 from am.report import Reporter
 from am.sdma import RingMemory
 from am.sensors import Metrics, make_sensors
@@ -45,10 +46,12 @@ from hcq.queue import HardwareQueue, QueueKind
 from hcq.registry import Attachment
 from hcq.target import TargetSpec, matrix_family
 from hcq.telemetry import Sensor
+from hcq.timeline import SIZE as TIMELINE_SIZE
 from hcq.timeline import Timeline
 from hcq.transfer import Transfer
 from hcq.transport.bulk import BulkMemory
 from hcq.transport.life import absence_of
+from hcq.transport.view import RemoteView
 
 if TYPE_CHECKING:
     from hcq.bundle import Evidence
@@ -102,6 +105,7 @@ class AmDriver(Driver):
         self.unfinished: Level | None = None  # the harshest rung of a reset that did not end
         self.reports: list[Interrupt] = []  # entries taken from the ring and not explained yet
         self.clock_hertz = self.facts.generation.clock_hertz
+        self._signals = 0  # bytes of a bridge's memory for timelines that are in use
         self._queues: dict[QueueKind, list[RingQueue]] = {kind: [] for kind in QueueKind}
         self._looked_at = 0.0
         try:
@@ -374,6 +378,24 @@ class AmDriver(Driver):
         memory = self._at_bus(bulk.address, bulk.size)
         fence, release = self._at_bus(bulk.fence, 8), self._at_bus(bulk.release, 4)
         return BulkTransfer(self.core, bulk, memory, fence, release, self._at_bus(bulk.start, 4))
+
+    def timeline_memory(self, control: Mapping, start: int) -> Buffer:
+        """Memory for a queue's timeline: at `start` of its control page, or where the host reads it
+        at the cost of one transfer."""
+        bulk = self.transport.traits.bulk
+        if bulk is None:
+            return self.wrap(control)[start : start + TIMELINE_SIZE]
+        place, self._signals = self._signals, self._signals + TIMELINE_SIZE
+
+        def read(offset: int, size: int) -> bytes:
+            return bulk.read_signals(place + offset, size)
+
+        def write(offset: int, data: bytes | bytearray | memoryview) -> None:
+            bulk.write_signals(place + offset, data)
+
+        memory = self._at_bus(bulk.signals + place, TIMELINE_SIZE)
+        view = RemoteView(read, write, TIMELINE_SIZE)
+        return Buffer(self.core, memory.address, TIMELINE_SIZE, Placement.HOST, view)
 
     def _at_bus(self, address: int, size: int) -> Buffer:
         """Memory outside the chip, by its bus address; mapped by whole pages."""

@@ -1,8 +1,8 @@
 """Hardware queues: rings that run command images, for compute (PM4) and for copies (SDMA).
 
-A ring has slots of SLOT_WORDS words. A slot runs one image and then writes the slot's number to a
-fence; what has passed the fence frees its slot and its transient memory. Images wait in an arena in
-host memory; a captured graph's images have memory of their own.
+A ring has slots of SLOT_WORDS words. A slot runs one image, raises the queue's timeline, and writes
+the slot's number to a fence; what has passed the fence frees its slot and its transient memory.
+Images wait in an arena in host memory; a captured graph's images have memory of their own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import struct
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 
 from am import pm4, sdma
 from am.dispatch import ShaderRegisters, encode_launch
-from am.memory import Mapping
+from am.image import HostImage
+from am.ring_ahead import RingAhead
 from hcq.command import (
     Barrier,
     Command,
@@ -26,7 +28,6 @@ from hcq.command import (
     Copy,
     Fill,
     Launch,
-    Part,
     Signal,
     Symbol,
     Timestamp,
@@ -35,15 +36,13 @@ from hcq.command import (
 from hcq.errors import BadArgument, DeviceHang, UnitTimeout
 from hcq.memory import Placement
 from hcq.queue import HardwareQueue, QueueKind, Resident
-from hcq.timeline import SIZE as TIMELINE_SIZE
 from hcq.timeline import Timeline
-from hcq.transport.view import RemoteView
 
 if TYPE_CHECKING:
     from am.driver import AmDriver
 
 RING_SIZE = 0x10000  # bytes
-SLOT_WORDS = 16
+SLOT_WORDS = 32
 SLOTS = RING_SIZE // (SLOT_WORDS * 4)
 ARENA_SIZE = 1 << 20
 _IMAGE_ALIGN = 256
@@ -53,70 +52,13 @@ _READ_POINTER, _WRITE_POINTER, _FENCE, _TIMELINE = 0, 64, 128, 192
 CONTROL_SIZE = 4096
 _SLOT = struct.Struct(f"<{SLOT_WORDS}I")
 _QWORD = struct.Struct("<Q")
-_GAP_WORDS = 64  # that are written again sooner than a second transfer is made
-
-
-class HostImage(Resident):
-    """An image in memory of its own. Where that is not this process's, `words` is a copy, of which
-    what changes is written on."""
-
-    _view: RemoteView | None = None
-
-    def __init__(self, queue: RingQueue, words: int, kernels: tuple[str, ...] = ()) -> None:
-        self.queue = queue
-        self.kernels = kernels
-        self.mapping: Mapping | None = None
-        try:
-            self.mapping = queue.driver.map(max(words, 1) * 4, Placement.HOST)
-            self.address = int(self.mapping.address)
-            view = self.mapping.view
-            if isinstance(view, memoryview):
-                self.words = np.frombuffer(view, np.uint32)[:words]
-            else:
-                self.words, self._view = np.zeros(words, np.uint32), view
-        except BaseException:
-            self.close()
-            raise
-
-    def fill(self, encoded: CommandBuffer, values: NDArray[np.uint64]) -> None:
-        """See Resident."""
-        super().fill(encoded, values)
-        self.rewrite()
-        if self._view is not None:
-            self.queue.driver.images.add(self)
-
-    def rewrite(self) -> None:
-        """Write all words again, where a reset of the chip may have cost them."""
-        if self._view is not None:
-            self._view[: 4 * len(self.words)] = self.words.tobytes()
-
-    def insert(self, part: Part, values: NDArray[np.uint64]) -> None:
-        """See Resident."""
-        super().insert(part, values)
-        if self._view is not None and len(part.word):
-            with self.queue.driver.transport.batch():
-                for first, end in _runs(part.word):
-                    self._view[4 * first : 4 * end] = self.words[first:end].tobytes()
-
-    def close(self) -> None:
-        if self.mapping is not None:
-            self.queue.driver.images.discard(self)
-            self.words = np.zeros(0, np.uint32)  # lets go of the mapping's view
-            self.queue.driver.unmap(self.mapping)
-            self.mapping = None
-
-
-def _runs(positions: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Runs of words, as (first, end), that hold all of `positions` and no gap worth a transfer."""
-    places = np.unique(positions)
-    for run in np.split(places, np.flatnonzero(np.diff(places) > _GAP_WORDS) + 1):
-        yield int(run[0]), int(run[-1]) + 1
 
 
 class Submission(NamedTuple):
     """A submission that has been decided on. number: of its slot, counted from 1. words: commands
     at `address`. head: the arena's position behind it. value: of the timeline, at its end. image:
-    its memory, where that is not the arena. kernels: names of those it launches."""
+    its memory, where that is not the arena. kernels: names of those it launches. resident: the
+    captured image that it runs."""
 
     number: int
     address: int
@@ -125,6 +67,7 @@ class Submission(NamedTuple):
     value: int
     image: HostImage | None = None
     kernels: tuple[str, ...] = ()
+    resident: HostImage | None = None
 
 
 class RingQueue(HardwareQueue):
@@ -136,6 +79,10 @@ class RingQueue(HardwareQueue):
     driver: AmDriver
     shift = 0
     intent: Submission | None = None
+    #: whether the engine may read the write pointer from memory too
+    polls_pointer = True
+    #: whether the low half of a doorbell may be written alone, where the high half stays
+    half_doorbells = False
 
     def __init__(self, driver: AmDriver, name: str, kind: QueueKind, doorbell: int) -> None:
         self.core, self.driver = driver.core, driver
@@ -152,10 +99,11 @@ class RingQueue(HardwareQueue):
         self._arena_view = arena
         self._ring_view = self.ring.view
         self._control_view = self.control.view
-        memory = driver.wrap(self.control)[_TIMELINE : _TIMELINE + TIMELINE_SIZE]
+        memory = driver.timeline_memory(self.control, _TIMELINE)
         self.timeline = Timeline(driver.core, memory, f"{driver.name} {name}")
         self._pending: deque[Submission] = deque()
         self._unused: HostImage | None = None  # made for a submission that did not take place
+        self._ahead = RingAhead(SLOTS)
         self.restart()
 
     def restart(self) -> None:
@@ -171,6 +119,8 @@ class RingQueue(HardwareQueue):
         self._control_view[:_TIMELINE] = bytes(_TIMELINE)
         self._seen = 0  # slots that were done when it was last read
         self._ring_view[:] = bytes(RING_SIZE)
+        self._ahead.clear()
+        self._rung: int | None = None  # the doorbell's last value
         self._slot = list(self._slot_template())
 
     @property
@@ -212,11 +162,19 @@ class RingQueue(HardwareQueue):
 
     @abstractmethod
     def _slot_template(self) -> Sequence[int]:
-        """A slot's words without addresses, size and number."""
+        """A slot's words without the image's address and size, value and number."""
 
     @abstractmethod
-    def _fill_slot(self, slot: list[int], address: int, words: int, number: int) -> None:
-        """Insert an image's address and size, and the slot's number."""
+    def _fill_slot(
+        self, slot: list[int], address: int, words: int, value: int, number: int
+    ) -> None:
+        """Insert an image's address and size, the timeline's value and the slot's number."""
+
+    def _body(self, commands: Sequence[Command]) -> Sequence[Command]:
+        """What the image holds: all but the signal at its end, which the slot has."""
+        last = commands[-1] if commands else None
+        ours = isinstance(last, Signal) and last.timeline is self.timeline
+        return commands[:-1] if ours else commands
 
     # ---- HardwareQueue -----------------------------------------------------------------------
 
@@ -268,7 +226,9 @@ class RingQueue(HardwareQueue):
         self._await_room(0)
         assert isinstance(resident, HostImage)
         address, number, kernels = resident.address, self.count + 1, resident.kernels
-        self._run(Submission(number, address, command_words, self._head, value, None, kernels))
+        self._run(
+            Submission(number, address, command_words, self._head, value, None, kernels, resident)
+        )
 
     def room(self, words: int) -> bool:
         if self.count - self._seen >= SLOTS - 1:
@@ -294,9 +254,7 @@ class RingQueue(HardwareQueue):
         submission = self.intent
         if submission is None:
             return
-        number, slot = submission.number, self._slot
-        self._fill_slot(slot, submission.address, submission.words, number & 0xFFFF_FFFF)
-        place = (number - 1) % SLOTS * _SLOT.size
+        number = submission.number
         holds = submission.image is not None or submission.head != self._head
         if holds and not (self._pending and self._pending[-1] is submission):
             self._pending.append(submission)
@@ -307,23 +265,49 @@ class RingQueue(HardwareQueue):
         # ORDER: who waits must wait for it before the hardware may see it.
         self.timeline.last = submission.value
         self.count = number
-        pointer = number * SLOT_WORDS << self.shift
-        self._tell(place, _SLOT.pack(*slot), pointer)
+        self._tell(submission)
         self.intent = None
 
-    def _tell(self, place: int, slot: bytes, pointer: int) -> None:
+    def _pack(self, submission: Submission, ahead: int = 0) -> bytes:
+        """The slot of a submission, or of one `ahead` submissions later that is like it."""
+        value, number = submission.value + ahead, submission.number + ahead & 0xFFFF_FFFF
+        self._fill_slot(self._slot, submission.address, submission.words, value, number)
+        return _SLOT.pack(*self._slot)
+
+    def _tell(self, submission: Submission) -> None:
         """Write a slot and the pointer behind it, and ring the doorbell."""
-        chip, end = self.driver.chip, _WRITE_POINTER + _QWORD.size
+        number = submission.number
+        index, pointer = (number - 1) % SLOTS, number * SLOT_WORDS << self.shift
+        start, end = index * _SLOT.size, _WRITE_POINTER + _QWORD.size
         if self._words is not None:
-            self._ring_view[place : place + _SLOT.size] = slot
+            self._ring_view[start : start + _SLOT.size] = self._pack(submission)
             self._control_view[_WRITE_POINTER:end] = _QWORD.pack(pointer)
-            chip.doorbells.write64(self.doorbell * 4, pointer)
+            self.driver.chip.doorbells.write64(self.doorbell * 4, pointer)
             return
-        with chip.transport.batch():
-            self._ring_view[place : place + _SLOT.size] = slot
-            self._control_view[_WRITE_POINTER:end] = _QWORD.pack(pointer)
-            self.driver.units.nbio.post_hdp()
-            chip.doorbells.write64(self.doorbell * 4, pointer)
+        image, free = (submission.address, submission.words), SLOTS - 1 - (number - self._seen)
+        make, resident = partial(self._pack, submission), submission.resident
+        slots = self._ahead.missing(index, image, free, make)
+        with self.driver.chip.transport.batch():
+            if slots:
+                self._ring_view[start : start + _SLOT.size * len(slots)] = b"".join(slots)
+            if self.polls_pointer:
+                self._control_view[_WRITE_POINTER:end] = _QWORD.pack(pointer)
+            if slots or self.polls_pointer or resident is None or resident.patched:
+                self.driver.units.nbio.post_hdp()
+            self._ring(pointer)
+        self._ahead.written(index, slots)
+        if resident is not None:
+            resident.patched = False
+
+    def _ring(self, pointer: int) -> None:
+        """Ring the doorbell of a card behind a bridge."""
+        doorbells, place = self.driver.chip.doorbells, self.doorbell * 4
+        before, self._rung = self._rung, None
+        if self.half_doorbells and before is not None and before >> 32 == pointer >> 32:
+            doorbells.write32(place, pointer & 0xFFFF_FFFF)
+        else:
+            doorbells.write64(place, pointer)
+        self._rung = pointer
 
     def _find(self, size: int) -> int | None:
         """Where `size` contiguous bytes of the arena are free, as a position that only rises."""
@@ -400,7 +384,15 @@ class ComputeQueue(RingQueue):
 
     Commands of a submission start in order; a launch may overlap the launch before it unless a
     Barrier stands between. Waits compare the low 32 bits of a timeline.
+
+    Polling of the write pointer is off (CP_PQ_WPTR_POLL_CNTL.EN). AMD's driver for virtual
+    functions rings compute queues of gfx 9.4.3 with 32 bits (MxGPU-Virtualization,
+    gfx_v9_4_3_ring_set_wptr_compute). UNSURE: that gfx11 takes them too; a board behind a bridge,
+    which sends single dwords in any case, must show it.
     """
+
+    polls_pointer = False
+    half_doorbells = True
 
     def __init__(self, driver: AmDriver, pipe: int, queue: int, doorbell: int) -> None:
         self.pipe = pipe
@@ -410,16 +402,23 @@ class ComputeQueue(RingQueue):
 
     def _slot_template(self) -> Sequence[int]:
         opcode, self._control = pm4.indirect_buffer()
-        return [opcode, 0, 0, 0, *pm4.fence(self.fence_address), *pm4.filler(4)]
+        ends = pm4.Pm4()
+        address = Symbol.constant(self.timeline.address)
+        ends.release(address, Symbol.constant(0), interrupt=True, flush=True)
+        fence = pm4.fence(self.fence_address)
+        return [opcode, 0, 0, 0, *ends.words, *fence, *pm4.filler(12)]
 
-    def _fill_slot(self, slot: list[int], address: int, words: int, number: int) -> None:
+    def _fill_slot(
+        self, slot: list[int], address: int, words: int, value: int, number: int
+    ) -> None:
         slot[1], slot[2], slot[3] = address & 0xFFFF_FFFF, address >> 32, self._control | words
-        slot[9] = number
+        slot[9], slot[10] = value & 0xFFFF_FFFF, value >> 32
+        slot[17] = number
 
     def encode(self, commands: Sequence[Command]) -> CommandBuffer:
         image = pm4.Pm4()
         image.acquire()
-        for command in commands:
+        for command in self._body(commands):
             if isinstance(command, Launch):
                 encode_launch(image, command, self.registers)
             elif isinstance(command, Barrier):
@@ -456,18 +455,22 @@ class CopyQueue(RingQueue):
 
     def _slot_template(self) -> Sequence[int]:
         # The packet that runs an image ends on a multiple of 8 words.
-        fence = sdma.Sdma()
-        fence.fence(Symbol.constant(self.fence_address), Symbol.constant(0))
+        ends = sdma.Sdma()
+        ends.signal(Symbol.constant(self.timeline.address), Symbol.constant(0))
+        ends.fence(Symbol.constant(self.fence_address), Symbol.constant(0))
         indirect = [sdma.indirect_header(self.driver.vmid), 0, 0, 0, 0, 0]
-        return [sdma.NOP, sdma.NOP, *indirect, *fence.words, *([sdma.NOP] * 4)]
+        return [sdma.NOP, sdma.NOP, *indirect, *ends.words, *([sdma.NOP] * 10)]
 
-    def _fill_slot(self, slot: list[int], address: int, words: int, number: int) -> None:
+    def _fill_slot(
+        self, slot: list[int], address: int, words: int, value: int, number: int
+    ) -> None:
         slot[3], slot[4], slot[5] = address & 0xFFFF_FFFF, address >> 32, words
-        slot[11] = number
+        slot[11], slot[15] = value & 0xFFFF_FFFF, value >> 32
+        slot[21] = number
 
     def encode(self, commands: Sequence[Command]) -> CommandBuffer:
         image = sdma.Sdma()
-        for command in commands:
+        for command in self._body(commands):
             if isinstance(command, Copy):
                 image.copy(command.destination, command.source, command.size)
             elif isinstance(command, Fill):
@@ -482,4 +485,6 @@ class CopyQueue(RingQueue):
                 image.barrier()
             else:
                 raise BadArgument("a copy queue cannot launch kernels", queue=self.name)
+        if not image.words:
+            image.barrier()  # an image is not empty
         return image.finish(align_words=sdma.ALIGN_WORDS, filler=sdma.NOP)

@@ -22,6 +22,7 @@ _XDATA = 0xF000  # where the bridge's own processor sees the first page
 # fence here too (ops_amd.py).
 _FENCE_BUS, _FENCE_XDATA, _FENCE_SIZE = 0x82_0800, 0xA800, 8
 _START_BUS, _START_XDATA, _START_SIZE = 0x82_0810, 0xA810, 4
+_SIGNALS_BUS, _SIGNALS_XDATA, _SIGNALS_SIZE = 0x82_0900, 0xA900, 256
 # The completion queue of the bridge's storage engine: a completion lets armed data go out.
 _RELEASE_BUS = 0x82_200C
 
@@ -61,6 +62,8 @@ class Sram:
     fence = BusAddr(_FENCE_BUS)
     start = BusAddr(_START_BUS)
     release = BusAddr(_RELEASE_BUS)
+    signals = BusAddr(_SIGNALS_BUS)
+    signals_size = _SIGNALS_SIZE
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
@@ -111,6 +114,17 @@ class Sram:
     def write_start(self, value: int) -> None:
         """See BulkMemory.write_start: one transfer."""
         self._bridge.write_xdata(_START_XDATA, bytes([value]))
+
+    def read_signals(self, start: int, size: int) -> bytes:
+        """See BulkMemory.read_signals: one transfer for each 255 bytes (64 on USB 2)."""
+        return self._bridge.read_xdata(_SIGNALS_XDATA + start, size)
+
+    def write_signals(self, start: int, data: bytes | bytearray | memoryview) -> None:
+        """See BulkMemory.write_signals."""
+        before = self.read_signals(start, len(data))
+        for position, (old, new) in enumerate(zip(before, bytes(data), strict=True)):
+            if old != new:
+                self._bridge.write_xdata(_SIGNALS_XDATA + start + position, bytes([new]))
 
     def clear(self) -> None:
         """See BulkMemory.clear: twelve transfers."""

@@ -18,6 +18,8 @@ class BulkMemory(Protocol):
 
     fence: where the device writes 8 bytes that the host reads at the cost of one transfer.
     start: where it reads a dword, 0 to 255, that the host writes at the cost of one transfer.
+    signals: memory of `signals_size` bytes that the device writes as it likes and the host reads at
+    the cost of one transfer; a write costs one for each byte that differs, and one.
     release: where it writes a dword to let a receive begin. One transfer takes place at a time; any
     thread may begin one.
     """
@@ -27,6 +29,8 @@ class BulkMemory(Protocol):
     granule: int
     fence: BusAddr
     start: BusAddr
+    signals: BusAddr
+    signals_size: int
     release: BusAddr
 
     def send(
@@ -51,6 +55,14 @@ class BulkMemory(Protocol):
 
     def write_start(self, value: int) -> None:
         """Write 0 to 255 to `start`."""
+        ...
+
+    def read_signals(self, start: int, size: int) -> bytes:
+        """Bytes of `signals` from `start` on."""
+        ...
+
+    def write_signals(self, start: int, data: bytes | bytearray | memoryview) -> None:
+        """Write bytes of `signals` that the device does not write meanwhile."""
         ...
 
     def clear(self) -> None:

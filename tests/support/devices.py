@@ -9,6 +9,7 @@ DEVICES = ("cpu", "virtual:navi31", "virtual:gh100")
 SLOW_DEVICES = (
     *(f"virtual:{chip}" for chip in chips.names() if f"virtual:{chip}" not in DEVICES),
     *("virtual:tu102", "virtual:ga102", "virtual:ad102", "virtual:gb202"),
+    "virtual:navi31+usb",
 )
 # Devices of a ugpud, which the contract suite starts: the same again, over a socket.
 REMOTE = ("ugpud:cpu",)

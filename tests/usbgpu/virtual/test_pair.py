@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.waiting import until
 from tests.usbgpu.virtual.pulls import (
     AFTER,
     NAME,
@@ -25,6 +27,7 @@ from usbgpu.asm24 import CustomBridge
 from usbgpu.transport import UsbTransport
 from usbgpu.usb import Speed
 from usbgpu.virtual.attach import plug_in
+from usbgpu.virtual.enclosure import Enclosure
 
 PULLS = 8  # tests.usbgpu.virtual.pulls makes more
 
@@ -74,3 +77,31 @@ def test_many_pulls() -> None:
 def test_the_program_that_pulls(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["6"]) == 0
     assert capsys.readouterr().out.startswith("6 pulls, 0 went wrong, 0 descriptors and 0 threads")
+
+
+def _signal(box: Enclosure) -> int:
+    """The compute queue's timeline, without a transfer."""
+    return int.from_bytes(box.hardware.memory.read(0xA900, 4, 0), "little")
+
+
+def test_transfers_of_a_replay_and_of_a_wait() -> None:
+    """A replay that nothing of differs from the one before is a doorbell; now and then the slots of
+    those that follow are written. A wait for what has ended is one read."""
+    with enclosed() as box, opened(box) as device, device.alloc(256) as buffer:
+        with device.capture() as graph, device.queue() as queue:
+            for number in range(100):
+                queue.fill(buffer, number)
+        timeline = device.queue().timeline
+        replays: list[int] = []
+        waits: list[int] = []
+        for _ in range(40):
+            before = box.meter.transfers
+            graph.replay()
+            replays.append(box.meter.transfers - before)
+            until(lambda: _signal(box) == timeline.last, "the replay to end")
+            before = box.meter.transfers
+            graph.wait()
+            waits.append(box.meter.transfers - before)
+        assert set(waits) == {1}
+        assert replays.count(1) >= 34 and max(replays[1:]) <= 4, replays
+        assert buffer.numpy(np.uint32)[0] == 99

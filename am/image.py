@@ -1,0 +1,81 @@
+"""Images of commands in memory of their own: captured graphs, and what no arena has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from am.memory import Mapping
+from hcq.command import CommandBuffer, Part
+from hcq.memory import Placement
+from hcq.queue import Resident
+from hcq.transport.view import RemoteView
+
+if TYPE_CHECKING:
+    from am.queue import RingQueue
+
+_GAP_WORDS = 64  # that are written again sooner than a second transfer is made
+
+
+class HostImage(Resident):
+    """An image in memory of its own. Where that is not this process's, `words` is a copy, of which
+    what changes is written on."""
+
+    _view: RemoteView | None = None
+    patched = True  # words were written since it was submitted
+
+    def __init__(self, queue: RingQueue, words: int, kernels: tuple[str, ...] = ()) -> None:
+        self.queue = queue
+        self.kernels = kernels
+        self.mapping: Mapping | None = None
+        try:
+            self.mapping = queue.driver.map(max(words, 1) * 4, Placement.HOST)
+            self.address = int(self.mapping.address)
+            view = self.mapping.view
+            if isinstance(view, memoryview):
+                self.words = np.frombuffer(view, np.uint32)[:words]
+            else:
+                self.words, self._view = np.zeros(words, np.uint32), view
+        except BaseException:
+            self.close()
+            raise
+
+    def fill(self, encoded: CommandBuffer, values: NDArray[np.uint64]) -> None:
+        """See Resident."""
+        super().fill(encoded, values)
+        self.rewrite()
+        if self._view is not None:
+            self.queue.driver.images.add(self)
+
+    def rewrite(self) -> None:
+        """Write all words again, where a reset of the chip may have cost them."""
+        self.patched = True
+        if self._view is not None:
+            self._view[: 4 * len(self.words)] = self.words.tobytes()
+
+    def insert(self, part: Part, values: NDArray[np.uint64]) -> None:
+        """See Resident."""
+        if len(part.word):
+            self.patched = True
+        super().insert(part, values)
+        if self._view is not None and len(part.word):
+            with self.queue.driver.transport.batch():
+                for first, end in _runs(part.word):
+                    self._view[4 * first : 4 * end] = self.words[first:end].tobytes()
+
+    def close(self) -> None:
+        if self.mapping is not None:
+            self.queue.driver.images.discard(self)
+            self.words = np.zeros(0, np.uint32)  # lets go of the mapping's view
+            self.queue.driver.unmap(self.mapping)
+            self.mapping = None
+
+
+def _runs(positions: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Runs of words, as (first, end), that hold all of `positions` and no gap worth a transfer."""
+    places = np.unique(positions)
+    for run in np.split(places, np.flatnonzero(np.diff(places) > _GAP_WORDS) + 1):
+        yield int(run[0]), int(run[-1]) + 1

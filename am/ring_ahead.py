@@ -1,0 +1,49 @@
+"""The ring of a card behind a bridge: slots that are there already are not written again.
+
+Each write costs transfers. Where the same image is submitted again and again, as a graph's replays
+are, the slots that will probably follow are written with it: 2, 4, 8 and so on, so that on average
+no more is written than without. What comes differently overwrites them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+_MOST = 64  # slots of one write
+
+
+class RingAhead:
+    """Knows what each slot of a ring holds. count: slots of the ring."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._held: dict[int, bytes] = {}
+        self._image: object = None  # of the submission before
+        self._run = 1
+
+    def clear(self) -> None:
+        """The ring was zeroed."""
+        self._held.clear()
+        self._image = None
+
+    def missing(
+        self, index: int, image: object, free: int, make: Callable[[int], bytes]
+    ) -> list[bytes]:
+        """The slots that must be written from `index` on; none where the ring has them.
+
+        image: what tells images apart. free: how many slots from `index` on have ended. make: the
+        slot so many submissions from now, if all are of this image. They count as unwritten until
+        `written`.
+        """
+        again, self._image = image == self._image, image
+        if self._held.get(index) == make(0):
+            return []
+        self._run = min(2 * self._run, _MOST) if again else 1
+        count = max(1, min(self._run, self._count - index, free))
+        for place in range(index, index + count):
+            self._held.pop(place, None)
+        return [make(ahead) for ahead in range(count)]
+
+    def written(self, index: int, slots: list[bytes]) -> None:
+        """They are in the ring now."""
+        self._held.update(enumerate(slots, index))
