@@ -7,7 +7,9 @@ bases that the chip's own discovery table states.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import ParamSpec, Protocol, TypeVar, cast
 
@@ -25,6 +27,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 ALL_ONES = 0xFFFF_FFFF
+RECENT = 1024  # accesses that are remembered
 # Linux 6.12 amdgpu_device.c: generic register wait, usec_timeout.
 REGISTER_LIMIT_S = 0.1
 
@@ -40,14 +43,20 @@ class RegisterBus:
         self.window = window
         self.index_register: int | None = None  # dword indices, known after discovery
         self.data_register: int | None = None
+        # The last accesses, for the evidence of a failure: whether it was a write, index, value.
+        self.recent: deque[tuple[bool, int, int]] = deque(maxlen=RECENT)
 
     def read32(self, index: int) -> int:
         offset = index * 4
         if offset + 4 <= self.window.size:
-            return self.window.read32(offset)
-        return self.window.read32(self._select(offset))
+            value = self.window.read32(offset)
+        else:
+            value = self.window.read32(self._select(offset))
+        self.recent.append((False, index, value))
+        return value
 
     def write32(self, index: int, value: int) -> None:
+        self.recent.append((True, index, value))  # also one that raises
         offset = index * 4
         if offset + 4 <= self.window.size:
             self.window.write32(offset, value)
@@ -229,6 +238,25 @@ class Chip:
         return found
 
     # ---- presence ----------------------------------------------------------------------------
+
+    def recent_accesses(self) -> list[str]:
+        """The last accesses to registers, by name and with the fields that are not 0, the oldest
+        first; the same one several times in a row is one line, which says how often."""
+        lines: list[str] = []
+        for access, repeated in itertools.groupby(tuple(self.bus.recent)):
+            is_write, index, value = access
+            times = sum(1 for _ in repeated)
+            found = next(filter(None, (block.find(index) for block in self._blocks())), None)
+            name = found.register.name if found is not None else f"register {index:#x}"
+            fields = found.register.decode(value).fields() if found is not None else {}
+            shown = ", ".join(f"{field} {part:#x}" for field, part in fields.items() if part)
+            line = f"{'write' if is_write else 'read'} {name} {value:#x}"
+            line += f"  [{shown}]" if shown else ""
+            lines.append(line + (f" ({times} times)" if times > 1 else ""))
+        return lines
+
+    def _blocks(self) -> Iterator[RegisterBlock]:
+        return itertools.chain.from_iterable(self._instances.values())
 
     @property
     def clock(self) -> Clock:

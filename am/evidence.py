@@ -28,6 +28,8 @@ _MOST_CODE = 1 << 20  # bytes of a program
 def gather(driver: AmDriver, error: UgpuError) -> Evidence:
     """Collect the parts; never raises what the chip or the link does."""
     found = Evidence()
+    # ORDER: before what follows reads registers.
+    found.take("accesses.txt", lambda: "\n".join(driver.chip.recent_accesses()) + "\n")
     found.take("queues.json", lambda: [_queue(queue) for queue in _queues(driver)])
     found.take("memory.json", lambda: _regions(driver))
     found.take("boot.json", lambda: _boot(driver))

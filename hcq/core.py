@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hcq import trace
@@ -30,7 +31,7 @@ from hcq.command import (
     uses,
     values_of,
 )
-from hcq.crash import Keeper
+from hcq.crash import Keeper, evidence
 from hcq.errors import (
     BadArgument,
     ChipError,
@@ -104,6 +105,7 @@ class Core(Closing):
         self.capturing: Capture | None = None
         self.replaying: Replay | None = None
         self.graphs: weakref.WeakSet[Capture] = weakref.WeakSet()
+        self.programs: weakref.WeakValueDictionary[int, Program] = weakref.WeakValueDictionary()
         self.followers = Followers(self)
         self.retired = Retired(self)
         self._transfer: Transfer | None = None
@@ -153,6 +155,7 @@ class Core(Closing):
                 self.check_usable()
                 self.retired.collect()
                 made.append(load_program(self.driver, bytes(image)))
+            self.programs[id(made[0])] = made[0]
             if made[0].memory is not None:
                 made[0].memory.retired = self.retired
             return made[0]
@@ -411,7 +414,7 @@ class Core(Closing):
         self.errors[kind] = self.errors.get(kind, 0) + 1
         for explain in self.explainers:
             failure.add_facts(**explain(failure))
-        self.keeper.keep(failure, self.driver.evidence)
+        self.keeper.keep(failure, partial(evidence, self))
         trace.point("failure", device=self.name, error=failure)
 
     def reset(self, only: Level | None = None) -> Recovery:

@@ -13,10 +13,28 @@ from hcq.errors import UgpuError
 
 if TYPE_CHECKING:
     from hcq.bundle import Evidence
+    from hcq.core import Core
 
 log = logging.getLogger(__name__)
 
+_MOST_KERNELS = 4  # whose source goes into a bundle
 Gather = Callable[[UgpuError], "Evidence"]
+
+
+def evidence(core: Core, failure: UgpuError) -> Evidence:
+    """What a device's driver collects of a failure, and the source of the kernels that it names."""
+    found = core.driver.evidence(failure)
+    named = found.parts.get("queues.json", b"").decode() + str(failure.facts)
+    sources = {
+        name: program.source
+        for program in list(core.programs.values())
+        for name in program.kernels
+        if program.source is not None and name in named
+    }
+    for name, source in sorted(sources.items())[:_MOST_KERNELS]:
+        place = "".join(letter if letter.isalnum() else "_" for letter in name)[:80]
+        found.take(f"kernel-{place}.txt", source)
+    return found
 
 
 class Keeper:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,13 @@ class Kernel:
 
 
 class Program(Mapping[str, Kernel]):
-    """A code object loaded on a device: kernels by name. Owns its memory; a context manager."""
+    """A code object loaded on a device: kernels by name. Owns its memory; a context manager.
+
+    source: returns the text it was compiled from (kernel IR, LLVM IR, PTX), for the evidence of a
+    failure; None where that is not known.
+    """
+
+    source: Callable[[], str] | None = None
 
     def __init__(self, core: Core, memory: Buffer | None) -> None:
         self.core = core

@@ -6,6 +6,7 @@ Source is LLVM IR as text, PTX as text (NVIDIA), or a kernel of our own IR
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -46,7 +47,9 @@ def compile_source(device: Device, source: str | bytes | Kernel) -> Program:
     """
     target, folder = device.target, config().cache_folder / "kernels"
     if isinstance(source, Kernel):
-        return device.load(_object(_lowered(source, target), target, source.name, folder))
+        program = device.load(_object(_lowered(source, target), target, source.name, folder))
+        program.source = functools.partial(format_kernel, source)
+        return program
     text = _text(source)
     if _PTX.search(text):
         return _from_ptx(device, text)
@@ -64,6 +67,7 @@ def compile_source(device: Device, source: str | bytes | Kernel) -> Program:
     if not len(program):
         program.close()
         raise _failed(f"the source defines no kernel; {wanted}", text, target)
+    program.source = lambda: text
     return program
 
 
@@ -112,7 +116,9 @@ def _from_ptx(device: Device, text: str) -> Program:
     if target.abi != "ptx":
         raise BadArgument(f"source is PTX, {device.name} takes LLVM IR for {target.triple}")
     try:
-        return device.load(text.encode())
+        program = device.load(text.encode())
+        program.source = lambda: text
+        return program
     except BadCodeObject as error:
         log = str(error.facts.get("log", "")) or error.message
         found = _PTX_LINE.search(log)

@@ -13,6 +13,7 @@ from compiler.codegen.children import shared
 from compiler.codegen.emit import emit
 from compiler.codegen.located import statement_of
 from compiler.kernel import ir
+from compiler.kernel.text import format_kernel
 from hcq.diskcache import DiskCache
 from hcq.errors import UgpuError
 from hcq.sourcelines import source_of
@@ -30,10 +31,20 @@ class Places:
         self.keys: dict[str, str] = {}
 
     def keep(self, kernel: ir.Kernel, key: str) -> None:
-        """Keep a kernel's text with lines; for targets whose objects can have line tables."""
+        """Keep a kernel's IR, and for targets whose objects can have line tables its text with
+        lines."""
+        if self._disk.folder is not None:
+            self._disk.put(_ir_place(key), zlib.compress(format_kernel(kernel).encode(), 1))
         if self._target.abi == "amdhsa" and self._disk.folder is not None:
             text = emit(kernel, self._target, lines=True)
             self._disk.put(self._place(key), zlib.compress(text.encode(), 1))
+
+    def source(self, key: str) -> str:
+        """The kernel IR of an object. LookupError where it was not kept."""
+        data = self._disk.get(_ir_place(key))
+        if data is None:
+            raise LookupError("the kernel's IR is not in the cache of compiled kernels")
+        return zlib.decompress(data).decode()
 
     def explain(self, error: UgpuError) -> dict[str, object]:
         """The fact `kernel_ir` for an error with `kernel` and `offset`: line and statement. Never
@@ -58,3 +69,7 @@ class Places:
     @staticmethod
     def _place(key: str) -> str:
         return DiskCache.key("lines", key)
+
+
+def _ir_place(key: str) -> str:
+    return DiskCache.key("kernel ir", key)

@@ -7,6 +7,7 @@ disk too. What is new of a run is compiled in child processes while the next ker
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -193,6 +194,7 @@ class Programs:
             self.disk.put(record.object, image)
         start = time.perf_counter()
         program = self.device.load(image)
+        program.source = functools.partial(self.places.source, record.object)
         loaded = Loaded(
             program, program[record.name], record.grid, record.block, record.dynamic_local
         )

@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 
 import hcq
+import ugpu
 from am.chips import facts_of
 from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions, FaultPlan
+from compiler.kernel.text import format_kernel
 from hcq import bundle, crash
 from hcq.config import Config
 from hcq.errors import DeviceHang, DeviceLost, FirmwareSilent, PageFault, UgpuError
 from tests.support.am_faulty import faulty_object
+from ugpu import ir
 
 NV_FAR = """
 .version 8.0
@@ -126,3 +129,41 @@ def test_a_folder_that_cannot_be_written_changes_nothing(
     assert "no bundle was written" in caplog.text
     gpu.reset()
     gpu.alloc(4096).copy_from(bytes(4096))
+
+
+def test_a_bundle_has_the_last_accesses_and_the_kernel(folder: Path) -> None:
+    """The kernel is an own one in kernel IR: its text is what was compiled."""
+    x, out = (ir.Memory(name, ugpu.dtypes.float32, 256) for name in ("x", "out"))
+    at = ir.group_range(0, 256).index()
+    body = (ir.Store(out, at, ir.load(x, at)),)
+    source = ir.Kernel("reads_it", (out, x), (), (256, 1, 1), 1, body)
+    with (
+        hcq.open("virtual:navi31") as gpu,
+        gpu.compile(source) as program,
+        gpu.alloc(1024) as result,
+        pytest.raises(PageFault),
+    ):
+        with gpu.queue() as queue:
+            queue.launch(program["reads_it"], grid=(256,), block=(1,), args=(result, None))
+        gpu.synchronize()
+    (path,) = bundle.bundles(folder)
+    parts = bundle.read(path).parts
+    assert parts["kernel-reads_it.txt"].decode() == format_kernel(source)
+    lines = parts["accesses.txt"].decode().splitlines()
+    assert 100 < len(lines) <= 1024
+    # what was read before the evidence was collected: the fault that the hub holds
+    last = lines[-8:]
+    assert any("GCVM_L2_PROTECTION_FAULT_" in line for line in last), last
+    assert any(line.startswith("write CP_HQD_ACTIVE 0x1  [ACTIVE 0x1]") for line in lines)
+
+
+def test_the_kernel_of_a_tensor_is_in_the_bundle_too(folder: Path) -> None:
+    with hcq.open("virtual:navi31") as gpu:
+        data = ugpu.Tensor(np.arange(64, dtype=np.float32), device=gpu)
+        (data * 3.0).numpy()
+        core = gpu.driver.core
+        (program,) = core.programs.values()
+        (name,) = program.kernels
+        found = crash.evidence(core, DeviceHang("stuck", kernel=name))
+    assert not [what for what in found.missing if what.startswith("kernel-")], found.missing
+    assert "3" in found.parts[f"kernel-{name}.txt"].decode()
