@@ -90,6 +90,8 @@ class Dispatch:
     of a wave's threads are interleaved (PERWAVEMEMLAYOUT). private_stride: bytes of one shader
     processor (TOTALPVTMEMSIZE).
     early_preamble: EARLYPREAMBLE. scalar_unit: the GPU has one (see qcom.chips.facts).
+    immediates: words of HLSQ_SHARED_CONSTS_IMM (generation 7), which
+    `stsc c[D], S, N` copies: N words from number S on, to constant D on.
     """
 
     gpu_id: int
@@ -120,6 +122,7 @@ class Dispatch:
     private_stride: int = 0
     early_preamble: bool = False
     scalar_unit: bool = False
+    immediates: Sequence[int] = ()
 
     @property
     def generation(self) -> int:

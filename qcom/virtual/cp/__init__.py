@@ -1,0 +1,1 @@
+"""The command processor: PM4 packets, registers, dispatches and blits."""

@@ -1,0 +1,179 @@
+"""The GPU's one ring: submissions run in a thread of its own, in the order of their contexts."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from hcq.clock import Work
+from hcq.emu.memory import Abort
+from hcq.threads import start
+from qcom.virtual.cp.processor import CommandProcessor
+from qcom.virtual.faults import Cause, GpuFault, Planted, Report
+from qcom.virtual.kgsl.context import ResetStatus, Submission
+
+if TYPE_CHECKING:
+    from qcom.virtual.machine import VirtualMachine
+
+_CLOSE_LIMIT_S = 10.0  # TIMEOUT: for a stopped dispatch to end at its next backward branch
+
+
+class Engine:
+    """Runs submissions. A bug of the model itself ends the thread and stays in `error`.
+
+    `changed` is notified, with the machine's lock held, whenever a timestamp retires or a context
+    changes its state.
+    """
+
+    def __init__(self, machine: VirtualMachine) -> None:
+        self.machine = machine
+        self.changed = threading.Condition(machine.lock)
+        self.error: BaseException | None = None
+        self.abort = Abort()
+        self.running: Submission | None = None
+        self.submissions = 0
+        self._queue: list[Submission] = []
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._waiting = False  # the command processor polls memory
+        self._since = 0.0
+
+    @property
+    def work(self) -> Work:
+        """See hcq.clock.Part. A program or a poll may never end, and counts as no work."""
+        running = self.running
+        if running is None:
+            ready = [entry for entry in list(self._queue) if self._is_ready(entry)]
+            return Work.ENGINES if ready else Work.NONE
+        if self._waiting:
+            return Work.NONE
+        return self.abort.work if self.processing else Work.ENGINES
+
+    processing = False  # a dispatch is on the shader processors
+
+    def queue(self, submission: Submission) -> None:
+        """Take a submission; the machine's lock is held."""
+        self._queue.append(submission)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="virtual-adreno", daemon=True)
+            start(self._thread)
+        self.changed.notify_all()
+
+    def drop(self, submissions_of: object) -> None:
+        """Forget what a context has queued; the machine's lock is held."""
+        self._queue = [entry for entry in self._queue if entry.context is not submissions_of]
+
+    def _is_ready(self, submission: Submission) -> bool:
+        return all(sync.reached for sync in submission.syncs)
+
+    def _next(self) -> Submission | None:
+        """The oldest submission that no sync point, and no older one of its context, holds up."""
+        held = set()
+        for entry in self._queue:
+            if id(entry.context) not in held and self._is_ready(entry):
+                return entry
+            held.add(id(entry.context))
+        return None
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                with self.changed:
+                    while not self._closed and (found := self._next()) is None:
+                        self.changed.wait()
+                    if self._closed:
+                        return
+                    assert found is not None
+                    self._queue.remove(found)
+                    self._begin(found)
+                fault = self._run(found)
+                with self.changed:
+                    self._end(found, fault)
+        except BaseException as error:
+            with self.changed:
+                self.error, self.running = error, None
+                self.changed.notify_all()
+            raise
+
+    def _begin(self, submission: Submission) -> None:
+        self.running = submission
+        self.submissions += 1
+        submission.context.consumed = submission.timestamp
+        self._since = self.machine.clock.now()
+        self.abort.clear()
+
+    def _run(self, submission: Submission) -> GpuFault | None:
+        if self.machine.take(Planted.HANG):
+            return GpuFault(Cause.HANG, "planted hang")
+        processor = CommandProcessor(self.machine, submission.context.node.space, self)
+        try:
+            for address, size in submission.buffers:
+                processor.run(address, size // 4)
+            processor.finish()
+        except GpuFault as fault:
+            return fault
+        return None
+
+    def _end(self, submission: Submission, fault: GpuFault | None) -> None:
+        context = submission.context
+        self.running = None
+        if fault is not None and not context.detached:
+            self._fault(submission, fault)
+        context.retire(context.queued if context.invalid else submission.timestamp)
+        self.machine.bury()
+        self.changed.notify_all()
+
+    def _fault(self, submission: Submission, fault: GpuFault) -> None:
+        """Reset the GPU: one context is guilty, all others with none of it are innocent
+        (_mark_context in adreno_dispatch.c)."""
+        guilty = submission.context
+        self.machine.log.append(
+            Report(fault.cause, fault.text, guilty.id, submission.timestamp, fault.address)
+        )
+        for context in self.machine.contexts.values():
+            if context is guilty:
+                context.status = ResetStatus.GUILTY
+            elif context.status is ResetStatus.NO_ERROR:
+                context.status = ResetStatus.INNOCENT
+        guilty.faulted = True
+        if not guilty.tolerates_faults:
+            guilty.invalid = True
+            self.drop(guilty)
+
+    # What the command processor asks for
+
+    def poll_memory(self, limit_s: float) -> bool:
+        """Wait a little for memory to change; False once the submission has hung."""
+        with self.changed:
+            self._waiting = True
+            self.changed.wait(0.0005)
+            self._waiting = False
+            running = self.running
+            gone = self._closed or running is None or running.context.detached
+        return not gone and self.machine.clock.now() - self._since < limit_s
+
+    def check_hang(self) -> None:
+        """Called by programs that wait: stop a dispatch that has run for longer than the limit."""
+        limit = self.machine.options.hang_limit_s
+        if not self.processing or self.abort.work is not Work.NONE:
+            return
+        if self.machine.clock.now() - self._since > limit:
+            self.abort.set()
+
+    def stop_context(self, context: object) -> None:
+        """A context goes: its queue is dropped and its dispatch ends. Machine's lock is held."""
+        self.drop(context)
+        while self.running is not None and self.running.context is context and self.error is None:
+            self.abort.set()
+            self.changed.wait(0.05)
+
+    def close(self) -> None:
+        """Stop; idempotent."""
+        with self.changed:
+            self._closed = True
+            self._queue = []
+            self.abort.set()
+            self.changed.notify_all()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_CLOSE_LIMIT_S)

@@ -1,0 +1,48 @@
+"""The doors to the virtual Adreno GPUs: what `hcq.open("virtual:a630")` and its kin find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from hcq.errors import BadArgument
+from hcq.transport.node import NodeAttachment
+from qcom.chips import facts as chip_facts
+from qcom.chips import names
+from qcom.chips.facts import ChipFacts
+from qcom.virtual.machine import VirtualMachine
+from qcom.virtual.node import VirtualNode
+from qcom.virtual.options import MachineOptions
+from qcom.virtual.shader import ShaderProcessors
+
+
+def build_machine(name: str, options: MachineOptions | None = None) -> VirtualMachine:
+    """Build a machine with a chip and switch it on. The caller closes it."""
+    if name not in names():
+        raise BadArgument(f"virtual chip must be one of {', '.join(names())}, got {name!r}")
+    return VirtualMachine(chip_facts(name), options)
+
+
+def attach(
+    name: str = "a630",
+    *,
+    chip: VirtualMachine | None = None,
+    caches: Literal["strict", "coherent"] = "strict",
+    hang_limit_s: float = 20.0,
+    machine: MachineOptions | None = None,
+    processors: Callable[[ChipFacts], ShaderProcessors] | None = None,
+) -> NodeAttachment:
+    """A node of a new program, on `chip` (a machine, which stays the caller's) or a new machine.
+
+    caches, hang_limit_s, processors: of a new machine, see MachineOptions. machine: all of its
+    options at once.
+    """
+    if chip is not None:
+        if not isinstance(chip, VirtualMachine) or chip.facts.name != name:
+            raise BadArgument(f"chip must be a virtual machine with {name}", given=repr(chip))
+        return NodeAttachment(VirtualNode(chip), "kgsl", 0, chip)
+    options = machine or MachineOptions(
+        caches=caches, hang_limit_s=hang_limit_s, processors=processors
+    )
+    chip = build_machine(name, options)
+    return NodeAttachment(VirtualNode(chip, owns_machine=True), "kgsl", 0, chip)

@@ -1,0 +1,1 @@
+"""The kernel driver KGSL: its calls, contexts and timestamps."""

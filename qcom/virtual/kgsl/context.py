@@ -1,0 +1,90 @@
+"""Contexts of KGSL: timestamps, submissions in flight, and what a reset made of them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from qcom.virtual.node import VirtualNode
+
+NO_FAULT_TOLERANCE, USER_TIMESTAMPS, INVALIDATE_ON_FAULT = 0x200, 0x80, 0x1000_0000
+
+
+class ResetStatus(enum.IntEnum):
+    """What GPU_RESET_STAT reports (msm_kgsl.h, kgsl_ctx_reset_stat)."""
+
+    NO_ERROR = 0
+    GUILTY = 1
+    INNOCENT = 2
+    UNKNOWN = 3
+
+
+def after(one: int, other: int) -> bool:
+    """Whether a 32-bit timestamp is later than another, as KGSL's timestamp_cmp counts: they wrap
+    around."""
+    return 0 < (one - other & 0xFFFF_FFFF) < 0x8000_0000
+
+
+@dataclass(eq=False)
+class Context:
+    """One context. queued, consumed, retired: the last timestamps given out, begun and ended.
+
+    invalid: a fault ended it; only destroying it is left. faulted: a fault was skipped and the
+    next submission reports it once (EPROTO). events: called once a timestamp has retired.
+    """
+
+    id: int
+    node: VirtualNode
+    flags: int
+    queued: int = 0
+    consumed: int = 0
+    retired: int = 0
+    status: ResetStatus = ResetStatus.NO_ERROR
+    invalid: bool = False
+    faulted: bool = False
+    detached: bool = False
+    events: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
+
+    def is_retired(self, timestamp: int) -> bool:
+        """Whether a timestamp has retired."""
+        return not after(timestamp, self.retired)
+
+    def retire(self, timestamp: int) -> None:
+        """End all submissions up to a timestamp, and call what waits for them."""
+        self.retired = timestamp
+        due = [call for at, call in self.events if self.is_retired(at)]
+        self.events = [entry for entry in self.events if not self.is_retired(entry[0])]
+        for call in due:
+            call()
+
+    @property
+    def tolerates_faults(self) -> bool:
+        """Whether a fault skips the submission instead of ending the context."""
+        return not self.flags & (NO_FAULT_TOLERANCE | INVALIDATE_ON_FAULT)
+
+
+@dataclass(frozen=True)
+class SyncPoint:
+    """A submission waits for a timestamp of a context."""
+
+    context: Context
+    timestamp: int
+
+    @property
+    def reached(self) -> bool:
+        """Whether it holds nothing up; a context that is gone never does."""
+        gone = self.context.detached or self.context.invalid
+        return gone or self.context.is_retired(self.timestamp)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What one GPU_COMMAND asks for. buffers: (GPU address, bytes) of each command object."""
+
+    context: Context
+    timestamp: int
+    buffers: tuple[tuple[int, int], ...] = ()
+    syncs: tuple[SyncPoint, ...] = ()

@@ -1,0 +1,141 @@
+"""One virtual machine with an Adreno GPU and the kernel driver's state on it."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import threading
+from collections import Counter
+
+from hcq.clock import ModelClock
+from hcq.config import config
+from hcq.errors import BadArgument, NotSupported
+from qcom.chips.facts import ChipFacts
+from qcom.virtual.engine import Engine
+from qcom.virtual.faults import Planted, Report
+from qcom.virtual.kgsl.context import Context
+from qcom.virtual.memory.objects import MemoryFile, MemoryObject
+from qcom.virtual.options import MachineOptions
+from qcom.virtual.shader import ShaderProcessors
+
+ALWAYS_ON_HZ = 19_200_000  # CP_ALWAYS_ON_COUNTER, Linux 6.12 a6xx_gpu.c
+
+
+class VirtualMachine:
+    """Stays when nodes close; `close` switches it off.
+
+    `lock` is the kernel driver's. log: resets and page faults, as the kernel log has them.
+    violations: what hardware forgives or breaks in silence and a driver must not do, each once.
+    gaps: what the model could not do. asked: calls that are not modelled. refused: calls that were
+    refused, and why.
+    """
+
+    def __init__(self, facts: ChipFacts, options: MachineOptions | None = None) -> None:
+        self.facts = facts
+        self.options = options or MachineOptions()
+        self.lock = threading.RLock()
+        self.clock = ModelClock()
+        self.memory = MemoryFile()
+        self.contexts: dict[int, Context] = {}
+        self.nodes: list[object] = []
+        self.log: list[Report] = []
+        self.violations: list[str] = []
+        self.gaps: list[NotSupported] = []
+        self.asked: Counter[str] = Counter()
+        self.refused: list[str] = []
+        self.culprits: list[tuple[int, object]] = []
+        self._context_ids = itertools.count(1)
+        self._planted: Counter[Planted] = Counter()
+        self._graveyard: list[MemoryObject] = []
+        self._processors: ShaderProcessors | None = None
+        self._closed = False
+        self.engine = Engine(self)
+        self.clock.plays(self.engine)
+
+    @property
+    def processors(self) -> ShaderProcessors:
+        """The shader processors, made at the first dispatch."""
+        if self._processors is None:
+            make = self.options.processors or _ir3_processors
+            self._processors = make(self.facts)
+        return self._processors
+
+    def new_context_id(self) -> int:
+        """An id that no context has."""
+        return next(number for number in self._context_ids if number not in self.contexts)
+
+    def inject(self, fault: Planted | str, count: int = 1) -> None:
+        """Plant a fault, to strike `count` times."""
+        try:
+            found = fault if isinstance(fault, Planted) else Planted[fault.upper()]
+        except KeyError:
+            known = ", ".join(entry.name for entry in Planted)
+            raise BadArgument(f"fault must be one of {known}, got {fault!r}") from None
+        with self.lock:
+            self._planted[found] += count
+
+    def take(self, fault: Planted) -> bool:
+        """Whether a planted fault strikes now."""
+        with self.lock:
+            if not self._planted[fault]:
+                return False
+            self._planted[fault] -= 1
+            return True
+
+    def violate(self, text: str) -> None:
+        """Note a violation, once."""
+        if text not in self.violations:
+            self.violations.append(text)
+
+    def ticks(self) -> int:
+        """CP_ALWAYS_ON_COUNTER."""
+        return int(self.clock.now() * ALWAYS_ON_HZ)
+
+    def release(self, found: MemoryObject) -> None:
+        """Drop one hold of an object; its memory is given back once the GPU is idle."""
+        found.holds -= 1
+        if not found.holds:
+            self._graveyard.append(found)
+            self.bury()
+
+    def bury(self) -> None:
+        """Give memory back that no submission can reach any more; the lock is held."""
+        if self.engine.running is None:
+            for found in self._graveyard:
+                if found.offset >= 0:
+                    self.memory.free(found.offset)
+            self._graveyard = []
+
+    def wait_idle(self, limit_s: float = 60.0) -> bool:
+        """Wait until no submission runs or can run; whether that came to pass."""
+        end = self.clock.now() + limit_s
+        with self.engine.changed:
+            while self.engine.error is None and (self.engine.running or self.engine.work):
+                if self.clock.now() > end:
+                    return False
+                self.engine.changed.wait(0.05)
+        return True
+
+    def close(self) -> None:
+        """Switch off; idempotent. Raises what went wrong in the model itself, if anything did."""
+        if self._closed:
+            return
+        self._closed = True
+        self.engine.close()
+        if self._processors is not None:
+            self._processors.close()
+        self.memory.close()
+        if self.engine.error is not None:
+            raise self.engine.error
+
+    def __repr__(self) -> str:
+        return f"<VirtualMachine {self.facts.name}, {len(self.contexts)} contexts>"
+
+
+def _ir3_processors(facts: ChipFacts) -> ShaderProcessors:
+    """The shader processors that execute ir3. They are large; most tests need none."""
+    module = importlib.import_module("qcom.virtual.sp.processors")
+    made: ShaderProcessors = module.Processors(
+        cache=config().cache_folder / "ir3", private_slots=facts.shader_processors
+    )
+    return made

@@ -1,0 +1,1 @@
+"""Memory of the virtual GPU: objects, address spaces, translation, CPU caches."""

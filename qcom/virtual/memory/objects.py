@@ -1,0 +1,110 @@
+"""Memory objects: pages of one sparse file, and the CPU caches over them.
+
+All objects of a machine lie in one memory file whose page number is the object's id, so that the
+offset that KGSL defines for mmap, id << 12, is the place in the file (adreno: kgsl_mmap in the
+Android msm kernel, drivers/gpu/msm/kgsl.c).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hcq.allocator import RangeAllocator
+
+PAGE = 4096
+LINE = 64  # bytes of a CPU cache line
+FILE_SIZE = 1 << 32  # the largest offset of an id below 2^20
+_MAP_NORESERVE = 0x4000
+
+
+class MemoryFile:
+    """The file behind all objects. Under the machine's lock."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("kgsl-3d0", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, FILE_SIZE)
+        self._map = mmap.mmap(self.fd, FILE_SIZE, flags=mmap.MAP_SHARED | _MAP_NORESERVE)
+        self.view = memoryview(self._map)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        # Page 0 is no object: KGSL's ids begin at 1.
+        self._pages = RangeAllocator(PAGE, FILE_SIZE - PAGE, PAGE, name="memory file")
+
+    def allocate(self, size: int) -> int:
+        """Return the offset of zeroed pages; OutOfMemory where there are none."""
+        return self._pages.allocate(size, PAGE)
+
+    def free(self, offset: int) -> None:
+        """Give pages back; they read as zeros."""
+        self._map.madvise(mmap.MADV_REMOVE, offset, self._pages.size_of(offset))
+        self._pages.free(offset)
+
+    @property
+    def used(self) -> int:
+        """Bytes that objects hold."""
+        return self._pages.used
+
+    def close(self) -> None:
+        """Close the file; pages stay until the last mapping goes."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class MemoryObject:
+    """One allocation or import. Sizes and addresses are bytes.
+
+    offset: in the memory file, -1 for memory of the program's own. cpu_address: where the CPU sees
+    it in this process; gpu_address: where its device copy lies: the same place, except for cached
+    memory that no hardware keeps coherent. gpuaddr: GPU virtual address, 0 before it has one.
+    holds: the id, CPU mappings and events that keep it; id_valid: not freed by the program.
+    """
+
+    def __init__(
+        self, number: int, size: int, flags: int, offset: int, address: int, *, cached: bool
+    ) -> None:
+        self.id = number
+        self.size = size
+        self.flags = flags
+        self.offset = offset
+        self.cpu_address = self.gpu_address = address
+        self.gpuaddr = 0
+        self.mapped_size = -(-size // PAGE) * PAGE
+        self.holds = 1
+        self.id_valid = True
+        self.metadata = b""
+        self.pages: mmap.mmap | None = None  # of an imported file
+        self._lines: tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]] | None = None
+        if cached:
+            memory = mmap.mmap(-1, self.mapped_size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            device = np.frombuffer(memory, np.uint8).reshape(-1, LINE)
+            raw = (ctypes.c_char * self.mapped_size).from_address(address)
+            seen = np.frombuffer(memoryview(raw), np.uint8).reshape(-1, LINE)
+            device[:] = seen
+            # What the CPU sees, what it saw when each line was last clean, and the memory itself.
+            self._lines = seen, seen.copy(), device
+            self.gpu_address = device.ctypes.data
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether the CPU caches it and no hardware keeps the caches coherent."""
+        return self._lines is not None
+
+    def clean(self, start: int, end: int) -> None:
+        """Write the CPU's dirty lines that touch [start, end) back to memory."""
+        if self._lines is not None:
+            seen, clean, device = (part[start // LINE : -(-end // LINE)] for part in self._lines)
+            dirty = (seen != clean).any(axis=1)
+            device[dirty] = seen[dirty]
+            clean[dirty] = seen[dirty]
+
+    def invalidate(self, start: int, end: int) -> None:
+        """Drop the lines that touch [start, end) from the cache; dirty ones are lost."""
+        if self._lines is not None:
+            seen, clean, device = (part[start // LINE : -(-end // LINE)] for part in self._lines)
+            seen[:] = device
+            clean[:] = device

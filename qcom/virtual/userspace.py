@@ -1,0 +1,49 @@
+"""Memory of the program that makes a call, as the kernel reads and writes it."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from typing import Protocol
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class _Piece(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
+class UserMemory(Protocol):
+    """Copy from and to a program; OSError (EFAULT) for what it has not mapped."""
+
+    def read(self, address: int, size: int) -> bytes: ...
+    def write(self, address: int, data: bytes) -> None: ...
+
+
+class ProcessMemory:
+    """The memory of a process, this one by default."""
+
+    def __init__(self, pid: int | None = None) -> None:
+        self._pid = pid
+
+    def read(self, address: int, size: int) -> bytes:
+        """Copy from the process."""
+        buffer = ctypes.create_string_buffer(size)
+        self._move(_LIBC.process_vm_readv, ctypes.addressof(buffer), address, size)
+        return buffer.raw
+
+    def write(self, address: int, data: bytes) -> None:
+        """Copy to the process."""
+        buffer = ctypes.create_string_buffer(data, len(data))
+        self._move(_LIBC.process_vm_writev, ctypes.addressof(buffer), address, len(data))
+
+    def _move(self, call: ctypes._NamedFuncPointer, here: int, there: int, size: int) -> None:
+        if not size:
+            return
+        mine, its = _Piece(here, size), _Piece(there, size)
+        pid = self._pid or os.getpid()
+        done = call(pid, ctypes.byref(mine), 1, ctypes.byref(its), 1, 0)
+        if done != size:
+            code = ctypes.get_errno() if done < 0 else errno.EFAULT
+            raise OSError(code, f"{os.strerror(code)}: {size} bytes at {there:#x}")
