@@ -56,7 +56,7 @@ def recover(driver: AmDriver, only: Level | None = None) -> Recovery:
             device=driver.name,
             remedy=advice.LINK,
         )
-    if driver.unfinished is None:
+    if driver.unfinished is None and not driver.core.healer.repeated:
         driver.vram_lost = False
     diagnosis = diagnose(driver)
     try:
@@ -104,8 +104,9 @@ class Rungs:
                 "mode2 reset", Level.MODE2, _ALL_WORK, lambda: None, self._check_mode2
             ),
             self._whole(
-                "boot after power loss", Level.MODE1, boot.after_power_loss, self._check_not_booted
+                "boot after power loss", Level.MODE1, boot.after_power_loss, self._check_dark
             ),
+            self._whole("boot again", Level.MODE1, _go_on, self._check_not_booted),
             self._whole(
                 "mode1 reset", Level.MODE1, boot.mode1_reset, self._check_secure_os_runs
             ),
@@ -170,9 +171,14 @@ class Rungs:
         if not self.driver.units.smu.running():
             raise NotSupported("the SMU's firmware does not run")
 
+    def _check_dark(self) -> None:
+        if not self.driver.chip.lost():
+            raise NotSupported("the chip has power")
+
     def _check_not_booted(self) -> None:
-        if not self.driver.chip.lost() and self.driver.units.psp.alive():
-            raise NotSupported("the chip is booted")
+        units = self.driver.units
+        if self.driver.chip.lost() or (units.psp.alive() and units.smu.running()):
+            raise NotSupported("no boot of the chip was cut off")
 
     def _check_mode2(self) -> None:
         version = ".".join(map(str, self.driver.facts.versions["MP1"]))
@@ -300,6 +306,11 @@ class Rungs:
         self.driver.flush_tlb()
         prove(self.driver, self.restarted)
         return {**found, "TLB": "flushed", "ran": ", ".join(one.name for one in self.restarted)}
+
+
+def _go_on(units: Units) -> None:
+    """Go on with a boot that was cut off: nothing is reset where its firmware takes the rest."""
+    boot.make_fresh(units, boot.Stages())
 
 
 def _no_pipe_reset() -> None:

@@ -6,6 +6,7 @@ Messages and tables are those of the chip's interface (am/generations). Source: 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 from am import advice
@@ -31,6 +32,8 @@ RESPONSES = {
 }
 # TIMEOUT: the kernel waits usec_timeout (100 ms) times 20 per message.
 MESSAGE_LIMIT_S = 2.0
+# TIMEOUT: messages take far less (0.1 ms); our choice, once for each reset of a chip that hangs
+SETTLE_LIMIT_S = 0.1
 
 
 class Smu:
@@ -105,7 +108,22 @@ class Smu:
         if self.chip.facts.mode1_by_debug:
             self.strike_mode1()
         else:
+            self._settle()
             self.post(self.message_number("Mode1Reset"), 0)
+
+    def _settle(self) -> None:
+        """Wait a while for the end of a message whose sender was cut off: one that comes before it
+        is lost. Firmware that is stuck is not waited for."""
+        if self.stuck:
+            return
+        with contextlib.suppress(UnitTimeout):
+            self.chip.wait(
+                self.chip.mp1.MP1_SMN_C2PMSG_90,
+                lambda value: value != 0,
+                unit="SMU",
+                waiting_for="end of the message before",
+                limit_s=SETTLE_LIMIT_S,
+            )
 
     def message_number(self, message: str) -> int:
         return self._messages[f"PPSMC_MSG_{message}"]

@@ -33,7 +33,8 @@ class Healer:
     """Of one device. Its lock is held where a method does not say otherwise.
 
     policy: "raise" or "recover". last: what the last reset did. buffers: those whose content a
-    reset may cost.
+    reset may cost. repeated: for a driver, inside of `recover`: the reset before was cut off, and
+    what it cost was not told.
     """
 
     def __init__(self, core: Core) -> None:
@@ -43,6 +44,7 @@ class Healer:
         self._policy = "raise"
         self._beyond: UgpuError | None = None  # a failure that a reset did not mend
         self._resetting = False
+        self._unfinished = self.repeated = False
         self._untold: dict[Timeline, UgpuError] = {}
         self._shared: UgpuError | None = None  # one of them that only one queue has to tell
 
@@ -65,6 +67,7 @@ class Healer:
         core = self.core
         core.check_open()
         failure, self._resetting = core.failure, True
+        self.repeated, self._unfinished = self._unfinished, True
         try:
             with trace.step("reset", device=core.name, failure=failure):
                 recovery = self._recover(failure, only)
@@ -76,6 +79,7 @@ class Healer:
             raise
         finally:
             self._resetting = False
+        self._unfinished = False
         return recovery
 
     def _recover(self, failure: UgpuError | None, only: Level | None) -> Recovery:
