@@ -88,6 +88,19 @@ class Channel:
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
+    def farewell(self, limit_s: float = 1.0) -> None:
+        """End the connection after what was sent: the peer may still be sending, and would lose it
+        with its own messages. Blocks for up to `limit_s`."""
+        end, room = time.monotonic() + limit_s, bytearray(1 << 16)
+        with contextlib.suppress(OSError, Disconnected):
+            socket.socket.shutdown(self._socket, socket.SHUT_WR)
+            while (left := end - time.monotonic()) > 0:
+                if not self._attempt(
+                    partial(socket.socket.recv_into, self._socket, room), left, select.POLLIN
+                ):
+                    break
+        self.close()
+
     def release(self) -> None:
         """Close the descriptor, when no thread uses it any more; idempotent."""
         self.closed = True

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 from hcq import life, threads
-from hcq.errors import DeviceHang, LinkError, UgpuError
+from hcq.errors import DeviceHang, DeviceLost, LinkError, UgpuError
 from hcq.remote import failures
 from hcq.remote.address import Address, connect
 from hcq.remote.channel import Channel, Disconnected
@@ -185,11 +185,16 @@ class Connection:
                 return
 
     def _receive(self) -> None:
+        why: UgpuError | None = None  # the connection is about to end
         try:
             while True:
                 message = self._channel.receive()
                 assert message is not None
                 check(message, EVENTS)
+                if message.operation == "ended":
+                    why = DeviceLost(f"the lease of {self.name} is over: {message.arguments[0]}")
+                elif message.operation == "error" and not message.call:
+                    why = failures.from_wire(*message.arguments)
                 if not message.call:
                     self.on_event(message)
                     continue
@@ -200,11 +205,11 @@ class Connection:
                     waiting.reply = message
                     waiting.done.set()
         except (Disconnected, WireError) as error:
-            self._end(
-                Disconnected(f"the connection to ugpud at {self.name} ended; its lease is lost")
-                if isinstance(error, Disconnected)
-                else error
-            )
+            if isinstance(error, Disconnected):
+                text = f"the connection to ugpud at {self.name} ended; its lease is lost"
+                self._end(why or Disconnected(text))
+            else:
+                self._end(error)
 
     def _give(self, owner: Owned | None, message: Message) -> None:
         """Tell an owner its number; one that is gone meanwhile gives it back."""

@@ -218,7 +218,7 @@ class RemoteDriver(Driver):
         self._pending.clear()
         self.resets += 1
         lasts = [queue.timeline.last for queue in self._queues]
-        reply = self.connection.call("reset", lasts, 0 if only is None else int(only))
+        reply = self.connection.call("reset", lasts, 0 if only is None else int(only), self.resets)
         self.failed = None
         report = reply.arguments[0]
         lost = frozenset(Placement(name) for name in report[3])
@@ -238,11 +238,9 @@ class RemoteDriver(Driver):
                 self._queues[index].timeline.reach(value)
             return
         if isinstance(event, UgpuError):
-            self.failed = event
+            self.failed = self.failed or event
         elif event.operation == "failed":
             self.failed = failures.from_wire(*event.arguments)
-        elif event.operation == "ended":
-            self.failed = failures.from_wire("DeviceLost", event.arguments[0], {})
         for queue in self._queues:
             queue.timeline.wake()
 

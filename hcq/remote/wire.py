@@ -143,7 +143,7 @@ REQUESTS: Mapping[str, Sequence[str]] = {
     "watch": ("number", "number", "real"),  # address, value, seconds -> whether it was reached
     # failures and facts
     "diagnose": ("number", "number"),  # queue, value -> map
-    "reset": ("numbers", "number"),  # last value of each queue, level (0: any) -> report
+    "reset": ("numbers", "number", "number"),  # last values, level (0: any), resets -> report
     "plan": ("number",),  # level (0: any) -> what a reset would do
     "info": (),
     "sensors": (),
@@ -151,7 +151,7 @@ REQUESTS: Mapping[str, Sequence[str]] = {
 EVENTS: Mapping[str, Sequence[str]] = {
     "reply": ("any",),
     "error": ("text", "text", "map"),  # class, message, facts
-    "reached": ("number", "number", "number"),  # queue, value, resets so far
+    "reached": ("number", "number", "number"),  # queue, value, resets as the client counts
     "failed": ("text", "text", "map"),  # the device's failure, until "reset"
     "position": ("number",),  # of a waiter in the queue, from 1
     "ended": ("text",),  # the lease is over: why

@@ -1,15 +1,30 @@
-"""A ugpud of the tests: a process with virtual devices, and how to end it."""
+"""A ugpud of the tests: in this process, or a process of its own, and what asks it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
+
+import numpy as np
+
+import hcq
+from hcq.device import Device
+from hcq.remote.address import Address
+from hcq.remote.connection import Connection
+from tests.support.kernels import contract_object
+from tools.daemon.config import Settings
+from tools.daemon.config import parse as parse_config
+from tools.daemon.daemon import Daemon
+from tools.daemon.listen import Listeners
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -79,3 +94,60 @@ class DaemonProcess:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Running:
+    """A daemon in this process, its sockets served by a thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.daemon = Daemon(settings)
+        self.listeners = Listeners(settings, self.daemon.serve, {})
+        self.socket = str(settings.socket)
+        self.daemon.start()
+        self.daemon.wait_until_booted()
+        self._thread = threading.Thread(target=self.listeners.run)
+        self._thread.start()
+
+    def lease(self, device: str = "*", **options: Any) -> Any:
+        return hcq.lease(device, daemon=self.socket, **options)
+
+    def connect(self) -> Connection:
+        return Connection(Address(self.socket))
+
+    def listed(self) -> dict[str, Any]:
+        with self.connect() as connection:
+            found: dict[str, Any] = connection.call("leases").arguments[0]
+            return found
+
+    def settle(self) -> None:
+        """Wait until no client is left but those with a lease."""
+        with self.daemon._tick:
+            while any(client.lease is None for client in self.daemon.clients):
+                self.daemon._tick.wait(60)
+
+    def close(self) -> None:
+        self.listeners.stop()
+        self._thread.join()
+        self.listeners.close()
+        self.daemon.close()
+
+
+def started(folder: Path, more: str = "", count: int = 2) -> Running:
+    return Running(parse_config(settings_text(folder, ["cpu"], more, count)))
+
+
+def scaled(gpu: Device) -> bool:
+    """Whether a kernel works."""
+    with gpu.load(contract_object(gpu.target)) as program, gpu.alloc(256) as a, gpu.alloc(256) as b:
+        a.copy_from(np.arange(64, dtype=np.uint32))
+        with gpu.queue() as queue:
+            args = (b, a, np.uint32(64), np.uint32(3))
+            queue.launch(program["scale"], grid=(1,), block=(64,), args=args)
+        return bool((b.numpy(np.uint32) == 3 * np.arange(64)).all())
+
+
+def until_closed(made: socket.socket) -> None:
+    with contextlib.suppress(ConnectionResetError):
+        while made.recv(4096):
+            pass

@@ -103,6 +103,7 @@ class Client:
         except WireError as error:
             log.info("%s is cut off: %s", self.name, error)
             self._quietly("error", *failures.to_wire(error))
+            self.channel.farewell()
         except UgpuError as error:
             log.info("%s: %s", self.name, error)
         finally:

@@ -215,7 +215,7 @@ class Daemon:
         if client.lease is lease:
             client.notify("ended", reason)
             log.info("lease %d of %s ends: %s", lease.number, client.name, reason)
-            client.channel.close()  # its thread cleans up
+            client.channel.farewell()  # its thread cleans up
 
     def end(self, client: Client, reason: str) -> None:
         """Clean up behind a lease: work is drained or the device reset, memory freed, the device

@@ -353,14 +353,16 @@ class Holder:
             if self.failed is None:
                 self.failed = error
 
-    def reset(self, lasts: list[int], level: int) -> list[object]:
-        """Bring the device back; work under way is lost. Returns the report for the client."""
+    def reset(self, lasts: list[int], level: int, resets: int) -> list[object]:
+        """Bring the device back; work under way is lost. Returns the report for the client.
+        resets: what tells what was reached after it from before."""
         if len(lasts) != len(self.hardware):
             raise BadArgument(f"expected {len(self.hardware)} values, got {len(lasts)}")
+        only = _level(level)
         with self._lock:
             self._forget_work()
-            self._resets += 1
-        recovery = self.core.reset(_level(level))
+            self._resets = resets
+        recovery = self.core.reset(only)
         self.device.synchronize(limit_s=RESET_DRAIN_S)  # work of queues that went on
         with self._lock:
             for queue, (timeline, last) in enumerate(zip(self.timelines, lasts, strict=True)):

@@ -1,0 +1,205 @@
+"""ugpud's edges: TLS and tokens, its configuration, the sockets it listens at."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hcq
+from hcq.errors import (
+    AccessDenied,
+    BadArgument,
+    DeviceBusy,
+    HostError,
+    TransportError,
+)
+from tests.support.daemon import (
+    ROOT,
+    Running,
+    scaled,
+    settings_text,
+    started,
+    until_closed,
+)
+from tools.daemon.config import parse as parse_config
+from tools.daemon.leases import State
+from tools.daemon.listen import Listeners
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+# ---- TLS and tokens --------------------------------------------------------------------------
+
+
+def test_tls_and_tokens(folder: Path) -> None:
+    trustme = pytest.importorskip("trustme", reason="trustme (extra dev) makes certificates")
+    authority, other = trustme.CA(), trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_and_cert_chain_pem.write_to_path(str(folder / "both.pem"))
+    for made, name in ((authority, "ca.pem"), (other, "other.pem")):
+        made.cert_pem.write_to_path(str(folder / name))
+    both = f'"{folder}/both.pem"'
+    more = f'[tcp]\nlisten = "127.0.0.1:0"\ncertificate = {both}\nkey = {both}'
+    running = started(folder, more, count=1)
+    where = f"tls://127.0.0.1:{running.listeners.port}"
+    tokens = running.daemon.tokens
+    use = tokens.create("use", "use", "cpu*", 0)
+    old = tokens.create("old", "use", "*", 1.0)
+    look = tokens.create("look", "observe", "*", 0)
+    elsewhere = tokens.create("elsewhere", "use", "gfx*", 0)
+
+    def lease(token: str | None, authority: str = "ca.pem") -> Any:
+        return hcq.lease(daemon=where, token=token, authority=str(folder / authority))
+
+    try:
+        with lease(use) as gpu:
+            assert scaled(gpu)
+            data = np.random.default_rng(1).integers(0, 256, 5 << 20, np.uint8)
+            with gpu.alloc(len(data)) as buffer:
+                buffer.copy_from(data)
+                assert (buffer.numpy() == data).all()
+        for token, text in (
+            (None, "asks for a token"),
+            ("ugpu_wrong", "does not have this token"),
+            (old, "'old' has expired"),
+            (look, "needs the role 'use'"),
+            (elsewhere, "do not cover cpu"),
+        ):
+            with pytest.raises(AccessDenied, match=text):
+                lease(token)
+        tokens.revoke("use")
+        with pytest.raises(AccessDenied):
+            lease(use)
+        with pytest.raises(TransportError, match="no TLS connection"):
+            lease(look, "other.pem")
+        with socket.create_connection(("127.0.0.1", running.listeners.port)) as plain:
+            plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            until_closed(plain)
+        weak = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        weak.check_hostname, weak.verify_mode = False, ssl.CERT_NONE
+        weak.maximum_version = ssl.TLSVersion.TLSv1_2
+        old_client = socket.create_connection(("127.0.0.1", running.listeners.port))
+        with old_client, pytest.raises(ssl.SSLError):
+            weak.wrap_socket(old_client)
+    finally:
+        running.close()
+
+
+def test_tokens_are_the_daemons_alone(folder: Path) -> None:
+    from tools.daemon.tokens import Tokens
+
+    tokens = Tokens(folder / "state" / "tokens.json")
+    token = tokens.create("a", "use", "*", 0)
+    assert token not in tokens.path.read_text() and tokens.path.stat().st_mode & 0o777 == 0o600
+    for name, role, text in (("a", "use", "new"), ("", "use", "new"), ("b", "boss", "role")):
+        with pytest.raises(BadArgument, match=text):
+            tokens.create(name, role, "*", 0)
+    with pytest.raises(BadArgument, match="no token named 'b'; there are: a"):
+        tokens.revoke("b")
+    tokens.path.write_text("{}[")
+    with pytest.raises(HostError, match="not a file of tokens"):
+        tokens.rights(token, 0.0)
+    tokens.path.chmod(0o644)
+    with pytest.raises(HostError, match="readable by others"):
+        Tokens(tokens.path).rights(token, 0.0)
+
+
+# ---- configuration and sockets ---------------------------------------------------------------
+
+DEVICE = '[[device]]\nname = "cpu"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "at least one"),
+        ("[daemon", "is not TOML"),
+        ("colour = 1\n" + DEVICE, "unknown key colour; there are: daemon"),
+        (DEVICE + "speed = 1", "unknown key speed; there are: name, count"),
+        ("[daemon]\nclients = 0\n" + DEVICE, "clients: expected a number from 1"),
+        ("[daemon]\nclients = true\n" + DEVICE, "clients: expected a int"),
+        ('[daemon]\nmode = "rw"\n' + DEVICE, "file mode"),
+        ('[daemon]\nmessage = "huge"\n' + DEVICE, 'text such as "8G"'),
+        ("[lease]\nusual_s = -1\n" + DEVICE, "positive number of seconds"),
+        ("[tcp]\n" + DEVICE, "TLS only"),
+        ('[tcp]\nlisten = "x"\n' + DEVICE, "an address and a port"),
+        ("[[device]]\ncount = 2", "name: expected a device"),
+        ('[[device]]\nname = "pci:0"\ncount = 2', "not virtual"),
+        ("device = 1", "expected a list"),
+        ("device = [1]", "must be tables"),
+    ],
+)
+def test_wrong_configurations_are_named(text: str, said: str) -> None:
+    with pytest.raises(BadArgument, match=said):
+        parse_config(text)
+
+
+def test_sockets_that_cannot_be(folder: Path) -> None:
+    running = started(folder, count=1)
+    try:
+        again = parse_config(settings_text(folder, ["cpu"]))
+        with pytest.raises(DeviceBusy, match="another ugpud listens"):
+            Listeners(again, running.daemon.serve, {})
+        with running.lease() as gpu:
+            assert scaled(gpu), "the probe does no harm"
+    finally:
+        running.close()
+    assert not Path(running.socket).exists()
+    Path(running.socket).write_text("no socket")
+    with pytest.raises(HostError, match="is not a socket"):
+        Listeners(again, running.daemon.serve, {})
+    with pytest.raises(HostError, match="cannot listen"):
+        Listeners(parse_config(settings_text(Path("/proc/x"), ["cpu"])), lambda *_: None, {})
+
+
+def test_a_device_that_does_not_boot_is_quarantined(folder: Path) -> None:
+    running = Running(parse_config(settings_text(folder, ["cpu", "virtual:nothing"])))
+    try:
+        bad = running.daemon.owned[1].card
+        assert bad.state is State.QUARANTINED and "no virtual chip" in bad.reason
+        with pytest.raises(DeviceBusy, match=r"quarantined .no virtual chip"):
+            running.lease("virtual:*")
+        with running.lease() as gpu:
+            assert scaled(gpu)
+    finally:
+        running.close()
+
+
+def test_sockets_from_systemd(folder: Path) -> None:
+    """sd_listen_fds(3): LISTEN_PID, LISTEN_FDS, and descriptors from 3 on."""
+    program = f"""
+import os, socket, sys
+made = socket.socket(socket.AF_UNIX)
+made.bind({str(folder / "s")!r})
+made.listen()
+os.dup2(made.fileno(), 3)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")
+sys.argv = ["ugpud", "--config", {str(folder / "c.toml")!r}]
+from tools.daemon.main import main
+sys.exit(main())
+"""
+    (folder / "c.toml").write_text(settings_text(folder, ["cpu"]))
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "listens" in line:
+                break
+        with hcq.lease(daemon=str(folder / "s")) as gpu:
+            assert scaled(gpu)
+        assert not (folder / "ugpud.sock").exists()
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=120)
+    assert process.returncode == 0
