@@ -1,7 +1,8 @@
 """Device names to drivers, lazily: only what a name needs is imported.
 
 auto             UGPU_DEVICE if set, the first real device in vfio-pci's hands or with a node of a
-                 stock kernel driver that this user may open, else cpu
+                 stock kernel driver that this user may open, or behind a USB bridge whose node this
+                 user may open, else cpu
 cpu              host threads
 virtual:<chip>   a register-level model of a chip, with the real driver on it
 virtual:<chip>+usb   the same behind a virtual USB3 bridge
@@ -183,6 +184,8 @@ def open(name: str = "auto", **options: object) -> Device:
     if name == "auto":
         ready = [e.name for e in _pci_devices(SYSFS_PCI) if e.facts["driver"] == "vfio-pci"]
         ready += [e.name for e in _node_devices(NODES) if e.facts["usable"]]
+        usb = [e for e in _usb_devices() if e.facts["usable"] and e.facts["accessible"]]
+        ready += [e.name for e in usb]
         found = config().device or next(iter(ready), "cpu")
         return open(found if found != "auto" else "cpu", **options)
     _start_tracing()

@@ -5,6 +5,7 @@ Source: Linux Documentation/ABI/stable/sysfs-bus-usb and testing/sysfs-bus-usb.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from hcq.errors import DeviceNotFound
@@ -12,6 +13,9 @@ from usbgpu import asm24
 from usbgpu.usb import Speed, UsbIdentity
 
 SYSFS_USB = Path("/sys/bus/usb/devices")
+
+
+NODES = Path("/dev/bus/usb")
 
 
 def bridges(sysfs: Path = SYSFS_USB) -> list[UsbIdentity]:
@@ -71,6 +75,12 @@ def _text(folder: Path, name: str, default: str | None = None) -> str:
         return default
 
 
+def _node(identity: UsbIdentity) -> Path:
+    """The node that libusb opens: by the bus, a port's first number, and the device's number."""
+    bus = identity.port.partition("-")[0]
+    return NODES / bus.zfill(3) / f"{identity.address:03}"
+
+
 def _speed(text: str) -> Speed:
     """sysfs has 1.5 and 12 too, at which no bridge works."""
     rate = int(float(text))
@@ -83,7 +93,7 @@ def _order(port: str) -> tuple[int, ...]:
 
 def listed(sysfs: Path = SYSFS_USB) -> list[tuple[str, dict[str, object]]]:
     """The name of each bridge, and what is known without opening it. usable: we know how its
-    firmware is talked to."""
+    firmware is talked to; accessible: this user may open its USB node."""
     found = bridges(sysfs)
     serials = [one.serial for one in found]
     return [
@@ -95,6 +105,7 @@ def listed(sysfs: Path = SYSFS_USB) -> list[tuple[str, dict[str, object]]]:
                 "firmware": one.name,
                 "link_mbit_s": int(one.speed),
                 "usable": one.name.startswith(asm24.PRODUCTS),
+                "accessible": os.access(_node(one), os.R_OK | os.W_OK),
             },
         )
         for one in found

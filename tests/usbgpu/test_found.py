@@ -104,11 +104,43 @@ def test_bridges_are_listed_with_the_other_devices(
     plug(tmp_path, "2-3")
     plug(tmp_path, "2-4", serial="other", product="USB4 Enclosure")
     monkeypatch.setattr(registry, "SYSFS_USB", tmp_path)
+    monkeypatch.setattr(found, "NODES", tmp_path / "bus")
     listed = [entry for entry in registry.list_devices() if entry.name.startswith("usb:")]
     names = ["usb:2-1", "usb:2-2", "usb:2-3", "usb:other"]
     assert [entry.name for entry in listed] == names, "by port where a serial number is no name"
     assert listed[0].facts == {
         "port": "2-1", "serial": "0badcafe", "firmware": "custom v0.1", "link_mbit_s": 10_000,
-        "usable": True,
+        "usable": True, "accessible": False,
     }  # fmt: skip
     assert listed[1].facts["link_mbit_s"] == 480 and listed[3].facts["usable"] is False
+
+
+@pytest.mark.parametrize(
+    ("product", "node", "chosen"),
+    [
+        ("custom v0.1", "002/003", "usb:0badcafe"),
+        ("custom v0.1", "003/003", "cpu"),
+        ("USB4 Enclosure", "002/003", "cpu"),
+    ],
+)
+def test_auto_takes_a_bridge_that_this_user_may_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, product: str, node: str, chosen: str
+) -> None:
+    plug(tmp_path / "sys", "2-1", product=product)
+    (tmp_path / "bus" / node).parent.mkdir(parents=True)
+    (tmp_path / "bus" / node).touch()
+    monkeypatch.setattr(registry, "SYSFS_USB", tmp_path / "sys")
+    monkeypatch.setattr(registry, "SYSFS_PCI", tmp_path / "pci")
+    monkeypatch.setattr(registry, "NODES", tmp_path / "dev")
+    monkeypatch.setattr(found, "NODES", tmp_path / "bus")
+    monkeypatch.delenv("UGPU_DEVICE", raising=False)
+    opened: list[str] = []
+    whole = registry.open
+
+    def named(name: str, **options: object) -> object:
+        opened.append(name)
+        return whole(name, **options) if name == "auto" else None
+
+    monkeypatch.setattr(registry, "open", named)
+    registry.open("auto")
+    assert opened == ["auto", chosen]
