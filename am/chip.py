@@ -268,7 +268,18 @@ class Chip:
 
     def lost(self) -> bool:
         """Whether the chip is gone: nothing in configuration space, or only ones in registers."""
-        return not self.transport.present() or self.memory_size_mb() == ALL_ONES
+        return not self.transport.present() or self._dark()
+
+    def _dark(self) -> bool:
+        """Whether two registers read as ones: one of them alone may be a lost completion."""
+        if self.memory_size_mb() != ALL_ONES:
+            return False
+        return self.bus.read32(self.generation.ifwi_register) == ALL_ONES
+
+    def read_again(self, register: BoundRegister) -> int:
+        """Read a register, a second time where it gives ones: one completion may be lost."""
+        value = int(register.read())
+        return int(register.read()) if value == ALL_ONES else value
 
     def check_present(self, while_doing: str) -> None:
         """Raise DeviceLost unless two independent places still answer.
@@ -276,7 +287,7 @@ class Chip:
         A single all-ones read may be one lost completion; a dead chip reads all ones everywhere.
         """
         config = self.transport.present()
-        if not config or self.memory_size_mb() == ALL_ONES:
+        if not config or self._dark():
             raise DeviceLost(
                 f"the chip stopped responding while {while_doing}",
                 config_space="responds" if config else "all ones",

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EOP_SIZE = 4096
+_NOBODY = 0xFFFF  # the vendor id that configuration space without a function reads as
 PRESENCE_INTERVAL_S = 0.02
 # A card that was pulled out sends no interrupt: each waiter must look again. Our choice: half of
 # the 100 ms within which every waiter learns of it.
@@ -68,6 +69,8 @@ LONGEST_SLEEP_S = 0.05
 def find_facts(vendor: int, device: int) -> ChipFacts:
     """Return the facts of the chip with this PCI id: one folder of am/chips has them."""
     found = chips.find(vendor, device)
+    if vendor == _NOBODY:
+        raise DeviceLost("the card is no longer on the bus", remedy=advice.LINK)
     if found is None:
         raise DeviceNotFound(f"PCI id {vendor:04x}:{device:04x} is not a supported chip")
     return found
@@ -91,7 +94,11 @@ class AmDriver(Driver):
         self.transport = attachment.transport
         self.clock = self.transport.clock
         identity = self.transport.identity
-        self.facts = find_facts(identity.vendor, identity.device)
+        try:
+            self.facts = find_facts(identity.vendor, identity.device)
+        except BaseException:
+            self.transport.close()
+            raise
         self.generation = generation_of(self.facts.generation)
         self.firmware_source = firmware
         self.firmware: FirmwareSet | None = None

@@ -68,7 +68,7 @@ class Psp:
 
     def alive(self) -> bool:
         """Whether the secure OS runs: its sign of life is neither zero nor all ones."""
-        sign = self.chip.mp0.MP0_SMN_C2PMSG_81.read()
+        sign = self.chip.read_again(self.chip.mp0.MP0_SMN_C2PMSG_81)
         if sign == ALL_ONES:
             self.chip.check_present("reading the PSP's sign of life")
         return sign not in (0, ALL_ONES)

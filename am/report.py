@@ -114,6 +114,8 @@ class Reporter:
         try:
             if driver.chip.lost():
                 return {"chip": "does not answer", "remedy": advice.LINK}
+            if not driver.units.psp.alive():
+                state["chip"] = "was reset by another program: the secure OS does not run"
             for compute in driver.compute_queues:
                 if compute.timeline is timeline:
                     state |= driver.units.gfx.queue_state(compute.pipe, compute.queue)

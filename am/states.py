@@ -82,7 +82,7 @@ def _board(chip: Chip) -> Iterator[State]:
 
 def _psp(chip: Chip) -> Iterator[State]:
     mp0 = chip.mp0
-    loader, sign = int(mp0.MP0_SMN_C2PMSG_35.read()), int(mp0.MP0_SMN_C2PMSG_81.read())
+    loader, sign = int(mp0.MP0_SMN_C2PMSG_35.read()), chip.read_again(mp0.MP0_SMN_C2PMSG_81)
     registers = {"C2PMSG_35": loader, "C2PMSG_81": sign}
     if sign == 0:
         yield _bootloader(chip, loader, registers)

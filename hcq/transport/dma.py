@@ -17,7 +17,7 @@ from hcq.allocator import RangeAllocator
 from hcq.errors import BadArgument, OutOfMemory
 from hcq.memory import BusAddr
 from hcq.transport.base import DmaSegment
-from hcq.transport.system import System
+from hcq.transport.system import MEMORY_REMEDY, System
 
 PAGE = 4096
 HUGE_PAGE = 2 << 20
@@ -136,7 +136,7 @@ def _obtain(system: System, size: int) -> tuple[mmap.mmap, int]:
             pass  # no reserved huge pages; common, and only slower
         mapping = system.anonymous(size + HUGE_PAGE - PAGE)
     except (OSError, ValueError) as error:
-        raise OutOfMemory("out of host memory for DMA", size=size) from error
+        raise OutOfMemory("out of host memory for DMA", size=size, remedy=MEMORY_REMEDY) from error
     start = -_address(mapping) % HUGE_PAGE
     with contextlib.suppress(OSError):  # a kernel without transparent huge pages
         mapping.madvise(mmap.MADV_HUGEPAGE, start, size)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from hcq.errors import BadArgument, Closed, OutOfMemory
 from hcq.threads import start
-from hcq.transport.system import System
+from hcq.transport.system import FILES_REMEDY, System
 
 CLOSE_LIMIT_S = 20.0  # TIMEOUT: a waiter that was woken needs a time slice to leave, no more
 
@@ -111,7 +111,7 @@ def _event(system: System) -> int:
         return system.eventfd()
     except OSError as error:
         raise OutOfMemory(
-            f"cannot create an eventfd: {error.strerror}", remedy="raise the limit of ulimit -n"
+            f"cannot create an eventfd: {error.strerror}", remedy=FILES_REMEDY
         ) from error
 
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from hcq.errors import DeviceBusy, ModuleMissing, NotSupported, OutOfMemory, TransportError
 from hcq.transport.pci_function import PciFunction, holders
-from hcq.transport.system import System
-from hcq.transport.vfio_container import MEMLOCK_REMEDY, ask, fill, open_node
+from hcq.transport.system import MEMLOCK_REMEDY, System
+from hcq.transport.vfio_container import ask, fill, open_node
 from hcq.uapi import constants, structs
 
 CONTROL = "dev/iommu"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from hcq.errors import AccessDenied
 from hcq.transport.pci_function import BRIDGE, PciFunction, is_address
+from hcq.transport.system import check_files
 
 HEADER_SIZE = 64  # of configuration space; all that sysfs shows to a user without privileges
 # Bits that arrive for each bit on the wire: 8b/10b up to 5 GT/s, 128b/130b up to 32 GT/s, then
@@ -143,7 +144,8 @@ def header(function: PciFunction) -> bytes | None:
         raise AccessDenied(
             f"{function.folder}/config may not be opened", remedy="run as root"
         ) from error
-    except OSError:
+    except OSError as error:
+        check_files(error, f"{function.folder}/config")
         return None
     try:
         data = system.pread(descriptor, HEADER_SIZE, 0)

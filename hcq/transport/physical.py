@@ -18,7 +18,7 @@ from hcq.errors import AccessDenied, HostError, OutOfMemory
 from hcq.memory import BusAddr
 from hcq.transport.base import DmaSegment
 from hcq.transport.dma import HUGE_PAGE, PAGE, HostMemory
-from hcq.transport.system import System
+from hcq.transport.system import MEMLOCK_REMEDY, System
 
 PAGEMAP = "proc/self/pagemap"
 COMPACTION = "proc/sys/vm/compact_unevictable_allowed"
@@ -95,7 +95,7 @@ def _lock(system: System, address: int, size: int) -> None:
     try:
         system.lock_memory(address, size)
     except OSError as error:
-        raise OutOfMemory("memory could not be locked", size=size) from error
+        raise OutOfMemory("memory could not be locked", size=size, remedy=MEMLOCK_REMEDY) from error
 
 
 def _segments(system: System, address: int, size: int) -> tuple[DmaSegment, ...]:

@@ -39,7 +39,7 @@ from hcq.transport.link_power import keep_awake
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.physical import PhysicalMemory
 from hcq.transport.rungs import reset_below
-from hcq.transport.system import System
+from hcq.transport.system import System, check_files
 from hcq.transport.window import MappedWindow
 from hcq.uapi import constants
 
@@ -283,6 +283,7 @@ class SysfsTransport(TransportLife):
                 raise AccessDenied(f"{path} may not be opened", remedy=_SUDO) from error
             if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
                 raise DeviceLost(f"{path} does not open: the function is gone") from error
+            check_files(error, path)
             raise TransportError(
                 f"{path} does not open", reason=error.strerror or error.errno
             ) from error

@@ -15,6 +15,13 @@ import select
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hcq.errors import OutOfMemory
+
+FILES_REMEDY = "raise the limit of ulimit -n"
+MEMORY_REMEDY = "free memory of this machine: close other programs"
+MEMLOCK_REMEDY = (
+    'echo "$USER - memlock unlimited" | sudo tee /etc/security/limits.d/ugpu.conf   # log in again'
+)
 _MAP_HUGETLB = 0x40000  # Linux include/uapi/asm-generic/mman-common.h
 
 
@@ -26,6 +33,14 @@ def _as_the_kernel() -> Iterator[None]:
         yield
     except (ValueError, OverflowError) as error:
         raise OSError(errno.EINVAL, str(error)) from error
+
+
+def check_files(error: OSError, what: object) -> None:
+    """Raise OutOfMemory where `what` did not open because no more files may be open."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        raise OutOfMemory(
+            f"{what} does not open: too many open files", remedy=FILES_REMEDY
+        ) from error
 
 
 class System:

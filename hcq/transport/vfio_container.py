@@ -23,7 +23,7 @@ from hcq.errors import (
 )
 from hcq.layout import Struct
 from hcq.transport.pci_function import BRIDGE, PciFunction, holders
-from hcq.transport.system import System
+from hcq.transport.system import MEMLOCK_REMEDY, System, check_files
 from hcq.uapi import constants, structs
 
 CONTROL = "dev/vfio/vfio"
@@ -36,9 +36,6 @@ ACCESS_REMEDY = (
 IOMMU_REMEDY = (
     "add intel_iommu=on (Intel) to the kernel command line, or enable the IOMMU (AMD-Vi, VT-d) in "
     "the firmware setup, and reboot"
-)
-MEMLOCK_REMEDY = (
-    'echo "$USER - memlock unlimited" | sudo tee /etc/security/limits.d/ugpu.conf   # log in again'
 )
 _INFO_ROOM = 4096  # capabilities of VFIO_IOMMU_GET_INFO follow the structure; it says if more
 _ALL_ADDRESSES = (0, (1 << 64) - 1)
@@ -93,6 +90,7 @@ def open_node(system: System, name: str, what: str, nodes_of: PciFunction | None
                 holder=", ".join(who) or "a process of another user",
                 remedy="end that process, or let it close the device",
             ) from error
+        check_files(error, path)
         raise HostError(f"{path} does not open", reason=error.strerror or error.errno) from error
 
 

@@ -16,7 +16,7 @@ from am.virtual.gpu import attach, endpoint
 from am.virtual.options import ChipOptions
 from hcq.errors import UgpuError
 from hcq.memory import Placement
-from tests.campaign.stand import LONG_S, SHORT_S, Stand, hasten
+from tests.campaign.stand import LINES, LONG_S, SHORT_S, Stand, hasten
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import NAME, build_chip, check_runs, plug_in, run, start_forever
 from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
@@ -37,6 +37,7 @@ class AmStand(Stand):
 
     def __init__(self, seed: int, **options: Any) -> None:
         built = ChipOptions(**{"vram": 256 << 20, "noise": 0, "seed": seed + 1, **options})
+        self.seed = seed
         self.switch_on(built)
         self.changes: dict[str, Any] = {}  # to the attachment: kinds of damaged firmware files
         self._opened = False
@@ -57,6 +58,7 @@ class AmStand(Stand):
 
         if plant is not None and stage == BOOT[0]:
             plant()
+        self.__dict__.pop("program", None)  # of a device that was closed
         self.device = self.connect(on_stage=on_stage)
         self._opened = True
         self.limit(short=False)
@@ -82,6 +84,7 @@ class AmStand(Stand):
             witness.copy_from(_WORDS + number)
 
     def do(self, stage: str, plant: Callable[[], object]) -> None:
+        self.lines = LINES[stage]
         if stage == "wait":
             start_forever(self.chip, self.device, self.program, self.out)
         plant()
@@ -109,6 +112,10 @@ class AmStand(Stand):
     def run(self, kernel: str, *args: object) -> None:
         """Run a kernel of tests.support.am_faulty."""
         run(self.device, self.program, kernel, self.out, *args)
+
+    def allocate_host(self) -> None:
+        """Take much host memory that the card reaches."""
+        self.device.alloc(8 << 20, placement=Placement.HOST).close()
 
     def copy(self) -> None:
         with self.device.alloc(_WORDS.nbytes) as buffer:

@@ -8,10 +8,14 @@ from functools import partial
 from nv.virtual.gpu import CHIPS
 from tests.campaign.amd import AmStand, UsbStand
 from tests.campaign.nvidia import NvStand
+from tests.campaign.pci import IommufdStand, PciStand, SysfsStand
 from tests.campaign.stand import Stand
 
 STANDS: dict[str, Callable[[int], Stand]] = {
     "navi31": AmStand,
     "navi31+usb": UsbStand,
+    "vfio": PciStand,
+    "iommufd": IommufdStand,
+    "sysfs": SysfsStand,
     **{chip: partial(NvStand, chip) for chip in CHIPS},
 }

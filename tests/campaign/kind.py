@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hcq.errors import UgpuError
     from tests.campaign.stand import Stand
 
 Act = Callable[[Any], object]  # takes the stand; each kind knows the type of its own
@@ -53,7 +52,8 @@ class Kind:
     remedy must have. cure: takes the cause away; recovery: what the user does then. provoke: what
     meets the fault; None: what the stage does. lost: the content of DEVICE memory is lost, and
     said to be. objections: of the model, that the fault itself causes. struck: whether
-    the fault has struck, for those that the driver copes with.
+    the fault has struck, for those that the driver copes with. variants: cases at a stage, which
+    differ by `stand.variant` and their seed. may_cope: some of them do no harm.
     """
 
     name: str
@@ -62,10 +62,10 @@ class Kind:
     devices: tuple[str, ...]
     stages: tuple[str, ...]
     plant: Act
-    error: type[UgpuError] | None
+    error: type[BaseException] | None
     source: str
     recovery: Recovery = Recovery.RESET
-    errors: Mapping[str, type[UgpuError] | None] = field(default_factory=dict)
+    errors: Mapping[str, type[BaseException] | None] = field(default_factory=dict)
     facts: Mapping[str, object] = field(default_factory=dict)
     state: str = ""
     remedy: str = ""
@@ -74,8 +74,14 @@ class Kind:
     lost: bool = False
     objections: tuple[str, ...] = ()
     struck: Callable[[Any], bool] = _always
+    variants: int | Mapping[str, int] = 1
+    may_cope: bool = False
 
-    def expected(self, stage: str) -> type[UgpuError] | None:
+    def count(self, stage: str) -> int:
+        """How many cases there are at a stage."""
+        return self.variants if isinstance(self.variants, int) else self.variants[stage]
+
+    def expected(self, stage: str) -> type[BaseException] | None:
         """The error at a stage."""
         return self.errors.get(stage, self.error)
 
@@ -87,9 +93,11 @@ class Case:
     kind: str
     stage: str
     device: str
+    variant: int = 0
 
     def __str__(self) -> str:
-        return f"{self.kind} / {self.stage} / {self.device}"
+        more = f" / {self.variant}" if self.variant else ""
+        return f"{self.kind} / {self.stage} / {self.device}{more}"
 
 
 @dataclass
@@ -109,10 +117,11 @@ class Result:
 def cases_of(kinds: list[Kind]) -> list[Case]:
     """All cases, in the order of the table."""
     return [
-        Case(kind.name, stage, device)
+        Case(kind.name, stage, device, variant)
         for kind in kinds
         for device in kind.devices
         for stage in kind.stages
+        for variant in range(kind.count(stage))
     ]
 
 

@@ -11,7 +11,7 @@ from hcq.memory import Placement
 from hcq.queue import QueueKind
 from nv.virtual.gpu import build_machine
 from nv.virtual.options import MachineOptions
-from tests.campaign.stand import LONG_S, SHORT_S, Stand, hasten
+from tests.campaign.stand import LINES, LONG_S, SHORT_S, Stand, hasten
 from tests.support.kernels import contract_object
 from tests.support.nv_machine import left_behind, opened
 from tests.support.nv_machine import work as all_work
@@ -23,7 +23,7 @@ class NvStand(Stand):
     """A machine with one GPU, and our driver on it."""
 
     def __init__(self, chip: str, seed: int) -> None:
-        self._chip = chip
+        self._chip, self.seed = chip, seed
         self._switch_on()
         self._opened = False
 
@@ -74,6 +74,7 @@ class NvStand(Stand):
         assert (self.result.numpy(np.uint32) == _WORDS).all()
 
     def do(self, stage: str, plant: Callable[[], object]) -> None:
+        self.lines = LINES[stage]
         plant()
         if stage == "launch":
             self.launch()

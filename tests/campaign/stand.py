@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 from hcq.clock import ModelClock
 
@@ -13,6 +14,8 @@ from hcq.clock import ModelClock
 HASTE = 20.0
 
 
+#: how many lines of the driver a stage runs, about
+LINES = {"launch": 300, "copy": 400, "reset": 500, "close": 250, "idle": 400, "wait": 100}
 SHORT_S, LONG_S = 4.0, 1200.0  # limits of waits, by a hastened clock
 
 
@@ -25,6 +28,8 @@ def hasten(clock: ModelClock) -> None:
 class Stand(ABC):
     """One device of the campaign, switched on from `__init__` to `stop`."""
 
+    variant = 0  # which of the cases of a kind at a stage
+    device: Any
     #: stages of `open`, in their order; a fault can be planted at the start of each
     boot_stages: tuple[str, ...] = ("open",)
     #: stages of an open device

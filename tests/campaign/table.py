@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from tests.campaign import kinds_chip, kinds_firmware, kinds_nvidia
+from tests.campaign import kinds_chip, kinds_firmware, kinds_host, kinds_link, kinds_nvidia
 from tests.campaign.kind import Kind, Layer, cases_of
 
-KINDS: list[Kind] = [*kinds_firmware.KINDS, *kinds_chip.KINDS, *kinds_nvidia.KINDS]
+KINDS: list[Kind] = [
+    *kinds_firmware.KINDS,
+    *kinds_chip.KINDS,
+    *kinds_link.KINDS,
+    *kinds_nvidia.KINDS,
+    *kinds_host.KINDS,
+]
 
 _HEAD = """# Faults
 
