@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hcq.errors import UsageError
+from usbgpu import ina231
 from usbgpu.attach import by_name
 from usbgpu.bridge import LINK_UP, LTSSM, Bridge
 
@@ -50,6 +51,18 @@ def xdata(name: str, address: str, size: str, bank: int, out: Output) -> int:
     for line in dump(start, data):
         out.say(line)
     out.result({"address": start, "bank": bank, "data": data.hex()})
+    return 0
+
+
+def power(name: str, out: Output) -> int:
+    """Show what the enclosure's power sensor measures."""
+    bridge = by_name(_bare(name))
+    try:
+        measured = ina231.read_power(bridge)
+    finally:
+        bridge.close()
+    out.say(f"{measured.volts:.2f} V   {measured.amperes:.2f} A   {measured.watts:.1f} W")
+    out.result({"volts": measured.volts, "amperes": measured.amperes, "watts": measured.watts})
     return 0
 
 

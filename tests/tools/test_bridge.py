@@ -9,6 +9,7 @@ import pytest
 from tests.support.usb_script import In, ScriptedUsb, Step
 from tools import bridge, cli
 from usbgpu.asm24 import CustomBridge
+from usbgpu.virtual.enclosure import Enclosure
 
 
 def plug_in(monkeypatch: pytest.MonkeyPatch, *steps: Step) -> ScriptedUsb:
@@ -46,9 +47,23 @@ def test_xdata(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     usb.finish()
 
 
+def test_power(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    box = Enclosure(None)
+    box.hardware.sensor.registers |= {0x01: 11120, 0x02: 9600}
+    monkeypatch.setattr(bridge, "by_name", lambda wanted: CustomBridge(box.open()))
+    assert cli.main(["bridge", "power", "usb:0"]) == 0
+    assert capsys.readouterr().out == "12.00 V   10.00 A   120.0 W\n"
+    box.hardware.sensor.present = False
+    assert cli.main(["bridge", "power", "usb:0"]) != 0
+    assert "0x45" in capsys.readouterr().err
+    box.open().close()
+    box.close()
+
+
 @pytest.mark.parametrize(
     "words",
     [
+        ["power", "usb:0", "1"],
         ["info", "pci:0000:03:00.0"],
         ["info", "usb:0", "1"],
         ["xdata", "usb:0"],

@@ -10,21 +10,23 @@ from ..console import Output
 from .verb import register
 
 USAGE = """ugpu bridge info NAME
+       ugpu bridge power NAME
        ugpu bridge xdata NAME ADDRESS [SIZE] [--bank 1]"""
 FORMS = """NAME is usb:0, usb:SERIAL or usb:PORT, as `ugpu ls` shows it; the card is not in use.
 
 info     identity, firmware, and whether the link to the card is up
+power    volts, amperes and watts by the enclosure's sensor (INA231), where it has one
 xdata    bytes of the bridge's own registers; bank 1: those of its PHY and switch"""
 
 
 def _bridge(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("word", choices=("info", "xdata"))
+    parser.add_argument("word", choices=("info", "power", "xdata"))
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("place", nargs="*", metavar="ADDRESS [SIZE]")
     parser.add_argument("--bank", type=int, choices=(0, 1), default=0)
 
 
-@register("debug", "look at a USB bridge: identity, link, registers", _bridge, usage=USAGE,
+@register("debug", "look at a USB bridge: identity, link, power, registers", _bridge, usage=USAGE,
           epilog=FORMS)  # fmt: skip
 def bridge(arguments: argparse.Namespace, out: Output) -> int:
     from .. import bridge as bridges
@@ -32,7 +34,9 @@ def bridge(arguments: argparse.Namespace, out: Output) -> int:
     place = arguments.place
     if arguments.word == "info" and not place:
         return bridges.info(arguments.name, out)
+    if arguments.word == "power" and not place:
+        return bridges.power(arguments.name, out)
     if arguments.word == "xdata" and len(place) in (1, 2):
         size = place[1] if len(place) == 2 else "1"
         return bridges.xdata(arguments.name, place[0], size, arguments.bank, out)
-    raise UsageError("info takes NAME alone, xdata takes NAME ADDRESS [SIZE]")
+    raise UsageError("info and power take NAME alone, xdata takes NAME ADDRESS [SIZE]")

@@ -10,6 +10,7 @@ from usbgpu.usb import Speed
 from usbgpu.virtual.fabric import Fabric
 from usbgpu.virtual.memory import REGIONS, Memory
 from usbgpu.virtual.meter import Costs, VirtualClock
+from usbgpu.virtual.sensor import Sensor
 from usbgpu.virtual.sram_engine import SramEngine
 from usbgpu.virtual.tlp import RequestEngine
 
@@ -47,6 +48,7 @@ class Hardware:
         self._mapped = False
         self.memory = Memory(options.seed)
         self.memory.reset()
+        self.sensor = Sensor(self.memory, self.object_to)
         self.fabric = Fabric(card, self.object_to, self._ports_changed, options.lanes)
         self.requests = RequestEngine(self.memory, self.fabric, self.link_up, self.object_to)
         self.sram = SramEngine(
