@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from hcq.emu import jit
 from hcq.emu.memory import Abort, Access
 from qcom.virtual.shader import Accessing, Dispatch, Ending
 from qcom.virtual.sp.processors import Processors
@@ -288,3 +290,30 @@ def test_several_workers_share_a_grid() -> None:
     assert np.array_equal(out, np.arange(64 * 200))
     assert cores.launch(replace(dispatch, groups=(1, 1, 1)), memory, Abort()).ending is Ending.DONE
     cores.close()
+
+
+def test_native_code_is_kept_over_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processors with the same folder compile nothing; a folder of its own does."""
+    made: list[int] = []
+    real = jit.compile_object
+
+    def counted(ir: str, passes: int, optimise: int) -> bytes:
+        made.append(len(ir))
+        return real(ir, passes, optimise)
+
+    monkeypatch.setattr(jit, "compile_object", counted)
+    code = words(mov(r(5), 0x12345), *stored(r(5)), END)
+    dispatch = Dispatch(
+        gpu_id=630, code_address=CODE, code_size=128, groups=(1, 1, 1), threads=(64, 1, 1),
+        thread_register=0, constants=constants(),
+    )  # fmt: skip
+    counts = []
+    for _ in range(2):
+        memory, cores = ArrayMemory(), Processors(workers=1, cache=tmp_path)
+        memory.map(OUT, np.zeros(64, np.uint32))
+        map_code(memory, code)
+        for _ in range(2):
+            assert cores.launch(dispatch, memory, Abort()).ending is Ending.DONE
+        cores.close()
+        counts.append(len(made))
+    assert counts[0] >= 1 and counts[1] == counts[0]

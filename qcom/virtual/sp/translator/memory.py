@@ -165,13 +165,16 @@ def _in_a_row(e: Registers, where: Where, size: int, access: Access) -> tuple[st
     start = e.value(f"add i64 {e.value(f'or i64 {top}, {wide[0]}')}, {where.base}")
     known, host = hit(e, tlb_of(e), start, e.lanes * size, access)
     both = e.value(f"and i1 {follow}, {straight}")
+    if e.mask() is not None:  # which also makes the mask before control divides
+        whole = e.value(f"icmp eq {e.bits} {e.exec()}, -1")
+        both = e.value(f"and i1 {both}, {whole}")
     return e.value(f"and i1 {both}, {known}"), host
 
 
 def _load(e: Registers, op: Op, turn: int) -> None:
     where, name = global_address(e, op), type_of(op)
     count, target, size = op.raw("SIZE"), op.raw("DST"), BYTES[type_of(op)]
-    if size == 4 and count == 1 and e.every:
+    if size == 4 and count == 1 and (e.every or not e.both):
         _load_row(e, op, where)
         return
     if not 1 <= count <= 4:
@@ -208,7 +211,7 @@ def _store(e: Registers, op: Op, turn: int) -> None:
         raise Unsupported(f"a store of {count} elements")
     if size == 4:
         values = [e.word(source + k) for k in range(count)]
-        if count > 1 or not e.every:
+        if count > 1 or not (e.every or not e.both):
             store_words(e, op, where, values)
             return
         fast, slow, done = (e.new_label(name) for name in ("fast", "slow", "done"))
