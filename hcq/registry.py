@@ -53,7 +53,7 @@ COMPILER = "compiler.front.source:compile_source"
 # Packages that drive chips. Of each, `<package>.chips` tells what there is: `pci_drivers()`, a
 # PciDriver for each PCI id, `virtual_names()`, the chips with a model, and `summary(chip)`;
 # `<package>.virtual.gpu:attach(chip, ...)` attaches to one; its keywords are the model's.
-VENDORS = ("am", "nv")
+VENDORS = ("am", "nv", "qcom")
 # Of these, `<package>.virtual.gpu:endpoint(chip, ...)` gives a card to put behind a virtual bus.
 ENDPOINTS = ("am",)
 

@@ -174,15 +174,16 @@ class AdrenoDriver(Driver):
     # ---- memory ----------------------------------------------------------------------------------
 
     def allocate_memory(self, size: int, placement: Placement) -> Buffer:
-        host = placement is Placement.HOST
-        memory = self.interface.allocate(
-            size, self.interface.caching if host else self.interface.device_caching
-        )
+        host, interface = placement is Placement.HOST, self.interface
+        memory = None
         try:
+            caching = interface.caching if host else interface.device_caching
+            memory = interface.allocate(size, caching)
             view = memory.view[:size] if host else None
             return Buffer(self.core, VirtAddr(memory.address), size, placement, view, handle=memory)
         except BaseException:
-            memory.close()
+            if memory is not None:
+                memory.close()
             raise
 
     def free_memory(self, buffer: Buffer) -> None:

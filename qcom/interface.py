@@ -6,6 +6,7 @@ order.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
 import errno
@@ -135,9 +136,22 @@ class KernelInterface(ABC):
         """Allocate, map for GPU and host. read_only: for the GPU. OutOfMemory when used up;
         then nothing is left behind."""
 
-    @abstractmethod
     def free(self, memory: Memory) -> None:
         """See Memory.close."""
+        if memory.mapping is not None:
+            memory.mapping.close()
+            memory.mapping = None
+        # Cut off after the call, it is repeated: the number may have another owner by then.
+        own = all(other is memory or other.handle != memory.handle for other in self.memories)
+        if memory.handle and own and not self.closed:
+            with contextlib.suppress(UgpuError):
+                self.release(memory)
+        memory.handle = 0
+        self.memories.pop(memory, None)
+
+    @abstractmethod
+    def release(self, memory: Memory) -> None:
+        """Give memory back to the kernel driver, by its number."""
 
     def sync(self, memory: Memory, start: int, size: int, *, to_gpu: bool) -> None:
         """Make CACHED memory that the host has written visible to the GPU, or (not to_gpu) what

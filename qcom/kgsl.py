@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 
 from hcq.errors import DriverRefused, NotSupported, OutOfMemory, UgpuError
+from hcq.layout import Struct
 from hcq.transport.node import Node
 from qcom.interface import (
     Caching,
@@ -45,9 +46,14 @@ class Kgsl(KernelInterface):
     def __init__(self, node: Node, index: int) -> None:
         self.names = constants("msm_kgsl")
         self.layouts = structs("msm_kgsl")
-        self.context = 0
+        self._context: Struct | None = None  # the call that made it, whose result shows in place
         self._coherent: bool | None = None
         super().__init__(node, f"/dev/kgsl-3d{index}")
+
+    @property
+    def context(self) -> int:
+        """The context's number; 0 where there is none."""
+        return 0 if self._context is None else int(self._context.drawctxt_id)
 
     # ---- facts -----------------------------------------------------------------------------------
 
@@ -97,6 +103,7 @@ class Kgsl(KernelInterface):
             self.call("GPUMEM_ALLOC_ID", names.IOCTL_KGSL_GPUMEM_ALLOC_ID, argument.raw)
             memory.handle, memory.address = argument.id, argument.gpuaddr
             memory.mapping = self.node.map(self.handle, memory.size, argument.id << MAPPING_SHIFT)
+            return memory
         except BaseException as error:
             memory.handle = argument.id
             memory.close()
@@ -105,18 +112,10 @@ class Kgsl(KernelInterface):
             if isinstance(error, OutOfMemory):
                 error.add_facts(size=size)
             raise
-        return memory
 
-    def free(self, memory: Memory) -> None:
-        if memory.mapping is not None:
-            memory.mapping.close()
-            memory.mapping = None
-        if memory.handle and not self.closed:
-            argument = self.layouts.kgsl_gpumem_free_id.new(id=memory.handle)
-            with contextlib.suppress(UgpuError):
-                self.call("GPUMEM_FREE_ID", self.names.IOCTL_KGSL_GPUMEM_FREE_ID, argument.raw)
-        memory.handle = 0
-        self.memories.pop(memory, None)
+    def release(self, memory: Memory) -> None:
+        argument = self.layouts.kgsl_gpumem_free_id.new(id=memory.handle)
+        self.call("GPUMEM_FREE_ID", self.names.IOCTL_KGSL_GPUMEM_FREE_ID, argument.raw)
 
     def sync(self, memory: Memory, start: int, size: int, *, to_gpu: bool) -> None:
         if memory.caching is not Caching.CACHED or not size:
@@ -137,16 +136,16 @@ class Kgsl(KernelInterface):
     def create_context(self) -> None:
         names = self.names
         flags = names.KGSL_CONTEXT_SAVE_GMEM | names.KGSL_CONTEXT_NO_GMEM_ALLOC
-        argument = self.layouts.kgsl_drawctxt_create.new(flags=flags | names.KGSL_CONTEXT_PREAMBLE)
-        self.call("DRAWCTXT_CREATE", names.IOCTL_KGSL_DRAWCTXT_CREATE, argument.raw)
-        self.context = argument.drawctxt_id
+        flags |= names.KGSL_CONTEXT_PREAMBLE
+        self._context = self.layouts.kgsl_drawctxt_create.new(flags=flags)
+        self.call("DRAWCTXT_CREATE", names.IOCTL_KGSL_DRAWCTXT_CREATE, self._context.raw)
 
     def destroy_context(self) -> None:
-        context, self.context = self.context, 0
-        if context and not self.closed:
-            argument = self.layouts.kgsl_drawctxt_destroy.new(drawctxt_id=context)
+        if self.context and not self.closed:
+            argument = self.layouts.kgsl_drawctxt_destroy.new(drawctxt_id=self.context)
             with contextlib.suppress(UgpuError):
                 self.call("DRAWCTXT_DESTROY", self.names.IOCTL_KGSL_DRAWCTXT_DESTROY, argument.raw)
+        self._context = None
 
     def prepare(self, ranges: Sequence[tuple[Memory, int, int]]) -> Submission:
         return _Command(self, ranges)

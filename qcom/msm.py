@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Sequence
 
 from hcq.errors import DeviceNotFound, DriverRefused, NotSupported, OutOfMemory, UgpuError
+from hcq.layout import Struct
 from hcq.transport.node import Node
 from hcq.uapi import constants, structs
 from qcom.interface import (
@@ -41,10 +42,15 @@ class Msm(KernelInterface):
     def __init__(self, node: Node, index: int) -> None:
         self.names = constants("msm_drm")
         self.layouts = structs("msm_drm")
-        self.queue = 0
+        self._queue: Struct | None = None  # the call that made it, whose result shows in place
         self._coherent: bool | None = None
         self._faults = (0, 0)  # of the queue and of the GPU, when they were last looked at
         super().__init__(node, f"/dev/dri/renderD{FIRST_MINOR + index}")
+
+    @property
+    def queue(self) -> int:
+        """The submit queue's number; 0 where there is none, as the file's own is not used."""
+        return 0 if self._queue is None else int(self._queue.id)
 
     # ---- facts -----------------------------------------------------------------------------------
 
@@ -99,6 +105,7 @@ class Msm(KernelInterface):
             memory.address = self._info(memory.handle, "MSM_INFO_GET_IOVA")
             offset = self._info(memory.handle, "MSM_INFO_GET_OFFSET")
             memory.mapping = self.node.map(self.handle, memory.size, offset)
+            return memory
         except BaseException as error:
             memory.handle = argument.handle
             memory.close()
@@ -107,34 +114,26 @@ class Msm(KernelInterface):
             if isinstance(error, OutOfMemory):
                 error.add_facts(size=size)
             raise
-        return memory
 
-    def free(self, memory: Memory) -> None:
-        if memory.mapping is not None:
-            memory.mapping.close()
-            memory.mapping = None
-        if memory.handle and not self.closed:
-            argument = bytearray(memory.handle.to_bytes(4, "little") + bytes(4))
-            with contextlib.suppress(UgpuError):
-                self.call("GEM_CLOSE", _GEM_CLOSE, argument)
-        memory.handle = 0
-        self.memories.pop(memory, None)
+    def release(self, memory: Memory) -> None:
+        argument = bytearray(memory.handle.to_bytes(4, "little") + bytes(4))
+        self.call("GEM_CLOSE", _GEM_CLOSE, argument)
 
     # ---- work ------------------------------------------------------------------------------------
 
     def create_context(self) -> None:
-        argument = self.layouts.drm_msm_submitqueue.new()
-        self.call("SUBMITQUEUE_NEW", self.names.DRM_IOCTL_MSM_SUBMITQUEUE_NEW, argument.raw)
-        self.queue = argument.id
+        self._queue = self.layouts.drm_msm_submitqueue.new()
+        request = self.names.DRM_IOCTL_MSM_SUBMITQUEUE_NEW
+        self.call("SUBMITQUEUE_NEW", request, self._queue.raw)
         self._faults = self._count_faults()
 
     def destroy_context(self) -> None:
-        queue, self.queue = self.queue, 0
-        if queue and not self.closed:
-            argument = bytearray(queue.to_bytes(4, "little"))
+        if self.queue and not self.closed:
+            argument = bytearray(self.queue.to_bytes(4, "little"))
             request = self.names.DRM_IOCTL_MSM_SUBMITQUEUE_CLOSE
             with contextlib.suppress(UgpuError):
                 self.call("SUBMITQUEUE_CLOSE", request, argument)
+        self._queue = None
 
     def prepare(self, ranges: Sequence[tuple[Memory, int, int]]) -> Submission:
         return _Submit(self, ranges)

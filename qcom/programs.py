@@ -39,8 +39,10 @@ class Programs:
         kernel = parse_ir3(image)
         check(kernel, driver.facts)
         private = self._private_for(kernel)
-        memory = driver.interface.allocate(len(kernel.code), Caching.COMBINED, read_only=True)
+        memory = None
         try:
+            size = len(kernel.code)
+            memory = driver.interface.allocate(size, Caching.COMBINED, read_only=True)
             memory.view[: len(kernel.code)] = kernel.code
             buffer = Buffer(
                 driver.core, VirtAddr(memory.address), memory.size, Placement.DEVICE, handle=memory
@@ -62,7 +64,9 @@ class Programs:
             self._loaded[memory] = (kernel.name, memory.address, len(kernel.code))
             return program
         except BaseException:
-            memory.close()
+            if memory is not None:
+                self.forget(memory)
+                memory.close()
             raise
 
     def forget(self, memory: Memory) -> None:

@@ -21,7 +21,7 @@ from hcq.transport import pci_function
 from hcq.transport.system import System
 from hcq.transport.vfio_container import ACCESS_REMEDY
 
-from . import doctor_nvidia, doctor_way
+from . import doctor_adreno, doctor_nvidia, doctor_way
 from .console import Output
 from .finding import Finding
 from .nvidia import NvidiaMachine
@@ -127,6 +127,7 @@ class Doctor:
             *self.packages(),
             *self.devices(functions),
             *doctor_nvidia.findings(nvidia, expected=wanted),
+            *doctor_adreno.findings(self.root),
             *bare_metal,
             *doctor_way.machine(System(self.root)),
             *(item for function in ours for item in self.function(function)),

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import hcq
 from hcq.errors import BadArgument, DeviceNotFound, TransportError, UgpuError, UsageError
-from hcq.registry import NODE_DRIVERS, pci_drivers, virtual_chips
+from hcq.node_drivers import NODE_DRIVERS
+from hcq.registry import pci_drivers, virtual_chips
 from hcq.transport.recording import (
     Allocation,
     Content,

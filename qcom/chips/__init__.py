@@ -6,7 +6,10 @@ import importlib
 import pkgutil
 from dataclasses import replace
 
+from hcq.registry import ChipSummary, PciDriver
 from qcom.chips.facts import ChipFacts
+
+MODELLED = ("a630", "a660", "a740", "a750")
 
 # Adreno 7xx since the 740 have numbers that begin so (Mesa's freedreno_devices.py); 0x44 are 8xx.
 _NEWER_CORE = 0x43
@@ -23,6 +26,22 @@ def facts(name: str) -> ChipFacts:
         raise KeyError(f"expected one of {', '.join(names())}, got {name!r}")
     found: ChipFacts = importlib.import_module(f"{__name__}.{name}.facts").FACTS
     return found
+
+
+def virtual_names() -> tuple[str, ...]:
+    """Return the chips with a model."""
+    return MODELLED
+
+
+def summary(name: str) -> ChipSummary:
+    """Return what a chip is, for lists of devices."""
+    chip = facts(name)
+    return ChipSummary(f"Adreno {name[1:]}", chip.products, chip.target().name, chip.proven)
+
+
+def pci_drivers() -> dict[tuple[int, int], PciDriver]:
+    """Return how to drive each PCI id: none, as Adreno GPUs are on no PCI bus."""
+    return {}
 
 
 def by_id(chip_id: int) -> ChipFacts | None:

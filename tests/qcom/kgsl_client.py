@@ -63,9 +63,7 @@ class Client:
     def context(self, flags: int = PREAMBLE) -> int:
         return int(self.call("DRAWCTXT_CREATE", flags=flags).drawctxt_id)
 
-    def submit(
-        self, context: int, *buffers: tuple[int, int], syncs: Any = (), **more: Any
-    ) -> int:
+    def submit(self, context: int, *buffers: tuple[int, int], syncs: Any = (), **more: Any) -> int:
         layout = structs("msm_kgsl").kgsl_command_object
         objects = b"".join(
             bytes(layout.new(gpuaddr=address, size=size, flags=1)) for address, size in buffers
@@ -95,9 +93,7 @@ class Client:
 
     def property(self, kind: int, size: int, value: bytes = b"") -> bytes:
         raw = ctypes.create_string_buffer(value.ljust(size, b"\0"), size)
-        self.call(
-            "DEVICE_GETPROPERTY", type=kind, value=ctypes.addressof(raw), sizebytes=size
-        )
+        self.call("DEVICE_GETPROPERTY", type=kind, value=ctypes.addressof(raw), sizebytes=size)
         return raw.raw
 
     def reset_status(self, context: int) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import gc
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
+from compiler import Tensor
 from hcq.device import Device
 from hcq.errors import (
     AccessDenied,
@@ -24,6 +26,7 @@ from qcom import chips
 from qcom.device import open_device
 from tests.qcom.kgsl_double import Double
 from tests.support.adreno import MESA, compiled, module, needs_mesa
+from tests.support.interrupts import interrupted
 
 CHIPS = ("a630", "a660", "a740", "a750")
 Opened = Callable[..., tuple[Device, Double]]
@@ -344,3 +347,77 @@ def test_sensors_are_those_that_sysfs_has(opened: Opened) -> None:
     double.files["/sys/class/kgsl/kgsl-3d0/gpu_busy_percentage"] = "42 %\n"
     found = {sensor.name: sensor.read() for sensor in device.sensors()}
     assert found == {"clock_hertz": 710e6, "usage_ratio": pytest.approx(0.42)}
+
+
+@needs_mesa
+@pytest.mark.parametrize("chip", ["a630", "a740"])
+def test_the_compiler_reaches_it(opened: Opened, chip: str) -> None:
+    device, double = opened(chip)
+    x = np.random.default_rng(3).random((9, 21), np.float32)
+    a = Tensor(x, device=device)
+    found = (a @ Tensor(x.T.copy(), device=device)).softmax(axis=-1).numpy()
+    powers = np.exp(x @ x.T - (x @ x.T).max(-1, keepdims=True))
+    assert np.allclose(found, powers / powers.sum(-1, keepdims=True), atol=1e-6)
+    assert not double.problem
+
+
+def test_an_exception_at_any_line_of_a_submission(opened: Opened) -> None:
+    """What was submitted takes place once, with its value, or not at all."""
+    device, double = opened("a630", disassemble=None)
+    memory, queue = device.alloc(64), device.queue()
+    before = 0
+
+    def prepare() -> None:
+        nonlocal before
+        before = queue.timeline.last
+        double.launches.clear()
+        queue.fill(memory, 1)
+
+    for place in interrupted(queue.submit, prepare=prepare):
+        queue.commands.clear()
+        device.synchronize()
+        assert len(double.launches) == queue.timeline.last - before <= 1, place
+    assert len(double.launches) == 1
+
+
+def test_an_exception_at_any_line_of_a_replay(opened: Opened) -> None:
+    device, double = opened("a740", disassemble=None)
+    memory = device.alloc(64)
+    with device.capture() as graph, device.queue() as queue:
+        queue.fill(memory, 1)
+    timeline = device.queue().timeline
+    before = 0
+
+    def prepare() -> None:
+        nonlocal before
+        before = timeline.last
+        double.launches.clear()
+
+    for place in interrupted(graph.replay, prepare=prepare):
+        device.synchronize()
+        assert len(double.launches) == timeline.last - before <= 1, place
+    assert len(double.launches) == 1
+
+
+def test_an_exception_at_any_line_of_an_allocation(opened: Opened) -> None:
+    device, double = opened("a630", disassemble=None)
+    live = len(double.objects)
+
+    def allocate() -> None:
+        device.alloc(4096).close()
+
+    for place in interrupted(allocate):
+        gc.collect()
+        device.synchronize()
+        device.alloc(64).close()
+        assert len(double.objects) == live, place
+
+
+def test_a_reset_that_is_cut_off_can_be_repeated(opened: Opened) -> None:
+    device, double = opened("a630", disassemble=None)
+    memory = device.alloc(64)
+    for _ in interrupted(device.reset):
+        device.reset()
+        queue = device.queue().fill(memory, 1)
+        queue.timeline.wait(queue.submit())
+    assert len(double.contexts) == 1

@@ -11,12 +11,13 @@ from typing import Any
 from hcq.errors import UgpuError
 
 ROOT = Path(__file__).resolve().parents[2]
-DRIVERS = ("am", "hcq", "nv", "usbgpu")
+DRIVERS = ("am", "hcq", "nv", "qcom", "usbgpu")
 #: Models stand for hardware, which no exception stops; what they call does too.
 ELSEWHERE = ("/virtual/", "/hcq/emu/", "/compiler/", "/nv/assemble", "/hcq/diskcache")
 #: Functions without effects: an exception in them is one at the line that calls them.
 PURE = ("/nv/abi/", "/nv/cubin", "/nv/image", "/nv/launch", "/hcq/elf", "/hcq/codeobject",
-        "/hcq/layout", "/hcq/fields", "/am/dispatch", "/hcq/checks")  # fmt: skip
+        "/hcq/layout", "/hcq/fields", "/am/dispatch", "/hcq/checks", "/qcom/pm4",
+        "/qcom/dispatch", "/qcom/regs")  # fmt: skip
 
 
 class Interrupted(BaseException):

@@ -20,6 +20,7 @@ from hcq import registry
 from hcq.culprit import Culprit, take_culprit
 from hcq.device import Device
 from hcq.errors import BadArgument, DeviceNotFound, NotSupported
+from hcq.node_drivers import NODE_DRIVERS
 from hcq.transport.node import Node, NodeAttachment, NodeMapping
 from nv import abi
 
@@ -210,8 +211,8 @@ def attach(name: str) -> NodeAttachment:
             return made
         made.transport.close()
         raise NotSupported(f"{name} is not opened through a kernel driver's node")
-    if kind in registry.NODE_DRIVERS and rest.isdecimal():
-        found: NodeAttachment = _load(registry.NODE_DRIVERS[kind].attach)(int(rest))
+    if kind in NODE_DRIVERS and rest.isdecimal():
+        found: NodeAttachment = _load(NODE_DRIVERS[kind].attach)(int(rest))
         return found
     raise DeviceNotFound(f"{name} is not a device opened through a kernel driver's node")
 
@@ -238,7 +239,7 @@ def record_device(
         file.write(header(driver, "node", "/dev/nvidia", ["ugpu", "sniff", "device", name]))
         node = RecordingNode(attachment.node, file, rules, memory)
         options = {"commands": "host"} if memory and attachment.driver == "nvrm" else {}
-        opened: Device = _load(registry.NODE_DRIVERS[attachment.driver].entry)(
+        opened: Device = _load(NODE_DRIVERS[attachment.driver].entry)(
             name, replace(attachment, node=node), **options
         )
         with opened:

@@ -1,0 +1,80 @@
+"""The driver on the model of KGSL and the GPU behind it: what neither had agreed on beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+import hcq
+from compiler import Tensor
+from hcq.device import Device
+from hcq.queue import QueueKind
+from tests.support.adreno import needs_mesa
+
+CHIPS = ("a630", "a660", "a740", "a750")
+Opened = Callable[[str], Device]
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    devices = []
+
+    def make(chip: str) -> Device:
+        device = hcq.open(f"virtual:{chip}")
+        devices.append(device)
+        return device
+
+    yield make
+    for device in devices:
+        device.close()
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_copies_fills_and_the_clock(opened: Opened, chip: str) -> None:
+    device = opened(chip)
+    data = np.random.default_rng(2).integers(0, 256, 5000, np.uint8)
+    source, target, ticks = device.alloc(5000), device.alloc(5120), device.alloc(16)
+    source.copy_from(data)
+    with device.queue() as queue:
+        queue.timestamp(ticks)
+        queue.fill(target, 0x01020304)
+        queue.barrier()
+        queue.copy(target[5:4000], source[1:3996])
+        queue.copy(target[4096:5096], source[4000:5000])
+        queue.timestamp(ticks, 8)
+    device.synchronize()
+    expected = np.tile(np.array([4, 3, 2, 1], np.uint8), 1280)
+    expected[5:4000] = data[1:3996]
+    expected[4096:5096] = data[4000:5000]
+    assert np.array_equal(target.numpy(), expected)
+    first, last = ticks.numpy(np.uint64)
+    assert 0 < first <= last
+
+
+@needs_mesa
+@pytest.mark.parametrize("chip", CHIPS)
+def test_tensors(opened: Opened, chip: str) -> None:
+    device = opened(chip)
+    x = np.random.default_rng(3).random((33, 70), np.float32)
+    a = Tensor(x, device=device)
+    found = (a @ Tensor(x.T.copy(), device=device)).softmax(axis=-1).numpy()
+    powers = np.exp(x @ x.T - (x @ x.T).max(-1, keepdims=True))
+    assert np.allclose(found, powers / powers.sum(-1, keepdims=True), atol=1e-5)
+
+
+@pytest.mark.parametrize("chip", ["a630", "a740"])
+def test_graphs_and_queues_that_wait(opened: Opened, chip: str) -> None:
+    device = opened(chip)
+    one, two, other = (device.alloc(4096) for _ in range(3))
+    with device.capture() as graph:
+        copy, compute = device.queue(QueueKind.COPY), device.queue()
+        value = copy.fill(one, 5).submit()
+        compute.wait(copy.timeline, value).copy(two, one).submit()
+    graph.replay()
+    graph.wait()
+    assert (two.numpy(np.uint32) == 5).all()
+    graph.replay(inputs={two: other})
+    graph.wait()
+    assert (other.numpy(np.uint32) == 5).all()
