@@ -12,9 +12,17 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 
 from hcq.clock import Clock, Work
-from hcq.errors import AccessDenied, BadArgument, DeviceNotFound, NotSupported, UgpuError
+from hcq.errors import (
+    AccessDenied,
+    BadArgument,
+    DeviceBusy,
+    DeviceNotFound,
+    NotSupported,
+    UgpuError,
+)
 from hcq.transport import pci_config
 from hcq.transport.base import PciIdentity, ResetKind
 from hcq.transport.checks import read_identity
@@ -25,6 +33,7 @@ from hcq.transport.system import System
 from hcq.transport.vfio_user import regions, wire
 from hcq.transport.vfio_user.client_memory import ClientAllocation, Memories
 from hcq.transport.vfio_user.connection import Connection
+from hcq.transport.vfio_user.holder import read_holder
 from hcq.transport.vfio_user.regions import MessageWindow, SharedWindow
 from hcq.transport.vfio_user.wire import Command, Interrupt, Region
 from hcq.transport.window import MappedWindow
@@ -89,7 +98,13 @@ class VfioUserTransport(TransportLife):
         self.at_end(self._connection.close, drop=self._forked)
         self.at_end(self._silence)
         try:
-            self._connection.negotiate(twin_socket=not share_memory)
+            try:
+                self._connection.negotiate(twin_socket=not share_memory)
+            except DeviceBusy as error:
+                holder = read_holder(Path(path))
+                if holder:
+                    error.add_facts(holder=holder)
+                raise
             self._flags, self._region_count, self._irq_count = self._device_info()
             self.identity: PciIdentity = read_identity(self.name, self.config_read)
             if self.identity.vendor == 0 and self.identity.device == 0:

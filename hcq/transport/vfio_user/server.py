@@ -22,6 +22,7 @@ from hcq.errors import BadArgument, DeviceBusy, OutOfMemory, TransportError
 from hcq.threads import start
 from hcq.transport.vfio_user import wire
 from hcq.transport.vfio_user.attention import attention_to
+from hcq.transport.vfio_user.holder import remove_holder, write_holder
 from hcq.transport.vfio_user.model import DeviceModel
 from hcq.transport.vfio_user.session import Session
 from hcq.transport.vfio_user.wire import Channel, Disconnected
@@ -71,6 +72,7 @@ class Server:
             if self._serving is not None:
                 self._serving.join(END_LIMIT_S)
             self._socket.close()
+            remove_holder(self.path)
             with contextlib.suppress(FileNotFoundError):
                 self.path.unlink()
 
@@ -81,6 +83,7 @@ class Server:
             name = "vfio-user-refusal"
             self._start(_refuse, (connection,), name, connection)
             return
+        write_holder(self.path, connection)
         channel = Channel(connection, MESSAGE_LIMIT_S, attention_to(connection))
         session = Session(channel, self.model)
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from am.virtual.bus.served import ServedChip
 from am.virtual.chip import Chip
 from am.virtual.options import ChipOptions
 from hcq.device import Device
-from hcq.errors import BadArgument, DeviceLost
+from hcq.errors import BadArgument, DeviceBusy, DeviceLost
 from hcq.memory import Placement
 from hcq.queue import QueueKind
 from hcq.transport.vfio_user.server import Server
@@ -80,6 +81,14 @@ def test_a_card_that_falls_off_the_bus_is_lost(device: Device, chip: Chip) -> No
     assert not device.transport.present()
     with pytest.raises(DeviceLost):
         copy_back(device, np.zeros(1 << 12, np.uint32))
+
+
+def test_who_has_the_card_is_named(device: Device, server: Server) -> None:
+    with pytest.raises(DeviceBusy) as caught:
+        hcq.open(f"vfio-user:{server.path}")
+    name = Path("/proc/self/comm").read_text("utf-8").strip()
+    assert caught.value.facts["holder"] == f"{name} (pid {os.getpid()})"
+    copy_back(device, np.zeros(1 << 12, np.uint32))
 
 
 def test_vram_is_mapped_only_where_it_can_be() -> None:
