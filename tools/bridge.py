@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+from pathlib import Path
+from typing import TextIO
+
 from hcq.errors import UsageError
-from usbgpu import ina231
+from usbgpu import ina231, uart
 from usbgpu.attach import by_name
 from usbgpu.bridge import LINK_UP, LTSSM, Bridge
 
@@ -64,6 +69,31 @@ def power(name: str, out: Output) -> int:
     out.say(f"{measured.volts:.2f} V   {measured.amperes:.2f} A   {measured.watts:.1f} W")
     out.result({"volts": measured.volts, "amperes": measured.amperes, "watts": measured.watts})
     return 0
+
+
+def console(path: Path, record: Path | None, most: int | None, out: Output) -> int:
+    """Show what the firmware says on a serial line, or said in a recording of one."""
+    shown: list[dict[str, object]] = []
+    with contextlib.ExitStack() as stack:
+        kept = None if record is None else stack.enter_context(_new(record))
+        reader = uart.lines(path, stop=lambda: False)
+        stack.callback(reader.close)
+        for at, text in itertools.islice(reader, most):
+            meaning = uart.decode(text)
+            out.say(f"{at:12.6f}  {text}  {'; '.join(meaning)}".rstrip())
+            shown.append({"seconds": at, "text": text, "meaning": meaning})
+            if kept is not None:
+                kept.write(uart.record(at, text))
+                kept.flush()
+    out.result(shown)
+    return 0
+
+
+def _new(path: Path) -> TextIO:
+    try:
+        return path.open("x")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be made: {error.strerror}") from error
 
 
 def dump(start: int, data: bytes) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from hcq.errors import UsageError
 
@@ -11,18 +12,23 @@ from .verb import register
 
 USAGE = """ugpu bridge info NAME
        ugpu bridge power NAME
+       ugpu bridge uart TTY|FILE [--record FILE] [--lines N]
        ugpu bridge xdata NAME ADDRESS [SIZE] [--bank 1]"""
 FORMS = """NAME is usb:0, usb:SERIAL or usb:PORT, as `ugpu ls` shows it; the card is not in use.
 
 info     identity, firmware, and whether the link to the card is up
 power    volts, amperes and watts by the enclosure's sensor (INA231), where it has one
+uart     what the firmware says on its serial line (921,600 baud), with its meaning, until Ctrl-C;
+         --record keeps it in a new file, which is shown later in the same way
 xdata    bytes of the bridge's own registers; bank 1: those of its PHY and switch"""
 
 
 def _bridge(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("word", choices=("info", "power", "xdata"))
+    parser.add_argument("word", choices=("info", "power", "uart", "xdata"))
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("place", nargs="*", metavar="ADDRESS [SIZE]")
+    parser.add_argument("--record", type=Path, metavar="FILE")
+    parser.add_argument("--lines", type=int, metavar="N", help="end after so many lines")
     parser.add_argument("--bank", type=int, choices=(0, 1), default=0)
 
 
@@ -36,7 +42,9 @@ def bridge(arguments: argparse.Namespace, out: Output) -> int:
         return bridges.info(arguments.name, out)
     if arguments.word == "power" and not place:
         return bridges.power(arguments.name, out)
+    if arguments.word == "uart" and not place:
+        return bridges.console(Path(arguments.name), arguments.record, arguments.lines, out)
     if arguments.word == "xdata" and len(place) in (1, 2):
         size = place[1] if len(place) == 2 else "1"
         return bridges.xdata(arguments.name, place[0], size, arguments.bank, out)
-    raise UsageError("info and power take NAME alone, xdata takes NAME ADDRESS [SIZE]")
+    raise UsageError("info, power and uart take one name, xdata takes NAME ADDRESS [SIZE]")
