@@ -66,7 +66,7 @@ def _take(connection: Connection, arguments: argparse.Namespace, out: Output) ->
     connection.on_event = on_event
     request = LeaseRequest(
         arguments.device,
-        "exclusive",
+        "transport" if arguments.transport else "exclusive",
         byte_count(arguments.memory),
         arguments.priority,
         arguments.wait,
@@ -75,7 +75,17 @@ def _take(connection: Connection, arguments: argparse.Namespace, out: Output) ->
     reply = connection.call("lease", request.to_map(), limit_s=request.wait_s + 120.0)
     grant = Grant.from_map(reply.arguments[0])
     out.say(f"lease {grant.lease}: {grant.device} for {grant.limit_s:.0f} s; Ctrl-C ends it")
-    out.result({"lease": grant.lease, "device": grant.device, "limit_s": grant.limit_s})
+    if grant.socket:
+        out.say(f"  UGPU_FIRMWARE={grant.firmware} ugpu demo --device vfio-user:{grant.socket}")
+    out.result(
+        {
+            "socket": grant.socket,
+            "firmware": grant.firmware,
+            "lease": grant.lease,
+            "device": grant.device,
+            "limit_s": grant.limit_s,
+        }
+    )
     sys.stdout.flush()
     try:
         ended.wait()

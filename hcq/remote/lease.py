@@ -59,13 +59,59 @@ def lease(
     over; AccessDenied: the token or user may not.
     """
     if kind in ("observer", "transport"):
-        raise BadArgument(f"a lease of kind {kind!r} has no queues; see docs/daemon.md")
+        raise BadArgument(
+            f"a lease of kind {kind!r} has no queues; see lease_transport and `ugpu lease ls`"
+        )
     wanted = LeaseRequest(device, kind, byte_count(memory), priority, wait_s, limit_s)
     connection = Connection(parse(daemon, authority), token or config().token or None)
     try:
         reply = connection.call("lease", wanted.to_map(), limit_s=wanted.wait_s + 120.0)
         grant = Grant.from_map(reply.arguments[0])
         return LeasedDevice(RemoteDriver(name or f"ugpud:{grant.device}", connection, grant))
+    except BaseException:
+        connection.close()
+        raise
+
+
+class TransportLease:
+    """A chip that a ugpud on this machine lent without a driver, at a vfio-user socket. A context
+    manager; `close` gives it back."""
+
+    def __init__(self, connection: Connection, grant: Grant) -> None:
+        self.connection = connection
+        self.grant = grant
+
+    @property
+    def name(self) -> str:
+        """The name for `hcq.open`, which also needs firmware=`grant.firmware`."""
+        return f"vfio-user:{self.grant.socket}"
+
+    def close(self) -> None:
+        """End the lease; a driver that still uses the chip loses it."""
+        self.connection.close()
+
+    def __enter__(self) -> TransportLease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def lease_transport(
+    device: str = "*",
+    *,
+    priority: int = 5,
+    wait_s: float = 0.0,
+    limit_s: float = 0.0,
+    daemon: str | None = None,
+) -> TransportLease:
+    """Lease a chip for a driver of one's own (hcq, QEMU): options and errors as of `lease`.
+    NotSupported for devices that cannot be handed out, and over TCP."""
+    wanted = LeaseRequest(device, "transport", 0, priority, wait_s, limit_s)
+    connection = Connection(parse(daemon), config().token or None)
+    try:
+        reply = connection.call("lease", wanted.to_map(), limit_s=wanted.wait_s + 120.0)
+        return TransportLease(connection, Grant.from_map(reply.arguments[0]))
     except BaseException:
         connection.close()
         raise

@@ -74,7 +74,7 @@ class Grant:
     """A lease that was given. lease: its number. device: the daemon's name for it, such as
     "virtual:navi31#0". timelines: address of each queue's timeline, by kind ("compute", "copy").
     clock_hertz: see Device. memory: quota in bytes, 0: none. limit_s: until it ends.
-    socket: of kind "transport", the path."""
+    socket, firmware: of kind "transport", the path, and the folder with the chip's images."""
 
     lease: int
     device: str
@@ -85,6 +85,7 @@ class Grant:
     memory: int = 0
     limit_s: float = 0.0
     socket: str = ""
+    firmware: str = ""
 
     def to_map(self) -> dict[str, object]:
         """Return it as a reply."""

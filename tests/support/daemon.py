@@ -41,12 +41,16 @@ class DaemonProcess:
     """A running ugpud. A context manager; `close` stops it by SIGTERM. folder: short, since the
     path of a socket has 107 bytes at most."""
 
-    def __init__(self, devices: Sequence[str], more: str = "", count: int = 1) -> None:
+    def __init__(
+        self, devices: Sequence[str], more: str = "", count: int = 1, *, last: bool = False
+    ) -> None:
+        """more: further lines; last: of the device, not in front of it."""
         self._folder = tempfile.TemporaryDirectory(prefix="ugpud-")
         self.folder = Path(self._folder.name)
         self.socket = str(self.folder / "ugpud.sock")
         self.config = self.folder / "ugpud.toml"
-        self.config.write_text(settings_text(self.folder, devices, more, count))
+        text = settings_text(self.folder, devices, "" if last else more, count)
+        self.config.write_text(text + (more if last else ""))
         self.lines: list[str] = []
         self.start()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 import ssl
@@ -203,3 +204,20 @@ sys.exit(main())
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=120)
     assert process.returncode == 0
+
+
+UNITS = ROOT / "tools" / "daemon" / "system"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_the_units_are_right_and_hardened(folder: Path) -> None:
+    for unit in UNITS.iterdir():  # users and programs that this machine has
+        text = unit.read_text().replace("=ugpu\n", "=root\n")
+        (folder / unit.name).write_text(text.replace("/usr/bin/ugpud", "/bin/true"))
+    names = [str(folder / unit.name) for unit in UNITS.iterdir()]
+    for words in (
+        ["verify", "--man=no", *names],
+        ["security", "--offline=yes", "--threshold=25", str(UNITS / "ugpud.service")],
+    ):
+        done = subprocess.run(["systemd-analyze", *words], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr

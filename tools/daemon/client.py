@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hcq import threads
-from hcq.errors import BadArgument, UgpuError
+from hcq.errors import BadArgument, NotSupported, UgpuError
 from hcq.remote import failures
 from hcq.remote.channel import Channel, Disconnected
 from hcq.remote.request import Grant, LeaseRequest
@@ -210,6 +210,11 @@ class Client:
         except TypeError as error:
             raise BadArgument(f"a lease's property has another type: {error}") from None
         assert self.rights is not None
+        if request.kind == "transport" and self.peer.rights is None:
+            raise NotSupported(
+                "a vfio-user socket cannot be handed out over TCP: connect to ugpud's UNIX socket, "
+                "or lease queues"
+            )
         self._asked = call
         waiter = self.daemon.ask(self, request, self.rights)
         if waiter is not None:
@@ -222,6 +227,10 @@ class Client:
         try:
             device = owned.device
             assert device is not None
+            target, hertz, socket, firmware = device.target, device.clock_hertz, "", ""
+            if lease.request.kind == "transport":
+                handout = self.daemon.hand_out(owned, lease)
+                socket, firmware = str(handout.socket), str(handout.firmware)
             timelines: dict[str, list[int]] = {}
             if lease.request.kind in ("exclusive", "shared"):
                 self.holder = Holder(device, lease.memory, self.notify)
@@ -233,11 +242,13 @@ class Client:
                 lease.number,
                 lease.card.name,
                 lease.request.kind,
-                device.target,
-                device.clock_hertz,
+                target,
+                hertz,
                 timelines,
                 lease.memory,
                 lease.ends - self.daemon.now(),
+                socket,
+                firmware,
             )
             self._reply(self._asked, _plain(grant.to_map()))
         except UgpuError as error:

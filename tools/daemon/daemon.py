@@ -22,6 +22,7 @@ from hcq.remote.request import LeaseRequest
 
 from .client import Client, Peer
 from .config import Settings
+from .handout import Handout
 from .leases import Card, Lease, State, Table, Waiter
 from .owned import Owned
 from .tokens import Rights, Tokens
@@ -100,7 +101,8 @@ class Daemon:
             self._change(owned.card, State.QUARANTINED, "ugpud failed; its log has the cause")
             log.exception("%s does not boot", owned.card.name)
             return
-        log.info("%s is ready after %.1f s", owned.card.name, self.now() - start)
+        how = "attached warm" if getattr(owned.device, "warm", False) else "ready"
+        log.info("%s is %s after %.1f s", owned.card.name, how, self.now() - start)
         self._change(owned.card, State.READY)
 
     def _change(self, card: Card, state: State, reason: str = "") -> None:
@@ -228,6 +230,13 @@ class Daemon:
         log.debug("lease %d of %s is over: %s", lease.number, client.name, reason)
         owned = self.owned_by(lease.card)
         problem = ""
+        if lease.request.kind == "transport":
+            with owned.lock:
+                try:
+                    owned.take_back()
+                except UgpuError as error:
+                    problem = str(error)
+                    log.error("%s is quarantined: %s", lease.card.name, error)
         if holder is not None:
             with owned.lock:
                 try:
@@ -244,6 +253,12 @@ class Daemon:
                 self.table.changed(lease.card, State.QUARANTINED, problem)
             self.table.release(lease)
             self._tick.notify_all()
+
+    def hand_out(self, owned: Owned, lease: Lease) -> Handout:
+        """Leave a device's chip to the holder of a lease."""
+        folder = self.settings.socket.parent / f"lease-{lease.number}"
+        with owned.lock:
+            return owned.hand_out(folder, self.settings.mode)
 
     # ---- what clients ask --------------------------------------------------------------------
 

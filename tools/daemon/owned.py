@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 
 import numpy as np
 
 import hcq
+from am.virtual.chip import Chip
 from hcq.device import Device
 from hcq.errors import ChipError, HostError, UgpuError
 from hcq.queue import QueueKind
 
 from .config import DeviceSettings
+from .handout import Handout, chip_of
 from .leases import Card
 
 log = logging.getLogger(__name__)
@@ -31,22 +34,50 @@ class Owned:
         labels = tuple(each for each in (settings.label, settings.name) if each)
         self.card = Card(name, labels, settings.memory)
         self.device: Device | None = None
+        self._chip: Chip | None = None
+        self._handout: Handout | None = None
         self.lock = threading.Lock()
 
     def boot(self) -> None:
         """Open the device; UgpuError where that cannot be."""
-        device = hcq.open(self.settings.name, **self.settings.options)
+        self._chip = self._chip or chip_of(self.settings.name, self.settings.options)
+        self.card.transport = self._chip is not None
+        device = self._open()
+        target = device.target
+        names = (self.settings.label, self.settings.name, target.name, target.cpu)
+        self.card.labels = tuple(dict.fromkeys(each for each in names if each))
+        if not self.card.memory:
+            self.card.memory = _memory_of(device)
+
+    def _open(self) -> Device:
+        options = dict(self.settings.options)
+        if self._chip is not None:
+            options = {"chip": self._chip}
+        device = hcq.open(self.settings.name, **options)
         try:
             self._check(device)
         except BaseException:
             device.close()
             raise
         self.device = device
-        target = device.target
-        names = (self.settings.label, self.settings.name, target.name, target.cpu)
-        self.card.labels = tuple(dict.fromkeys(each for each in names if each))
-        if not self.card.memory:
-            self.card.memory = _memory_of(device)
+        return device
+
+    def hand_out(self, folder: Path, mode: int) -> Handout:
+        """Leave the chip to a driver of the holder's: the daemon's lets go of it first."""
+        assert self._chip is not None
+        device, self.device = self.device, None
+        if device is not None:
+            device.close()
+        self._handout = Handout(self._chip, folder, mode)
+        return self._handout
+
+    def take_back(self) -> None:
+        """Take the chip back and see that it works; idempotent. UgpuError where it does not."""
+        handout, self._handout = self._handout, None
+        if handout is not None:
+            handout.close()
+        if self.device is None:
+            self._open()
 
     def check(self, repair: bool) -> None:
         """See that the device works before it is leased again; where it does not, or `repair` is
@@ -64,9 +95,15 @@ class Owned:
 
     def close(self) -> None:
         """Close it; idempotent."""
+        handout, self._handout = self._handout, None
+        if handout is not None:
+            handout.close()
         device, self.device = self.device, None
         if device is not None:
             device.close()
+        chip, self._chip = self._chip, None
+        if chip is not None:
+            chip.close()
 
     def _check(self, device: Device) -> None:
         """Copy a pattern with each queue, and compare."""

@@ -17,6 +17,9 @@ def _lease(parser: argparse.ArgumentParser) -> None:
         each.add_argument("--daemon", metavar="WHERE", help="a socket, or tls://HOST[:PORT]")
         each.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     take.add_argument("device", nargs="?", default="*", help='a pattern, such as "gfx11*"')
+    take.add_argument(
+        "--transport", action="store_true", help="without a driver: a vfio-user socket, for QEMU"
+    )
     take.add_argument("--memory", default="0", metavar="SIZE", help="what it must have: 8G")
     take.add_argument("--wait", type=float, default=0.0, metavar="S", help="how long to queue")
     take.add_argument("--limit", type=float, default=0.0, metavar="S", help="how long to hold it")
