@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from hcq.config import config
 from hcq.device import Device
-from hcq.errors import BadArgument
+from hcq.errors import BadArgument, LinkError
 from hcq.remote.address import parse
 from hcq.remote.connection import Connection
 from hcq.remote.driver import RemoteDriver
@@ -87,7 +88,11 @@ class TransportLease:
         return f"vfio-user:{self.grant.socket}"
 
     def close(self) -> None:
-        """End the lease; a driver that still uses the chip loses it."""
+        """End the lease, and return when the daemon has the chip back; a driver that still uses it
+        loses it. Idempotent."""
+        if self.connection.failure is None:
+            with contextlib.suppress(LinkError):
+                self.connection.call("release", None)
         self.connection.close()
 
     def __enter__(self) -> TransportLease:

@@ -1,4 +1,4 @@
-"""A chip that ugpud hands out without a driver, and takes back; a daemon that is killed under a card."""
+"""A chip that ugpud hands out without a driver, and takes back; a daemon that is killed."""
 
 from __future__ import annotations
 
