@@ -7,6 +7,8 @@ are authorised by `boltctl`, which asks the user's policy.
 from __future__ import annotations
 
 import logging
+import socket
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,16 +42,33 @@ def devices() -> dict[str, BoltDevice]:
     try:
         # An extra: imported where it is used.
         import jeepney
-        from jeepney.io.blocking import open_dbus_connection
+        from jeepney.io import blocking
     except ImportError as error:
         log.info("bolt is not asked: %s", error)
         return {}
     try:
-        with open_dbus_connection(bus="SYSTEM") as connection:
+        with _connect(blocking) as connection:
             return _ask(jeepney, connection)
     except (OSError, TimeoutError, ValueError, jeepney.DBusErrorResponse) as error:
         log.info("bolt does not answer: %s", error)
         return {}
+
+
+def _connect(blocking: Any) -> Any:  # Any: modules without types
+    """Connect to the system's bus. The library waits for the bus's first reply without a limit:
+    here its socket is shut down then."""
+    bus = blocking.prep_socket(blocking.get_bus("SYSTEM"), timeout=_LIMIT_S)
+    ended = threading.Timer(_LIMIT_S, bus.shutdown, (socket.SHUT_RDWR,))
+    ended.daemon = True
+    ended.start()
+    try:
+        return blocking.DBusConnection(bus)
+    except BaseException:
+        bus.close()
+        raise
+    finally:
+        ended.cancel()
+        ended.join()
 
 
 def _ask(jeepney: Any, connection: Any) -> dict[str, BoltDevice]:  # Any: modules without types

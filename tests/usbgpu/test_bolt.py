@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,3 +104,28 @@ def test_what_bolt_knows() -> None:
 def test_no_bus_and_no_bolt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ADDRESS, f"unix:path={tmp_path / 'none'}")
     assert bolt.devices() == {}
+
+
+def test_a_bus_that_never_replies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It authenticates the client, then says nothing to its first message."""
+    pytest.importorskip("jeepney", reason="jeepney is not installed")
+    monkeypatch.setenv(ADDRESS, f"unix:path={tmp_path / 'bus'}")
+    monkeypatch.setattr(bolt, "_LIMIT_S", 0.2)
+    heard: list[bytes] = []
+
+    def serve() -> None:
+        client, _ = server.accept()
+        with client:
+            while data := client.recv(4096):
+                heard.append(data)
+                if b"AUTH" in data:
+                    client.sendall(b"OK 0123456789abcdef0123456789abcdef\r\n")
+
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "bus"))
+        server.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert bolt.devices() == {}
+        thread.join()
+    assert b"Hello" in b"".join(heard)
