@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from am import advice, faults
+from am import advice, faults, inspect
 from am.faults import SqWord
 from am.ih import Interrupt
 from hcq.culprit import take_culprit
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from am.driver import AmDriver
 
 log = logging.getLogger(__name__)
+
+_WAVES_LIMIT_S = 0.1  # TIMEOUT: our choice; the search for a wave of a queue that stands still
 
 
 class Reporter:
@@ -107,6 +109,21 @@ class Reporter:
         _, pipe, queue = entry.queue
         return self.driver.units.gfx.queue_state(pipe, queue)
 
+    def _first_wave(self) -> dict[str, object]:
+        """Where one of the waves on the chip is; empty where there is none."""
+        for wave in inspect.waves(self.driver.chip, _WAVES_LIMIT_S):
+            pc, values = wave.get("pc"), wave.get("registers")
+            if isinstance(pc, int) and isinstance(values, dict):
+                found: dict[str, object] = {
+                    "pc": pc,
+                    "exec": values["EXEC_HI"] << 32 | values["EXEC_LO"],
+                    "wave_status": values["STATUS"],
+                    "source": self.driver.programs.source_of(pc) or None,
+                }
+                known = {name: value for name, value in found.items() if value is not None}
+                return self._named(known)
+        return {}
+
     def diagnose(self, timeline: Timeline) -> dict[str, object]:
         """What the chip says when `timeline` stands still. Never raises."""
         driver = self.driver
@@ -120,6 +137,7 @@ class Reporter:
                 if compute.timeline is timeline:
                     state |= driver.units.gfx.queue_state(compute.pipe, compute.queue)
                     state |= {"slots_submitted": compute.count, "slots_done": compute.done}
+                    state |= self._first_wave()
             for copy in driver.copy_queues:
                 if copy.timeline is timeline:
                     state |= copy.engine.state()

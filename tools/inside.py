@@ -77,6 +77,7 @@ def states(source: str, out: Output, *, boot: bool = False) -> int:
 def waves(source: str, out: Output, *, boot: bool = False) -> int:
     """Show the waves that are on the chip."""
     found = part(source, "waves", boot)
+    _add_instructions(source, found)
     rows = []
     for wave in found:
         if "more" in wave:
@@ -86,6 +87,7 @@ def waves(source: str, out: Output, *, boot: bool = False) -> int:
         place = ".".join(map(str, wave["place"]))
         execute = values["EXEC_HI"] << 32 | values["EXEC_LO"]
         kernel = f"{wave['kernel']}+{wave['offset']:#x}" if "kernel" in wave else ""
+        kernel = f"{kernel} {wave['instruction']}".strip() if "instruction" in wave else kernel
         rows.append((place, f"{wave['pc']:#x}", f"{execute:#x}",
                      f"{kernel} {wave.get('source', '')} status {values['STATUS']:#x} "
                      f"trapsts {values['TRAPSTS']:#x}".strip()))  # fmt: skip
@@ -94,6 +96,25 @@ def waves(source: str, out: Output, *, boot: bool = False) -> int:
         out.say("no wave is on the chip")
     out.result(found)
     return 0
+
+
+def _add_instructions(source: str, waves: list[dict[str, Any]]) -> None:
+    """Add the text of the instruction that each wave is at, where a bundle has its program."""
+    if not Path(source).is_file():
+        return
+    parts = bundle.read(Path(source)).parts
+    if "program.bin" not in parts or "program.json" not in parts:
+        return
+    from am.virtual.isa.decoder.decode import decode
+    from am.virtual.isa.decoder.disassembly import text
+    from am.virtual.isa.decoder.formats import UnknownInstruction
+
+    code, base = parts["program.bin"], json.loads(parts["program.json"])["address"]
+    for wave in waves:
+        offset = wave.get("pc", -1) - base
+        if 0 <= offset < len(code):
+            with contextlib.suppress(UnknownInstruction):
+                wave["instruction"] = text(decode(code, offset))
 
 
 def rings(source: str, out: Output, *, boot: bool = False) -> int:

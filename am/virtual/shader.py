@@ -87,6 +87,19 @@ class Outcome:
     wave: int = 0
 
 
+@dataclass(frozen=True)
+class RunningWave:
+    """A wave that runs, as it was a moment ago. pc: of the instruction that comes next. wave: its
+    number in the group. scalars: 128 words, VCC from 106, M0 at 125, EXEC from 126."""
+
+    dispatch: Dispatch
+    pc: int
+    group: tuple[int, int, int]
+    wave: int
+    scalars: Sequence[int]
+    scc: bool
+
+
 class WavePlace(NamedTuple):
     """The SIMD that a wave runs on."""
 
@@ -116,4 +129,10 @@ class ShaderCore(Protocol):
     """All compute units of the chip. `run` blocks until the dispatch ends; called by one thread."""
 
     def run(self, dispatch: Dispatch, memory: ShaderMemory, abort: Abort) -> Outcome: ...
+    def look(self, abort: Abort, limit_s: float) -> list[RunningWave]:
+        """The waves that run now, from another thread, while `run` is under way. Blocks until each
+        has come to a backward branch, at most `limit_s`; of one that has not, what is known is
+        older: its beginning at worst."""
+        ...
+
     def close(self) -> None: ...

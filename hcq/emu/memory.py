@@ -69,10 +69,13 @@ class LaneMemory(Protocol):
 
 
 class Abort:
-    """A flag that running waves look at on every backward branch and before every workgroup."""
+    """A flag that running waves look at on every backward branch and before every workgroup.
+
+    flag[1]: waves note where they are (`look`), where the core's code does that.
+    """
 
     def __init__(self) -> None:
-        self.flag = np.zeros(1, np.uint32)
+        self.flag = np.zeros(2, np.uint32)
         self._translating = 0  # threads that do
         self._lock = threading.Lock()
 
@@ -94,6 +97,15 @@ class Abort:
         if self._translating:
             return Work.TRANSLATION
         return Work.ENGINES if self.flag[0] else Work.NONE
+
+    @contextlib.contextmanager
+    def look(self) -> Iterator[None]:
+        """While the block runs, have waves note their state on every backward branch."""
+        self.flag[1] = 1
+        try:
+            yield
+        finally:
+            self.flag[1] = 0
 
     def set(self) -> None:
         self.flag[0] = 1

@@ -132,6 +132,10 @@ wave:
   %is.done = icmp ne i32 %k.done, 0
   br i1 %is.done, label %wave.end, label %run
 run:
+  %h.group = getelementptr i8, ptr %context, i64 {context.HALT_GROUP}
+  store i64 %group, ptr %h.group
+  %h.wave = getelementptr i8, ptr %context, i64 {context.HALT_WAVE}
+  store i32 %k, ptr %h.wave
 {waves.before}
   %code = call i32 %kernel(ptr %context, ptr %k.state)
   switch i32 %code, label %halt [
@@ -154,10 +158,6 @@ pass.end:
   %again = icmp ne i32 %waiting.next, 0
   br i1 %again, label %passes, label %next.group
 halt:
-  %h.group = getelementptr i8, ptr %context, i64 {context.HALT_GROUP}
-  store i64 %group, ptr %h.group
-  %h.wave = getelementptr i8, ptr %context, i64 {context.HALT_WAVE}
-  store i32 %k, ptr %h.wave
   %h.waiting = getelementptr i8, ptr %context, i64 {context.RESUME_WAITING}
   store i32 %waiting, ptr %h.waiting
   ret i32 %code

@@ -20,6 +20,7 @@ from hcq import bundle, crash
 from hcq.config import Config
 from hcq.errors import DeviceHang, DeviceLost, FirmwareSilent, PageFault, UgpuError
 from tests.support.am_faulty import faulty_object
+from tools import cli
 from ugpu import ir
 
 NV_FAR = """
@@ -74,7 +75,7 @@ def test_the_first_failure_leaves_a_bundle(gpu: Any, folder: Path) -> None:
     assert len(bundle.bundles(folder)) == 2
 
 
-def test_a_hang_leaves_one(folder: Path) -> None:
+def test_a_hang_leaves_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with hcq.open("virtual:navi31") as gpu:
         program, out = gpu.load(faulty_object()), gpu.alloc(4096)
         with gpu.queue() as queue:
@@ -84,6 +85,11 @@ def test_a_hang_leaves_one(folder: Path) -> None:
         (path,) = bundle.bundles(folder)
         queues: Any = json.loads(bundle.read(path).parts["queues.json"])
         assert queues[0]["suspects"] == ["forever"] and queues[0]["done"] == 0
+        waves: Any = json.loads(bundle.read(path).parts["waves.json"])
+        assert waves and {wave["kernel"] for wave in waves} == {"forever"}
+        assert cli.main(["waves", str(path)]) == 0
+        shown = capsys.readouterr().out
+        assert "forever+0x" in shown and ("s_" in shown or "v_" in shown or "global_" in shown)
         gpu.reset()
 
 

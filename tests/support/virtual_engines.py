@@ -9,7 +9,7 @@ from am.virtual.chip import FRAME_BUFFER_BASE, Chip
 from am.virtual.engines.cp.queue import ComputeQueue
 from am.virtual.engines.gfx import Gfx
 from am.virtual.options import ChipOptions
-from am.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory
+from am.virtual.shader import Dispatch, Ending, Outcome, RunningWave, ShaderMemory
 from hcq.emu.memory import Abort
 from tests.support.am_navi31 import build_chip
 from tests.support.waiting import came, until
@@ -53,6 +53,10 @@ class FakeCore:
             if outcome is not None:
                 return outcome
         return self.outcomes.pop(0) if self.outcomes else Outcome(Ending.DONE)
+
+    def look(self, abort: Abort, limit_s: float) -> list[RunningWave]:
+        """See ShaderCore: no wave can be looked at."""
+        return []
 
     def close(self) -> None:
         """Count."""

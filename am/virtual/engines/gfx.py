@@ -15,7 +15,7 @@ from am.virtual.engines.cp.rlc import Rlc
 from am.virtual.engines.engine import clock_ticks
 from am.virtual.engines.sdma.engine import Sdma
 from am.virtual.engines.shaders import ShaderArray
-from am.virtual.shader import Ending, Outcome, WavePlace
+from am.virtual.shader import Ending, Outcome, RunningWave, WavePlace, place_of
 from hcq.fields import RegisterValue
 
 if TYPE_CHECKING:
@@ -44,6 +44,9 @@ WAVE_VALID_AND_IDLE, WAVE_STATUS, WAVE_TRAPSTS, WAVE_PC_LO, WAVE_PC_HI = (
     0x108,
     0x109,
 )
+WAVE_MODE = 0x101
+SCALARS = 0x200  # scalar registers follow: M0 is 0x27D, EXEC 0x27E
+STATUS_VALID = 1 << 16
 STATUS_HALT = 1 << 13 | 1 << 16  # HALT, VALID
 STATUS_FATAL_HALT = 1 << 23
 TRAPSTS_ILLEGAL = 1 << 11
@@ -164,26 +167,49 @@ class Gfx(Block):
         return None
 
     def _wave_data(self) -> int:
-        """Read wave state; the halted wave sits on the SIMD of its group, in its own slot."""
-        halted = self.halted_wave()
+        """Read wave state: of the halted wave, or of one that runs, which sits on the SIMD of its
+        group, in the slot of its number."""
         index = self.fields("SQ_IND_INDEX")
+        there: dict[int, dict[int, int]] = {}  # slot -> values by index
+        halted = self.halted_wave()
+        if halted is not None:
+            wave, place = halted
+            if self._aimed(place):
+                there[wave.wave & 0x1F] = _halted_state(wave)
+        else:
+            options = self.chip.options
+            sizes = options.shader_engines, options.arrays_per_engine, options.wgps_per_array
+            for one in self.array.waves():
+                if self._aimed(place_of(one.group, one.dispatch.groups, sizes)):
+                    there[one.wave & 0x1F] = self._running_state(one)
+        if index.INDEX == WAVE_VALID_AND_IDLE:
+            return sum(1 << slot for slot in there) & 0xFFFFF
+        return there.get(index.WAVE_ID, {}).get(index.INDEX, 0)
+
+    def _aimed(self, place: WavePlace) -> bool:
+        """Whether GRBM_GFX_INDEX selects this SIMD."""
         where = self.fields("GRBM_GFX_INDEX")
-        if halted is None:
-            return 0
-        wave, place = halted
-        instance = place.wgp << 2 | place.simd
         at = where.SE_INDEX, where.SA_INDEX, where.INSTANCE_INDEX
-        if at != (place.engine, place.array, instance):
-            return 0
-        if index.INDEX != WAVE_VALID_AND_IDLE and wave.wave & 0x1F != index.WAVE_ID:
-            return 0
-        illegal = wave.ending is Ending.ILLEGAL_INSTRUCTION
-        asked = wave.ending is Ending.HALTED  # by s_sethalt
-        values = {
-            WAVE_VALID_AND_IDLE: 1 << (wave.wave & 0x1F) & 0xFFFFF,
-            WAVE_STATUS: STATUS_HALT | (0 if asked else STATUS_FATAL_HALT),
-            WAVE_TRAPSTS: TRAPSTS_ILLEGAL if illegal else 0,
+        return at == (place.engine, place.array, place.wgp << 2 | place.simd)
+
+    def _running_state(self, wave: RunningWave) -> dict[int, int]:
+        execute = wave.scalars[126] | (0 if wave.dispatch.wave32 else wave.scalars[127] << 32)
+        condition = wave.scalars[106] | (0 if wave.dispatch.wave32 else wave.scalars[107] << 32)
+        status = STATUS_VALID | wave.scc | (not execute) << 9 | (not condition) << 10
+        return {
+            WAVE_STATUS: status,
+            WAVE_MODE: wave.dispatch.rsrc1 >> 12 & 0xFF,  # FLOAT_MODE
             WAVE_PC_LO: wave.pc & 0xFFFF_FFFF,
             WAVE_PC_HI: wave.pc >> 32,
+            **{SCALARS + number: value for number, value in enumerate(wave.scalars)},
         }
-        return values.get(index.INDEX, 0)
+
+
+def _halted_state(wave: Outcome) -> dict[int, int]:
+    asked = wave.ending is Ending.HALTED  # by s_sethalt
+    return {
+        WAVE_STATUS: STATUS_HALT | (0 if asked else STATUS_FATAL_HALT),
+        WAVE_TRAPSTS: TRAPSTS_ILLEGAL if wave.ending is Ending.ILLEGAL_INSTRUCTION else 0,
+        WAVE_PC_LO: wave.pc & 0xFFFF_FFFF,
+        WAVE_PC_HI: wave.pc >> 32,
+    }

@@ -6,13 +6,15 @@ import importlib
 import threading
 from typing import TYPE_CHECKING
 
-from am.virtual.shader import Dispatch, Ending, Outcome, ShaderCore
+from am.virtual.shader import Dispatch, Ending, Outcome, RunningWave, ShaderCore
 from hcq.config import config
 from hcq.emu.memory import Abort
 
 if TYPE_CHECKING:
     from am.virtual.board import Board, CutMemory
 
+FRESH_S = 0.05  # for so long registers show what one look at the waves has found
+LOOK_LIMIT_S = 0.02  # of one look: the chip's lock is held meanwhile
 LOOK_S = 0.01  # how often a launch that waits for the array looks whether it was aborted
 
 
@@ -32,6 +34,8 @@ class ShaderArray:
         self._lock = threading.Lock()
         self._memories: dict[int, CutMemory] = {}
         self._current: tuple[Abort, CutMemory] | None = None
+        self._waves: list[RunningWave] = []
+        self._looked_at = float("-inf")
         self.running = 0  # launches inside or waiting
         self.launches = 0
 
@@ -63,8 +67,22 @@ class ShaderArray:
             memory.cut = False
             self._current = abort, memory
         self.launches += 1
-        with self._chip.smu.metrics.load.working():
-            return self._core.run(dispatch, memory, abort)
+        try:
+            with self._chip.smu.metrics.load.working():
+                return self._core.run(dispatch, memory, abort)
+        finally:
+            self._current = None
+
+    def waves(self) -> list[RunningWave]:
+        """The waves that run now, as a look at them a moment ago found them. Lock held."""
+        now = self._chip.scheduler.now()
+        current, core = self._current, self._core
+        if current is None or core is None:
+            return []
+        if now - self._looked_at > FRESH_S:
+            self._waves = core.look(current[0], LOOK_LIMIT_S)
+            self._looked_at = self._chip.scheduler.now()
+        return self._waves
 
     def cut(self, abort: Abort) -> None:
         """Part the waves of an aborted launch from memory until they have noticed. Lock held."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from am.virtual.isa.runtime.launch import BadDispatch, Launch
 from am.virtual.isa.runtime.worker import Run, Worker
 from am.virtual.isa.translator.program import Program, Stop, load, mark_full_blocks
 from am.virtual.isa.translator.translate import translate, uses_output_modifiers
-from am.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory
+from am.virtual.shader import Dispatch, Ending, Outcome, RunningWave, ShaderMemory
 from hcq.emu import atomics, context, jit, waves
 from hcq.emu import math as emu_math
 from hcq.emu.crew import Crew
@@ -27,6 +28,7 @@ from hcq.emu.memory import Abort
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
 _PACKAGE = Path(__file__).parent
 _KERNEL = "ugpu_kernel"
+_LOOK_S = 1e-4  # between looks whether waves have noted where they are
 _Key = tuple[int, int, int, bool, int]  # address, registers, lanes, whole waves, output modifiers
 
 
@@ -83,6 +85,21 @@ class GfxCore:
         outcomes, _ = self._pace.run(self._crew, count, work, kernel.address, launch.total_groups)
         return min(outcomes, key=lambda outcome: _SEVERITY.index(outcome.ending))
 
+    def look(self, abort: Abort, limit_s: float) -> list[RunningWave]:
+        """See ShaderCore."""
+        workers = [worker for worker in self._crew.workers if worker.busy]
+        waiting = {worker: worker.word(layout.LOOKS) for worker in workers}
+        end = time.monotonic() + limit_s
+        with abort.look():
+            while waiting and time.monotonic() < end:
+                time.sleep(_LOOK_S)
+                waiting = {
+                    worker: count for worker, count in waiting.items()
+                    if worker.busy and worker.word(layout.LOOKS) == count
+                }  # fmt: skip
+        found = [worker.looked() for worker in self._crew.workers]
+        return [wave for wave in found if wave is not None]
+
     def close(self) -> None:
         """End the worker threads. May be called again; a later run starts new ones."""
         self._crew.close()
@@ -104,6 +121,8 @@ class GfxCore:
         except BaseException:
             run.stop[0] = 1
             raise
+        finally:
+            worker.rest()
         if outcome.ending is not Ending.DONE:
             run.stop[0] = 1  # waves on other threads stop too
         return outcome

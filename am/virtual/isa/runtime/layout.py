@@ -25,6 +25,8 @@ HALT_PC = 176  # u64 byte offset at which a wave halted
 ACCESS_PC = 224  # u32 byte offset of the instruction that accesses memory by a runtime function
 FIRST_LANE = 232  # u64 lane of the wave that the running pass begins with
 WAVE_SHIFT = 240  # u64: a wave has 1 << so many lanes
+LOOK_PC = 248  # u32 byte offset of the backward branch at which the running wave was looked at
+LOOKS = 252  # u32 how often one was
 
 # Wave state: saved at barriers, read at entry.
 STATE_SGPR = 0  # 128 u32 (VCC 106, M0 125, EXEC 126)

@@ -14,7 +14,7 @@ from am.virtual.isa.decoder.disassembly import text
 from am.virtual.isa.decoder.formats import UnknownInstruction
 from am.virtual.isa.runtime import layout
 from am.virtual.isa.runtime.launch import Launch
-from am.virtual.shader import Dispatch, ShaderMemory
+from am.virtual.shader import Dispatch, RunningWave, ShaderMemory
 from hcq.emu import context
 from hcq.emu.lanes.every import LDS_SPACE
 from hcq.emu.memory import Abort, Access
@@ -132,6 +132,7 @@ class Worker(NativeWorker):
         for field, slot in zip(_SLOTS, launch.slots, strict=True):
             words[field // 4] = slot
         words[context.RESUME_WAITING // 4] = 0
+        words[layout.LOOK_PC // 4] = dispatch.code_address - code_base & 0xFFFF_FFFF
 
     def quad(self, offset: int) -> int:
         """Read a 64-bit field of the context."""
@@ -140,6 +141,34 @@ class Worker(NativeWorker):
     def word(self, offset: int) -> int:
         """Read a 32-bit field of the context."""
         return int(struct.unpack_from("<I", self.context.data, offset)[0])
+
+    @property
+    def busy(self) -> bool:
+        """Whether a launch is under way on this thread."""
+        return self._run is not None
+
+    def rest(self) -> None:
+        """The launch has ended here: nothing runs that could be looked at."""
+        self._run = None
+
+    def looked(self) -> RunningWave | None:
+        """The wave that runs, as it was when it was last looked at; None where none does. Called by
+        another thread: what changes meanwhile is read once."""
+        run = self._run
+        if run is None:
+            return None
+        state = self.word(context.HALT_WAVE) * self.quad(context.STATE_STRIDE)
+        scalars = struct.unpack_from("<128I", self._states.data, state)
+        (scc,) = struct.unpack_from("<I", self._states.data, state + layout.STATE_SCC)
+        number, (x, y, _) = self.quad(context.HALT_GROUP), run.dispatch.groups
+        return RunningWave(
+            dispatch=run.dispatch,
+            pc=self.quad(layout.CODE_BASE) + self.word(layout.LOOK_PC),
+            group=(number % x, number // x % y, number // (x * y)),
+            wave=self.word(context.HALT_WAVE),
+            scalars=scalars,
+            scc=bool(scc),
+        )
 
     def resume_here(self, moved: int, waves: int) -> None:
         """Make the next launch go on with the group that stopped.

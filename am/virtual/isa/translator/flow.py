@@ -9,6 +9,7 @@ from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.runtime import layout
 from am.virtual.isa.runtime.launch import denormal_control
 from am.virtual.isa.translator.registers import Registers, Unsupported
+from am.virtual.isa.translator.relative import SPILL
 from am.virtual.isa.translator.scalar import Handler
 from hcq.emu import waves
 from hcq.emu.jit import on_x86
@@ -47,13 +48,30 @@ def halt(e: Registers, offset: int | str, code: int) -> None:
     e.do(f"ret i32 {code}")
 
 
-def poll_abort(e: Registers) -> None:
-    """Leave the function when the dispatch is being aborted."""
-    asked = e.value("load atomic i32, ptr %abort monotonic, align 4")
+def poll_abort(e: Registers, pc: int) -> None:
+    """Leave the function when the dispatch is being aborted; note the wave's program counter and
+    scalar registers where somebody looks (hcq.emu.memory.Abort)."""
+    asked = e.value("load atomic i64, ptr %abort monotonic, align 8")  # both words of the flag
     halted = e.value("load atomic i32, ptr %stop monotonic, align 4")
-    stop = e.value(f"icmp ne i32 {e.value(f'or i32 {asked}, {halted}')}, 0")
-    on = e.new_label("on")
-    e.do(f"br i1 {stop}, label %stopped, label %{on}, !prof !1")
+    either = e.value(f"or i64 {asked}, {e.value(f'zext i32 {halted} to i64')}")
+    some = e.value(f"icmp ne i64 {either}, 0")
+    on, told, note = e.new_label("on"), e.new_label("told"), e.new_label("note")
+    e.do(f"br i1 {some}, label %{told}, label %{on}, !prof !1")
+    e.begin(told)
+    stop = e.value(f"icmp ne i32 {e.value(f'trunc i64 {either} to i32')}, 0")
+    e.do(f"br i1 {stop}, label %stopped, label %{note}")
+    e.begin(note)
+    e.do(SPILL)
+    scc = e.value(f"zext i1 {e.scc()} to i32")
+    e.do(f"store i32 {scc}, ptr %scc.p")
+    at, looks = (
+        e.value(f"getelementptr i8, ptr %context, i64 {field}")
+        for field in (layout.LOOK_PC, layout.LOOKS)
+    )
+    e.do(f"store i32 {pc}, ptr {at}")
+    count = e.value(f"load i32, ptr {looks}")
+    e.do(f"store atomic i32 {e.value(f'add i32 {count}, 1')}, ptr {looks} release, align 4")
+    e.do(f"br label %{on}")
     e.begin(on)
 
 
@@ -75,7 +93,7 @@ def emit_end(e: Registers, i: Instruction) -> None:
         return_to(e, i.next_pc, waves.AT_BARRIER)
     elif name == "s_branch" and target is not None:
         if target <= i.pc:
-            poll_abort(e)
+            poll_abort(e, i.pc)
         e.do(f"br label %pc{target}")
     elif name == "s_call_b64" and target is not None and i.dst is not None:
         e.set_scalar64(i.dst, _address(e, i.next_pc))
@@ -98,7 +116,7 @@ def emit_end(e: Registers, i: Instruction) -> None:
     elif target is not None and name.startswith("s_cbranch") and "cdbg" not in name:
         condition = _branch_condition(e, name)
         if target <= i.pc:
-            poll_abort(e)
+            poll_abort(e, i.pc)
         e.do(f"br i1 {condition}, label %pc{target}, label %pc{i.next_pc}")
     elif target is not None and "cdbg" in name:
         e.do(f"br label %pc{i.next_pc}")  # no debugger is ever attached

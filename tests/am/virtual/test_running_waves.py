@@ -1,0 +1,136 @@
+"""Waves of kernels that still run, as SQ_IND_INDEX and SQ_IND_DATA show them."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ugpu
+from am import inspect
+from am.device import AmDevice
+from am.gfx import Gfx
+from am.nbio import Nbio
+from am.virtual.chip import Chip
+from am.virtual.shader import Dispatch
+from hcq.errors import DeviceHang
+from hcq.program import Program
+from tests.support.am_faulty import faulty_object
+from tests.support.am_navi31 import build_chip, check_runs, opened
+from tests.support.waiting import until
+
+# ixSQ_WAVE_*, gc_11_0_0_offset.h; scalar registers follow 0x200: EXEC_LO, s126, is 0x27E.
+STATUS, PC_LO, SCALARS, EXEC_LO = 0x102, 0x108, 0x200, 0x27E
+
+
+@pytest.fixture
+def chip() -> Iterator[Chip]:
+    made = build_chip()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def device(chip: Chip) -> Iterator[AmDevice]:
+    with opened(chip) as made:
+        yield made
+
+
+def array_of(chip: Any) -> Any:
+    """The chip's shader array."""
+    return chip.gfx.mec.array
+
+
+def start(chip: Chip, device: AmDevice, program: Program, out: Any, **shape: Any) -> None:
+    array = array_of(chip)
+    launches = array.launches
+    with device.queue() as queue:
+        queue.launch(program["forever"], args=(out,), **shape)
+    until(lambda: array.launches > launches, "the launch")
+    entry = program["forever"].address
+
+    def loops() -> bool:
+        return any(wave["pc"] != entry for wave in inspect.waves(device.chip))
+
+    until(loops, "a wave that has come round")
+
+
+def hang(device: AmDevice) -> DeviceHang:
+    with pytest.raises(DeviceHang) as caught:
+        device.synchronize(limit_s=0.05)
+    device.reset()
+    return caught.value
+
+
+def test_a_wave_that_runs_shows_where_it_is_and_its_registers(
+    chip: Chip, device: AmDevice
+) -> None:
+    program, out = device.load(faulty_object()), device.alloc(4096)
+    start(chip, device, program, out, grid=(1,), block=(20,))
+    entry = program["forever"].address
+    (wave,) = inspect.waves(device.chip)
+    assert wave["place"] == [0, 0, 0, 0, 0]
+    values: Any = wave["registers"]
+    assert values["EXEC_LO"] == (1 << 20) - 1
+    assert values["STATUS"] >> 16 & 1 and not values["STATUS"] >> 13 & 1  # VALID, not HALT
+    pc: Any = wave["pc"]
+    # The loop's own branch: a word of s_cbranch (RDNA3 ISA: SOPP, 0xBFA00000 and its opcode)
+    driver: Any = device.driver
+    base, code = driver.programs.code_at(pc)
+    word = int.from_bytes(code[pc - base : pc - base + 4], "little")
+    assert entry < pc < entry + 256 and word >> 23 == 0b101111111
+    gfx = Gfx(device.chip, Nbio(device.chip))
+    pairs = []
+    with gfx.aim(0, 0, 0, 0):
+        for number in range(16):
+            device.chip.gc.SQ_IND_INDEX.write(WAVE_ID=0, INDEX=SCALARS + number)
+            pairs.append(int(device.chip.gc.SQ_IND_DATA.read()))
+    words = [low | high << 32 for low, high in itertools.pairwise(pairs)]
+    assert int(out.address) in words  # the loop polls the buffer through a scalar pair
+    with gfx.aim(1, 0, 0, 0):
+        assert gfx.wave_register(0, "VALID_AND_IDLE") == 0
+    error = hang(device)
+    assert (error.facts["kernel"], error.facts["offset"]) == ("forever", pc - entry)
+    assert error.facts["exec"] == (1 << 20) - 1
+    assert not list(inspect.waves(device.chip))
+    check_runs(device, program, out, 3)
+
+
+def test_groups_lie_on_the_shader_engines_in_turns(chip: Chip, device: AmDevice) -> None:
+    program, out = device.load(faulty_object()), device.alloc(4096)
+    start(chip, device, program, out, grid=(2,), block=(64,))
+    places: Any = [wave["place"] for wave in inspect.waves(device.chip)]
+    assert places and all(place[1:4] == [0, 0, 0] for place in places)
+    assert {place[0] for place in places} <= {0, 1}
+    hang(device)
+
+
+def test_looking_changes_no_result(chip: Chip, device: AmDevice) -> None:
+    left, right = (np.random.default_rng(n).random((192, 192), np.float32) for n in (1, 2))
+    one, two = (ugpu.Tensor(values, device=device) for values in (left, right))
+    before = (one @ two).numpy()
+    ended, seen = threading.Event(), [0]
+
+    def look() -> None:
+        array = array_of(chip)
+        while not ended.is_set():
+            with chip.lock:
+                array._looked_at = float("-inf")
+                found = array.waves()
+            seen[0] += len(found)
+            assert all(isinstance(wave.dispatch, Dispatch) for wave in found)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        results = []
+        while seen[0] < 3:
+            results.append((one @ two).numpy())
+    finally:
+        ended.set()
+        thread.join()
+    assert all(np.array_equal(before, result) for result in results)
