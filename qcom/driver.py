@@ -271,9 +271,14 @@ class AdrenoDriver(Driver):
     # ---- facts -----------------------------------------------------------------------------------
 
     def sensors(self) -> Sequence[Sensor]:
+        used = Sensor("memory_used_bytes", "bytes", self._memory_used)
         if self.identity.facts["kernel_driver"] != "kgsl":
-            return ()
-        return kgsl_sensors(self.interface.node, self.index)
+            return (used,)
+        return (used, *kgsl_sensors(self.interface.node, self.index))
+
+    def _memory_used(self) -> float:
+        """Of this device: neither kernel driver tells what others have."""
+        return float(sum(memory.size for memory in list(self.interface.memories)))
 
     def info(self) -> dict[str, object]:
         return {

@@ -32,7 +32,7 @@ from hcq.program import Kernel
 from hcq.timeline import Timeline
 from qcom.chips.facts import ChipFacts
 from qcom.dispatch import encode_launch
-from qcom.kernels import THREADS
+from qcom.kernels import SPAN, THREADS
 from qcom.pm4 import Stream, Tables, halves
 
 MOST_GROUPS = 65535  # of a launch that copies
@@ -229,19 +229,16 @@ class _Image:
         self.stream.packet("CP_REG_TO_MEM", head, *halves(command.destination))
 
     def _copy(self, command: Copy) -> None:
-        whole = command.size % 4 == 0 and _aligned(command.destination, command.source)
-        kernel = self.encoder.own["copy_words" if whole else "copy_bytes"]
-        self._run(kernel, command.destination, command.source, command.size, 4 if whole else 1)
+        self._run("copy", command.destination, command.source, command.size)
 
     def _fill(self, command: Fill) -> None:
-        value = command.value & _ALL
-        self._run(self.encoder.own["fill_words"], command.destination, value, command.size, 4)
+        self._run("fill", command.destination, command.value & _ALL, command.size)
 
-    def _run(self, kernel: Kernel, to: Symbol, given: Symbol | int, size: int, unit: int) -> None:
+    def _run(self, name: str, to: Symbol, given: Symbol | int, size: int) -> None:
         """Launch a kernel of ours over `size` bytes, in parts that a grid can have."""
-        most = MOST_GROUPS * THREADS * unit
+        most = MOST_GROUPS * SPAN
         for start in range(0, size, most):
-            count = min(most, size - start) // unit
+            part = min(most, size - start)
             references = [Reference(0, 8, to.plus(start))]
             block = bytes(8)
             if isinstance(given, Symbol):
@@ -250,21 +247,10 @@ class _Image:
             else:
                 block += given.to_bytes(4, "little")
             launch = Launch(
-                kernel, (-(-count // THREADS), 1, 1), (THREADS, 1, 1),
-                block + count.to_bytes(4, "little"), tuple(references),
+                self.encoder.own[name], (-(-part // SPAN), 1, 1), (THREADS, 1, 1),
+                block + part.to_bytes(4, "little"), tuple(references),
             )  # fmt: skip
             encode_launch(self.stream, self.encoder.facts, launch)
-
-
-def _aligned(*symbols: Symbol) -> bool:
-    """Whether all are known to be multiples of 4. Buffers may be bound to others in a replay, and
-    parameters are not known: then it is the addend that counts, as whole buffers are aligned."""
-    for symbol in symbols:
-        buffer = symbol.buffer
-        base = 0 if buffer is None else int(buffer.address)
-        if (base + symbol.addend) % 4:
-            return False
-    return True
 
 
 def _ranges(starts: Sequence[int], end: int) -> tuple[tuple[int, int], ...]:

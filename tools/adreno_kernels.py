@@ -20,19 +20,19 @@ OLDEST = {6: "a618", 7: "a730"}
 THREADS = 128
 
 _TEXT = """
-define spir_kernel void @{name}(ptr addrspace(1) %to, {argument}, i32 %count) #0 {{
+define spir_kernel void @{name}(ptr addrspace(1) %to, {argument}, i32 %size) #0 {{
 entry:
   %thread = call i32 @adreno.thread()
   %group = call i32 @adreno.group.x()
   %first = mul i32 %group, {threads}
   %i = add i32 %first, %thread
-  %inside = icmp ult i32 %i, %count
+  %offset = shl i32 %i, 2
+  %inside = icmp ult i32 %offset, %size
   br i1 %inside, label %move, label %end
 move:
-  %wide = zext i32 %i to i64
-  %out = getelementptr {kind}, ptr addrspace(1) %to, i64 %wide
-{value}
-  store {kind} %value, ptr addrspace(1) %out
+  %wide = zext i32 %offset to i64
+  %out = getelementptr i8, ptr addrspace(1) %to, i64 %wide
+{body}
   br label %end
 end:
   ret void
@@ -41,23 +41,53 @@ declare i32 @adreno.thread()
 declare i32 @adreno.group.x()
 attributes #0 = {{ nounwind "adreno-threads"="{threads}" }}
 """
-_LOADED = """  %in = getelementptr {kind}, ptr addrspace(1) %from, i64 %wide
-  %value = load {kind}, ptr addrspace(1) %in"""
+# Four bytes a thread: as a word where both addresses allow it and four are left, else one by one.
+_COPY = """  %in = getelementptr i8, ptr addrspace(1) %from, i64 %wide
+  %left = sub i32 %size, %offset
+  %a = ptrtoint ptr addrspace(1) %to to i64
+  %b = ptrtoint ptr addrspace(1) %from to i64
+  %both = or i64 %a, %b
+  %low = trunc i64 %both to i32
+  %odd = and i32 %low, 3
+  %even = icmp eq i32 %odd, 0
+  %four = icmp uge i32 %left, 4
+  %word = and i1 %even, %four
+  br i1 %word, label %whole, label %byte0
+whole:
+  %value = load i32, ptr addrspace(1) %in
+  store i32 %value, ptr addrspace(1) %out
+  br label %end
+byte0:
+  %value0 = load i8, ptr addrspace(1) %in
+  store i8 %value0, ptr addrspace(1) %out
+  %more1 = icmp ugt i32 %left, 1
+  br i1 %more1, label %byte1, label %end
+""" + "\n".join(
+    f"""byte{k}:
+  %in{k} = getelementptr i8, ptr addrspace(1) %in, i64 {k}
+  %out{k} = getelementptr i8, ptr addrspace(1) %out, i64 {k}
+  %value{k} = load i8, ptr addrspace(1) %in{k}
+  store i8 %value{k}, ptr addrspace(1) %out{k}
+"""
+    + (
+        f"  %more{k + 1} = icmp ugt i32 %left, {k + 1}\n"
+        f"  br i1 %more{k + 1}, label %byte{k + 1}, label %end\n"
+        if k < 3
+        else ""
+    )
+    for k in (1, 2, 3)
+)
 
 
 def sources() -> dict[str, str]:
     """LLVM IR of each kernel by name."""
-    pointer = "ptr addrspace(1) %from"
-    made = {}
-    for name, argument, kind, value in (
-        ("copy_words", pointer, "i32", _LOADED),
-        ("copy_bytes", pointer, "i8", _LOADED),
-        ("fill_words", "i32 %value", "i32", ""),
-    ):
-        made[name] = _TEXT.format(
-            name=name, argument=argument, kind=kind, value=value.format(kind=kind), threads=THREADS
-        )
-    return made
+    fill = "  store i32 %value, ptr addrspace(1) %out"
+    return {
+        "copy": _TEXT.format(
+            name="copy", argument="ptr addrspace(1) %from", body=_COPY, threads=THREADS
+        ),
+        "fill": _TEXT.format(name="fill", argument="i32 %value", body=fill, threads=THREADS),
+    }
 
 
 def make(generation: int) -> dict[str, bytes]:

@@ -1,7 +1,7 @@
-"""The driver's own kernels: copy_words, copy_bytes, fill_words; one group is THREADS of them.
+"""The kernels of the driver: copy (to, from, bytes) and fill (to, value, bytes), THREADS threads a
+group, four bytes a thread. `copy` takes any addresses and sizes.
 
-Each moves `count` elements, one a thread: (to, from, count), or (to, value, count) to fill. There
-is no engine that copies: CP_MEMCPY moves whole words one at a time, and the 2D engine writes
+There is no engine that copies: CP_MEMCPY moves whole words one at a time, and the 2D engine writes
 through the colour cache, whose set-up depends on the chip's on-chip memory.
 """
 
@@ -11,6 +11,7 @@ import base64
 from pathlib import Path
 
 THREADS = 128
+SPAN = 4 * THREADS  # bytes of a group
 
 
 def objects(generation: int) -> dict[str, bytes]:

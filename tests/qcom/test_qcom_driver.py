@@ -24,6 +24,8 @@ from hcq.queue import QueueKind
 from hcq.transport.node import NodeAttachment
 from qcom import chips
 from qcom.device import open_device
+from qcom.virtual.isa.decoder.decode import program
+from qcom.virtual.isa.decoder.table import table
 from tests.qcom.kgsl_double import Double
 from tests.support.adreno import MESA, compiled, module, needs_mesa
 from tests.support.interrupts import interrupted
@@ -32,17 +34,9 @@ CHIPS = ("a630", "a660", "a740", "a750")
 Opened = Callable[..., tuple[Device, Double]]
 
 
-def _text(chip: str) -> Callable[[bytes], list[str]] | None:
-    if not MESA:
-        return None
-
-    def disassemble(code: bytes) -> list[str]:
-        from compiler.codegen.adreno.mesa import library
-
-        lines = library().disassembly(code, chips.facts(chip).gpu_id or 740).splitlines()
-        return lines[: lines.index("end") + 1]
-
-    return disassemble
+def _text(chip: str) -> Callable[[bytes], list[str]]:
+    known = table(chips.facts(chip).gpu_id or 740)
+    return lambda code: [one.text() for one in program(code, known)]
 
 
 @pytest.fixture
@@ -346,6 +340,9 @@ def test_sensors_are_those_that_sysfs_has(opened: Opened) -> None:
     double.files["/sys/class/kgsl/kgsl-3d0/gpuclk"] = "710000000\n"
     double.files["/sys/class/kgsl/kgsl-3d0/gpu_busy_percentage"] = "42 %\n"
     found = {sensor.name: sensor.read() for sensor in device.sensors()}
+    before = found.pop("memory_used_bytes")
+    with device.alloc(5000):
+        assert next(iter(device.sensors())).read() == before + 8192
     assert found == {"clock_hertz": 710e6, "usage_ratio": pytest.approx(0.42)}
 
 

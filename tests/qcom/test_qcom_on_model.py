@@ -78,3 +78,6 @@ def test_graphs_and_queues_that_wait(opened: Opened, chip: str) -> None:
     graph.replay(inputs={two: other})
     graph.wait()
     assert (other.numpy(np.uint32) == 5).all()
+    graph.replay(inputs={one: device.alloc(4099)[3:]})  # a copy from an odd address
+    graph.wait()
+    assert (two.numpy(np.uint32) == 5).all()
