@@ -27,6 +27,7 @@ from qcom.virtual.sp.translator.translate import Shape, translate
 
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
 _KERNEL = "ugpu_ir3_kernel"
+_MOST_CAREFUL = 600  # instructions of a kernel whose native code is made with care
 _ENDINGS = {
     layout.ILLEGAL: Ending.ILLEGAL_INSTRUCTION, layout.NO_CODE: Ending.FETCH_FAULT,
     layout.NOT_IMPLEMENTED: Ending.NOT_IMPLEMENTED, layout.CODE_END: Ending.CODE_END,
@@ -158,7 +159,8 @@ class Processors:
 
         def make() -> bytes:
             ir, _ = translate(source.program, shape, _KERNEL)
-            return jit.compile_object(ir, jit.LIMITED, 1)
+            small = len(source.program.by_index) <= _MOST_CAREFUL
+            return jit.compile_object(ir, jit.LIMITED, int(small))
 
         image = self._objects.made(jit.key_of(PACKAGE, "kernel", source.digest, repr(shape)), make)
         frame = stack.frame_of(image, _KERNEL)

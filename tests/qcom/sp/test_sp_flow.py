@@ -90,8 +90,8 @@ def test_any_branches_give_what_each_thread_alone_does(seed: int, chip: str) -> 
         Step(rng.randrange(100), rng.randrange(6), rng.randrange(count + 1)) for _ in range(count)
     ]
     fuel = rng.randrange(2, 9)
-    # programs of many instructions are translated in another way
-    code = [*[0] * rng.choice((0, 260)), mov(r(5), 0), mov(r(7), fuel)]
+    # programs of many instructions are translated in other ways
+    code = [*[0] * rng.choice((0, 260, 620)), mov(r(5), 0), mov(r(7), fuel)]
     for place, step in enumerate(steps):
         code += block(place, step)
     assert results(code, chip) == [expected(steps, lane, fuel) for lane in range(64)]
