@@ -46,8 +46,7 @@ from hcq.queue import HardwareQueue, QueueKind
 from hcq.registry import Attachment
 from hcq.target import TargetSpec, matrix_family
 from hcq.telemetry import Sensor
-from hcq.timeline import SIZE as TIMELINE_SIZE
-from hcq.timeline import Timeline
+from hcq.timeline import SIZE, VALUE_SIZE, Timeline
 from hcq.transfer import Transfer
 from hcq.transport.bulk import BulkMemory
 from hcq.transport.life import absence_of
@@ -391,18 +390,19 @@ class AmDriver(Driver):
         at the cost of one transfer."""
         bulk = self.transport.traits.bulk
         if bulk is None:
-            return self.wrap(control)[start : start + TIMELINE_SIZE]
-        place, self._signals = self._signals, self._signals + TIMELINE_SIZE
+            return self.wrap(control)[start : start + SIZE]
+        place, self._signals = self._signals, self._signals + SIZE
 
         def read(offset: int, size: int) -> bytes:
             return bulk.read_signals(place + offset, size)
 
         def write(offset: int, data: bytes | bytearray | memoryview) -> None:
-            bulk.write_signals(place + offset, data)
+            # The value alone: our queues do not use what follows it, and each byte is a transfer.
+            bulk.write_signals(place + offset, bytes(data)[: max(0, VALUE_SIZE - offset)])
 
-        memory = self._at_bus(bulk.signals + place, TIMELINE_SIZE)
-        view = RemoteView(read, write, TIMELINE_SIZE)
-        return Buffer(self.core, memory.address, TIMELINE_SIZE, Placement.HOST, view)
+        memory = self._at_bus(bulk.signals + place, SIZE)
+        view = RemoteView(read, write, SIZE)
+        return Buffer(self.core, memory.address, SIZE, Placement.HOST, view)
 
     def _at_bus(self, address: int, size: int) -> Buffer:
         """Memory outside the chip, by its bus address; mapped by whole pages."""

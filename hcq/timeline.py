@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hcq.device import Device
 
 SIZE = 16  # bytes of memory a timeline takes: the value, then 8 bytes the device may use
-_VALUE = 8
+VALUE_SIZE = 8
 _HALF = 1 << 31
 
 
@@ -47,7 +47,7 @@ class Timeline:
         raises DeviceLost once that is gone."""
         view = self._view
         if isinstance(view, memoryview):
-            return int.from_bytes(view[:_VALUE], "little")
+            return int.from_bytes(view[:VALUE_SIZE], "little")
         # A dword comes in one access, and the rest is known: it is never far from `last`. It may be
         # ahead, where values are another timeline's (hcq.follow).
         ahead = int.from_bytes(view[:4], "little") - self.last + _HALF & 0xFFFF_FFFF
@@ -78,12 +78,12 @@ class Timeline:
         """Raise it from the host, which carries over what another device has done (hcq.follow)."""
         self.last = max(self.last, value)
         if value > self.value:
-            self._view[:_VALUE] = value.to_bytes(_VALUE, "little")
+            self._view[:VALUE_SIZE] = value.to_bytes(VALUE_SIZE, "little")
 
     def restart(self) -> None:
         """After a reset: count all values as reached, since none will be signalled."""
         self.restarts += 1
-        self._view[:_VALUE] = self.last.to_bytes(_VALUE, "little")
+        self._view[:VALUE_SIZE] = self.last.to_bytes(VALUE_SIZE, "little")
 
     def close(self) -> None:
         """Free the memory of a timeline of your own (Device.timeline), once work in flight has
@@ -96,7 +96,7 @@ class Timeline:
         """Release the memory, which its owner frees; the value stays as it is."""
         kept = bytearray(SIZE)
         with contextlib.suppress(LinkError):  # behind a bridge that is gone
-            kept[:_VALUE] = max(0, self.value).to_bytes(_VALUE, "little")
+            kept[:VALUE_SIZE] = max(0, self.value).to_bytes(VALUE_SIZE, "little")
         self._view = memoryview(kept)
 
     def __repr__(self) -> str:
