@@ -1,0 +1,230 @@
+"""Verdicts, demands and the history; verdicts on virtual devices with planted faults."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hcq
+from hcq.device import Device
+from hcq.errors import BadArgument, DeviceBusy, DeviceHang, DeviceNotFound, UgpuError
+from tests.support.am_faulty import faulty_object
+from tests.support.clocks import Manual
+from tools.ci import health
+from tools.ci.demand import Demand, Facts, size_of
+from tools.ci.health import DEVICE_ERRORS, check
+from tools.ci.history import History, Line
+from tools.ci.pool import Pool
+from tools.ci.verdict import Attempt, Verdict, judge
+
+names = st.sampled_from(["a", "b"]).map(lambda name: (name,))
+attempts = st.builds(
+    Attempt, names, st.sampled_from(["", "AssertionError", "DeviceLost"]), st.booleans(),
+    st.sampled_from(["", "a: memory differs"]), st.just(""), st.booleans(),
+)  # fmt: skip
+
+
+@given(attempts, attempts)
+def test_every_pair_of_runs_has_one_verdict(first: Attempt, second: Attempt) -> None:
+    found = judge([first] if first.passed else [first, second])
+    if first.passed:
+        assert found.verdict is Verdict.PASSED
+    elif second.passed:
+        elsewhere = first.hang and second.devices != first.devices
+        assert found.verdict is (Verdict.DEVICE if first.sick or elsewhere else Verdict.FLAKY)
+    else:
+        assert found.verdict is (Verdict.DEVICE if first.sick and second.sick else Verdict.TEST)
+    assert bool(found.reason) is (found.verdict is not Verdict.PASSED)
+
+
+def test_one_run_has_a_verdict_too() -> None:
+    assert judge([Attempt(("a",), "AssertionError")]).verdict is Verdict.TEST
+    assert judge([Attempt(("a",), "DeviceLost", True)]).verdict is Verdict.DEVICE
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8G", 8 << 30), ("512 MiB", 512 << 20), ("1.5k", 1536), (7, 7), ("0", 0)]
+)
+def test_sizes(text: str | int, size: int) -> None:
+    assert size_of(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "8 apples", "-1G", True, -1, None])
+def test_wrong_sizes(text: object) -> None:
+    with pytest.raises(BadArgument, match="memory must be a size"):
+        size_of(text)  # type: ignore[arg-type]
+
+
+def test_what_fits() -> None:
+    facts = Facts("usb:0", "gfx1100", 24 << 30)
+    assert Demand(arch="gfx11*", bus="usb", memory=16 << 30).fits(facts)
+    for demand in (Demand(arch="sm_*"), Demand(bus="pci"), Demand(memory=25 << 30)):
+        assert not demand.fits(facts)
+
+
+def opened(**options: object) -> Callable[[str], Device]:
+    return lambda name: hcq.open(name.partition("#")[0], **options)
+
+
+def test_a_device_is_lent_once_and_waited_for(tmp_path: Path) -> None:
+    clock = Manual()
+    pools = [Pool(["cpu"], tmp_path, "r", clock=clock, opener=opened(threads=1)) for _ in range(2)]
+    loan = pools[0].take(Demand())
+    with pytest.raises(DeviceBusy, match="lent to other tests for 3 s"):
+        pools[1].take(Demand(), limit_s=3)
+    loan.release()
+    loan.release()
+    pools[1].take(Demand(), limit_s=3).release()
+    with pytest.raises(DeviceNotFound, match="expected 2 devices"):
+        pools[1].take(Demand(count=2))
+    pools[0].quarantine("cpu", "it rattles")
+    with pytest.raises(DeviceNotFound, match="it rattles"):
+        pools[1].take(Demand())
+    pools[0].end()
+    pools[1].take(Demand()).release()
+
+
+def test_history_names_flaky_tests_and_weak_devices(tmp_path: Path) -> None:
+    history = History(tmp_path / "new" / "h.sqlite")
+    assert history.flaky() == history.weak() == []
+    good = [Attempt(("a",))]
+    flaky = [Attempt(("a",), "AssertionError"), Attempt(("b",))]
+    weak = [Attempt(("b",), "DeviceLost", True), Attempt(("a",))]
+    for number, runs in enumerate((good, flaky, weak, good)):
+        history.add("r", f"t{number % 3}", runs, judge(runs), float(number))
+    assert history.flaky() == [Line("t1", 1, 1)]
+    assert history.weak() == [Line("b", 2, 1)]
+
+
+def test_a_history_that_cannot_be_written_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "h.sqlite").write_bytes(b"no database" * 100)
+    history = History(tmp_path / "h.sqlite")
+    for _ in range(2):
+        history.add("r", "t", [Attempt(("a",))], judge([Attempt(("a",))]), 0.0)
+    assert caplog.text.count("history is not written") == 1
+    with pytest.raises(sqlite3.DatabaseError):
+        history.weak()
+
+
+@pytest.mark.parametrize("name", ["cpu", "virtual:navi31", "virtual:gh100"])
+def test_a_healthy_device_passes_its_self_test(name: str) -> None:
+    with hcq.open(name) as device:
+        assert check(device).trouble == ""
+
+
+def test_wrong_memory_fails_the_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hcq.open("cpu", threads=1) as device:
+        real = device.alloc
+
+        def alloc(size: int) -> object:
+            buffer = real(size)
+            read = buffer.numpy
+
+            def numpy(kind: type) -> np.ndarray:
+                found: np.ndarray = read(kind).copy()
+                found[5] ^= 1 << 7
+                return found
+
+            buffer.numpy = numpy  # type: ignore[method-assign,assignment]
+            return buffer
+
+        device.alloc = alloc  # type: ignore[method-assign,assignment]
+        assert check(device).trouble.startswith("memory: 1 of 262144 words differ, the first at")
+
+
+LIMIT_S = 0.3
+
+
+def copies(device: Device) -> None:
+    with device.alloc(4096) as buffer:
+        buffer.copy_from(np.arange(1024, dtype=np.uint32))
+        assert buffer.numpy(np.uint32)[7] == 7
+    run(device, "good", np.uint32(7))
+
+
+def wrong(device: Device) -> None:
+    assert device.name == "another", "the test is wrong"
+
+
+def run(device: Device, name: str, *more: np.generic) -> None:
+    with device.load(faulty_object()) as program, device.alloc(64) as out:
+        queue = device.queue()
+        queue.launch(program[name], grid=(1,), block=(32,), args=(out, *more))
+        queue.timeline.wait(queue.submit())
+
+
+def hangs(device: Device) -> None:
+    run(device, "forever")
+
+
+def faults(device: Device) -> None:
+    run(device, "write_at", np.uint64(0x1234_5678_9000))
+
+
+CARD = {
+    "mec_crashed": {"mec_crashed": True},
+    "sdma_crashed": {"sdma_crashed": True},
+    "doorbells_lost": {"doorbells_lost": True},
+    "dma_refused": {"dma_refused": True},
+    "lost": {},
+}
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "LIMIT_S", 0.5)
+
+
+def two_runs(pool: Pool, use: Callable[[Device], None], plan: dict[str, object] | None) -> Verdict:
+    """As the plugin does: the first card breaks by `plan` while the test has it."""
+    runs: list[Attempt] = []
+    for _ in range(2):
+        avoid = tuple(name for run in runs for name in run.devices)
+        loan = pool.take(Demand(arch="gfx1100"), avoid=avoid)
+        (device,) = loan.devices
+        device.limit_s = LIMIT_S
+        try:
+            if plan is not None and not runs:
+                chip = device.driver.transport.chip  # type: ignore[attr-defined]
+                for name, value in (plan or {"lost_at_access": chip.accesses + 1}).items():
+                    setattr(chip.faults, name, value)
+            use(device)
+            device.synchronize()
+            runs.append(Attempt(loan.names))
+        except (UgpuError, AssertionError) as error:
+            kind = isinstance(error, DEVICE_ERRORS)
+            trouble, hang = pool.examine(loan), isinstance(error, DeviceHang)
+            runs.append(Attempt(loan.names, repr(error), kind, trouble, hang=hang))
+        finally:
+            loan.release()
+        if runs[-1].passed:
+            break
+    return judge(runs).verdict
+
+
+# The ladder climbs far for these two before it gives up.
+SLOW = ("doorbells_lost", "dma_refused")
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CARD],
+)
+def test_a_card_that_breaks_is_blamed(fault: str, tmp_path: Path) -> None:
+    pool = Pool(["virtual:navi31#1", "virtual:navi31#2"], tmp_path, "r", opener=opened())
+    assert two_runs(pool, copies, CARD[fault]) is Verdict.DEVICE
+
+
+@pytest.mark.parametrize("use", [wrong, hangs, faults])
+def test_a_bug_is_the_tests(use: Callable[[Device], None], tmp_path: Path) -> None:
+    pool = Pool(["virtual:navi31#1", "virtual:navi31#2"], tmp_path, "r", opener=opened())
+    assert two_runs(pool, use, None) is Verdict.TEST

@@ -1,0 +1,77 @@
+"""Is a device healthy: a self-test of memory, copies and kernels against known results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.tensor import Tensor
+from hcq.device import Device
+from hcq.errors import DiscoveryError, FirmwareError, LinkError, UgpuError, UnitTimeout
+from hcq.ladder import Level
+
+# Errors that no program can cause: the device, its firmware or its link failed.
+DEVICE_ERRORS = (LinkError, FirmwareError, DiscoveryError, UnitTimeout)
+PATTERNS = (0x00000000, 0xFFFFFFFF, 0xAAAAAAAA, 0x55555555)
+BYTES = 1 << 20
+LIMIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Health:
+    """trouble: what the self-test found; empty for a healthy device."""
+
+    trouble: str = ""
+
+    def __bool__(self) -> bool:
+        return not self.trouble
+
+
+def check(device: Device) -> Health:
+    """Reset the device where it has failed, and test it. Never raises but for Ctrl-C."""
+    limit_s, device.limit_s = device.limit_s, LIMIT_S
+    try:
+        if device.failure is not None:
+            level = device.reset().level
+            if level > Level.PIPE:  # a program's fault stops queues, not the firmware behind them
+                return Health(f"it came back by a reset of level {level.label}")
+        return Health(_memory(device) or _kernels(device))
+    except UgpuError as error:
+        return Health(f"{type(error).__name__}: {error.message}")
+    except Exception as error:
+        return Health(f"self-test: {type(error).__name__}: {error}")
+    finally:
+        device.limit_s = limit_s
+
+
+def _memory(device: Device) -> str:
+    """Patterns, addresses as values, and a copy within the device."""
+    words = np.arange(BYTES // 4, dtype=np.uint32)
+    with device.alloc(BYTES) as first, device.alloc(BYTES) as second:
+        for pattern in (*(np.full_like(words, value) for value in PATTERNS), words * 2654435761):
+            first.copy_from(pattern)
+            queue = device.queue()
+            queue.copy(second, first)
+            queue.timeline.wait(queue.submit())
+            for name, buffer in (("memory", first), ("copy", second)):
+                found = buffer.numpy(np.uint32)
+                wrong = np.flatnonzero(found != pattern)
+                if wrong.size:
+                    at = int(wrong[0])
+                    return (
+                        f"{name}: {wrong.size} of {words.size} words differ, the first at byte "
+                        f"{4 * at}: expected {int(pattern[at]):#010x}, got {int(found[at]):#010x}"
+                    )
+    return ""
+
+
+def _kernels(device: Device) -> str:
+    """A product and a sum whose results are exact in float32."""
+    left = (np.arange(64 * 48) % 7 - 3).reshape(64, 48).astype(np.float32)
+    right = (np.arange(48 * 32) % 5 - 2).reshape(48, 32).astype(np.float32)
+    found = (Tensor(left, device=device) @ Tensor(right, device=device)).numpy()
+    if not np.array_equal(found, left @ right):
+        return "a 64 x 48 x 32 product of integers in float32 is wrong"
+    total = float(Tensor(left, device=device).sum().numpy())
+    return "" if total == float(left.sum()) else f"a sum is {total}, expected {float(left.sum())}"

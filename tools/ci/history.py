@@ -1,0 +1,102 @@
+"""What became of tests and devices over many runs: one SQLite file.
+
+A full disk, or a file that is damaged, loses history and nothing else: it is reported and the run
+goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .verdict import Attempt, Judgement, Verdict
+
+log = logging.getLogger(__name__)
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS judged (
+    id INTEGER PRIMARY KEY, time REAL NOT NULL, run TEXT NOT NULL, test TEXT NOT NULL,
+    verdict TEXT NOT NULL, reason TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS attempt (
+    judged INTEGER NOT NULL REFERENCES judged(id), number INTEGER NOT NULL, device TEXT NOT NULL,
+    passed INTEGER NOT NULL, sick INTEGER NOT NULL, error TEXT NOT NULL, trouble TEXT NOT NULL,
+    bundle TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS judged_test ON judged(test);
+CREATE INDEX IF NOT EXISTS attempt_device ON attempt(device);
+"""
+_BUSY_S = 10.0  # how long another process' write may take
+
+
+@dataclass(frozen=True)
+class Line:
+    """A test or a device. runs: how often it ran; bad: flaky verdicts of a test, runs in which a
+    device was sick."""
+
+    name: str
+    runs: int
+    bad: int
+
+
+class History:
+    """The database at `path`, made where it is missing. Processes may write at the same time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.trouble = ""  # why nothing is written any more
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        with contextlib.closing(sqlite3.connect(self.path, timeout=_BUSY_S)) as database:
+            database.executescript(_TABLES)
+            with database:
+                yield database
+
+    def add(
+        self, run: str, test: str, attempts: Sequence[Attempt], judgement: Judgement, time: float
+    ) -> None:
+        """Write one test's runs; a failure is told once and ends writing."""
+        if self.trouble:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self._opened() as database:
+                number = database.execute(
+                    "INSERT INTO judged (time, run, test, verdict, reason) VALUES (?, ?, ?, ?, ?)",
+                    (time, run, test, judgement.verdict.value, judgement.reason),
+                ).lastrowid
+                database.executemany(
+                    "INSERT INTO attempt VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    [
+                        (number, place, device, one.passed, one.sick, one.error, one.trouble,
+                         one.bundle)
+                        for place, one in enumerate(attempts) for device in one.devices
+                    ],
+                )  # fmt: skip
+        except (sqlite3.Error, OSError) as error:
+            self.trouble = f"{self.path}: {error}"
+            log.warning("history is not written: %s; delete or move the file", self.trouble)
+
+    def flaky(self) -> list[Line]:
+        """Tests with flaky verdicts, the worst first."""
+        return self._lines(
+            "SELECT test, count(*), sum(verdict = ?) AS bad FROM judged GROUP BY test "
+            "HAVING bad > 0 ORDER BY 1.0 * bad / count(*) DESC, test",
+            (Verdict.FLAKY.value,),
+        )
+
+    def weak(self) -> list[Line]:
+        """Devices that were sick in a run, the worst first."""
+        return self._lines(
+            "SELECT device, count(*), sum(sick) AS bad FROM attempt GROUP BY device "
+            "HAVING bad > 0 ORDER BY 1.0 * bad / count(*) DESC, device",
+        )
+
+    def _lines(self, query: str, values: Sequence[object] = ()) -> list[Line]:
+        if not self.path.is_file():
+            return []
+        with self._opened() as database:
+            return [Line(*row) for row in database.execute(query, values)]

@@ -1,0 +1,213 @@
+"""Devices to lend to tests, one borrower at a time on this machine.
+
+A device is lent by a lock on a file of its name, which the system drops with the process that
+holds it: no lock is ever stale. A device that was found sick has a quarantine file with the reason
+for the rest of the run, in all its processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+import hcq
+from hcq import ownfolder
+from hcq.clock import Clock
+from hcq.device import Device
+from hcq.errors import DeviceBusy, DeviceNotFound, UgpuError
+
+from .demand import Demand, Facts
+from .health import Health, check
+
+Opener = Callable[[str], Device]
+PAUSE_S = 0.05
+LENT = "lent to another test, or open in another process"
+
+
+@dataclass
+class Loan:
+    """Open devices by the pool's names, locked until `release` (idempotent)."""
+
+    lent: dict[str, Device] = field(default_factory=dict)
+    locks: list[int] = field(default_factory=list)
+
+    @property
+    def devices(self) -> list[Device]:
+        return [*self.lent.values()]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.lent)
+
+    def release(self) -> None:
+        """Close the devices, then let go of them; what a device reports at its end is lost."""
+        for device in self.lent.values():
+            with contextlib.suppress(UgpuError):
+                device.close()
+        while self.locks:
+            os.close(self.locks.pop())
+
+
+class Pool:
+    """names: devices by the names that `hcq.open` takes, in the order of preference. folder: of
+    locks and quarantine files, of this user alone. run: an id that all processes of a run share."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        folder: Path,
+        run: str,
+        *,
+        opener: Opener = hcq.open,
+        clock: Clock | None = None,
+        check: Callable[[Device], Health] = check,
+    ) -> None:
+        self.names = tuple(names)
+        self.folder = folder
+        self.run = run
+        self._opener = opener
+        self._clock = clock if clock is not None else Clock()
+        self._check = check
+        self._facts: dict[str, Facts] = {}
+        self._tested: set[str] = set()
+
+    def take(self, demand: Demand, *, avoid: Collection[str] = (), limit_s: float = 600.0) -> Loan:
+        """Borrow devices that fit and are healthy; those of `avoid` only where no others do.
+        DeviceNotFound where too few fit; DeviceBusy where others keep them for `limit_s`."""
+        end = self._clock.now() + limit_s
+        ordered = sorted(self.names, key=lambda name: name in avoid)
+        while True:
+            loan, refused = Loan(), {}
+            try:
+                for name in ordered:
+                    reason = self._borrow(name, demand, loan)
+                    if reason:
+                        refused[name] = reason
+                    if len(loan.lent) == demand.count:
+                        return loan
+            except BaseException:
+                loan.release()
+                raise
+            loan.release()
+            free = [name for name in ordered if refused.get(name) in (None, LENT)]
+            if len(free) < demand.count:
+                why = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+                raise DeviceNotFound(f"expected {demand}, got {len(free)} ({why or 'no devices'})")
+            if self._clock.now() >= end:
+                raise DeviceBusy(f"{demand}: all are lent to other tests for {limit_s:g} s")
+            self._clock.sleep(PAUSE_S)
+
+    def _borrow(self, name: str, demand: Demand, loan: Loan) -> str:
+        """Add a device to a loan, or say why not: LENT where another process has it."""
+        if reason := self.quarantined(name):
+            return reason
+        known = self._facts.get(name)
+        if known is not None and not demand.fits(known):
+            return f"{known.arch}, {known.memory >> 20} MiB"
+        lock = self._lock(name)
+        if lock is None:
+            return LENT
+        try:
+            device, reason = self._open(name, demand)
+        except BaseException:
+            os.close(lock)
+            raise
+        if device is None:
+            os.close(lock)
+            return reason
+        loan.locks.append(lock)
+        loan.lent[name] = device
+        return ""
+
+    def _open(self, name: str, demand: Demand) -> tuple[Device | None, str]:
+        """Open a device that is locked: itself where it fits and is healthy, else the reason."""
+        try:
+            device = self._opener(name)
+        except DeviceBusy:
+            return None, LENT
+        except UgpuError as error:
+            return None, self._sick(name, f"{type(error).__name__}: {error.message}")
+        try:
+            known = self._facts[name] = Facts.of(device)
+            if not demand.fits(known):
+                device.close()
+                return None, f"{known.arch}, {known.memory >> 20} MiB"
+            if name not in self._tested:
+                health = self._check(device)
+                if not health:
+                    device.close()
+                    return None, self._sick(name, health.trouble)
+                self._tested.add(name)
+            if demand.reset:
+                device.reset()
+            return device, ""
+        except UgpuError as error:
+            device.close()
+            return None, self._sick(name, f"{type(error).__name__}: {error.message}")
+        except BaseException:
+            device.close()
+            raise
+
+    def _sick(self, name: str, reason: str) -> str:
+        self.quarantine(name, reason)
+        return reason
+
+    def examine(self, loan: Loan) -> str:
+        """Test the devices of a loan after a failure; what the first sick one has. A sick device
+        goes to quarantine."""
+        found = ""
+        for name, device in loan.lent.items():
+            self._tested.discard(name)  # tested again before it is lent again
+            health = self._check(device)
+            if not health:
+                self.quarantine(name, health.trouble)
+                found = found or f"{name}: {health.trouble}"
+        return found
+
+    def quarantine(self, name: str, reason: str) -> None:
+        """Keep a device out of this run."""
+        self._tested.discard(name)
+        with ownfolder.opened(self.folder, make=True) as folder:
+            handle = os.open(
+                self._file(name, f"{self.run}.sick"),
+                os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=folder,
+            )  # fmt: skip
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(reason)
+
+    def quarantined(self, name: str) -> str:
+        """Why a device is kept out of this run; empty where it is not."""
+        try:
+            return (self.folder / self._file(name, f"{self.run}.sick")).read_text("utf-8")
+        except FileNotFoundError:
+            return ""
+
+    def end(self) -> None:
+        """Remove the run's quarantine files."""
+        for name in self.names:
+            (self.folder / self._file(name, f"{self.run}.sick")).unlink(missing_ok=True)
+
+    def _lock(self, name: str) -> int | None:
+        with ownfolder.opened(self.folder, make=True) as folder:
+            handle = os.open(
+                self._file(name, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600,
+                dir_fd=folder,
+            )  # fmt: skip
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            return None
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle
+
+    @staticmethod
+    def _file(name: str, suffix: str) -> str:
+        return f"{quote(name, safe=':')}.{suffix}"
