@@ -215,6 +215,7 @@ def test_skipped(gpu):
     assert verdicts(result) == []
 
 
+@pytest.mark.slow
 def test_processes_of_xdist_take_turns(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,

@@ -16,6 +16,7 @@ from hcq.device import Device
 from hcq.errors import BadArgument, DeviceBusy, DeviceHang, DeviceNotFound, UgpuError
 from tests.support.am_faulty import faulty_object
 from tests.support.clocks import Manual
+from tools import cli
 from tools.ci import health
 from tools.ci.demand import Demand, Facts, size_of
 from tools.ci.health import DEVICE_ERRORS, check
@@ -228,3 +229,19 @@ def test_a_card_that_breaks_is_blamed(fault: str, tmp_path: Path) -> None:
 def test_a_bug_is_the_tests(use: Callable[[Device], None], tmp_path: Path) -> None:
     pool = Pool(["virtual:navi31#1", "virtual:navi31#2"], tmp_path, "r", opener=opened())
     assert two_runs(pool, use, None) is Verdict.TEST
+
+
+def test_the_verb_shows_the_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "h.sqlite"
+    runs = [Attempt(("virtual:a",), "DeviceLost", True), Attempt(("virtual:b",), "AssertionError")]
+    History(path).add("r", "t[x]", runs, judge(runs), 0.0)
+    flaky = [Attempt(("virtual:b",), "AssertionError"), Attempt(("virtual:b",))]
+    History(path).add("r", "t[y]", flaky, judge(flaky), 0.0)
+    assert cli.main(["ci", "history", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "1 of 1 runs flaky  t[y]" in text and "1 of 1 runs sick  virtual:a" in text
+    assert cli.main(["ci", "history", str(tmp_path / "none")]) != 0
+    assert "writes one" in capsys.readouterr().err
+    (tmp_path / "bad").write_bytes(b"x" * 5000)
+    assert cli.main(["ci", "history", str(tmp_path / "bad")]) != 0
+    assert "not a history" in capsys.readouterr().err

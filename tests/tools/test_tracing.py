@@ -103,9 +103,7 @@ def test_an_exported_trace_has_the_shape_that_perfetto_reads(
     assert {"value": "0x1", "BIF_DOORBELL_APER_EN": 1} in [one["args"] for one in doorbells]
 
 
-def test_two_traces_are_compared(
-    trace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_traces_are_compared(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["trace", "diff", str(trace), str(trace)]) == 0
     other = trace.with_name("other.txt")
     other.write_text(trace.read_text().replace("stage PSP ring", "stage PSP rings", 1))

@@ -37,6 +37,7 @@ _POOL = pytest.StashKey[Any]()  # Pool
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of the plugin."""
     group = parser.getgroup("gpu", "GPUs lent to tests (ugpu)")
     group.addoption("--gpu-device", action="append", default=[], metavar="NAME", help=_HELP)
     group.addoption("--gpu-history", metavar="FILE", help="SQLite file that keeps all verdicts")
@@ -49,6 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker; begin a run."""
     config.addinivalue_line(
         "markers",
         "gpu(arch='*', bus='*', count=1, memory=0, reset=False): devices that the fixture `gpu` "
@@ -189,6 +191,7 @@ def _judge(item: pytest.Item, attempts: list[Any], reports: list[pytest.TestRepo
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Show the verdicts, and write the page."""
     verdicts = []
     for reports in terminalreporter.stats.values():
         for report in reports:
@@ -207,6 +210,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the run's quarantine."""
     pool = config.stash.get(_POOL, None)
     if pool is not None and not hasattr(config, "workerinput"):
         pool.end()

@@ -41,6 +41,8 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Judgement:
+    """A verdict, and what it rests on."""
+
     verdict: Verdict
     reason: str
 
