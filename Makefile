@@ -10,6 +10,7 @@
 #   make soak        the same at random, on devices at work in threads; MINUTES=30, SEED=N
 #   make test-kernel the transports under a real kernel, in a QEMU guest (downloads 150 MB once)
 #   make test-foreign  drivers and compilers of others on the virtual devices (installs them from PyPI once)
+#   make test-turnip  Mesa's Vulkan driver for Adreno on the virtual GPUs (builds it once, 5 minutes)
 #   make hw          the suite on every real GPU of this machine; writes docs/hardware (WHEELS=DIR: no network)
 #   make check       lint, types, layers, file sizes, what STYLE promises, generated files untouched
 #   make bench       measure the figures; writes build/bench.json
@@ -22,7 +23,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 SETUP := tools/house/setup.sh $(VENV)
 
-.PHONY: demo dev test test-slow test-masks mutants faults soak test-kernel test-foreign hw check bench docs regen golden clean
+.PHONY: demo dev test test-slow test-masks mutants faults soak test-kernel test-foreign test-turnip hw check bench docs regen golden clean
 
 dev:
 	@$(SETUP) demo dev firmware regen nv
@@ -63,6 +64,10 @@ test-kernel:
 test-foreign:
 	@$(SETUP) dev
 	$(PYTHON) -m tests.foreign
+
+test-turnip:
+	@$(SETUP) dev
+	$(PYTHON) -m tests.turnip
 
 # From a folder of wheels (docs/hardware.md says how to fill one) pip asks no index.
 hw: export PIP_FIND_LINKS := $(if $(WHEELS),$(abspath $(WHEELS)))

@@ -234,12 +234,13 @@ class CommandProcessor:
         if 0 in dispatch.groups:
             return
         machine = self.machine
+        processors = machine.processors  # making them is work, and no part of the program
         memory = LaunchMemory(
             self.space, self.engine.abort, halt=machine.options.halt_on_page_fault
         )
         self.engine.processing = True
         try:
-            outcome = machine.processors.launch(dispatch, memory, self.engine.abort)
+            outcome = processors.launch(dispatch, memory, self.engine.abort)
         finally:
             self.engine.processing = False
             memory.close()

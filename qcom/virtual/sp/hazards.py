@@ -179,7 +179,7 @@ def _note(op: Op, one: Touched, scalar: bool, state: State) -> None:
         results.append(state.ss)
     for late in results:
         late.update(dict.fromkeys(one.writes, op.index))
-    if name == "stc":
+    if name in ("stc", "stsc"):
         state.constants_ss[0] = op.index
     elif name in ("ldc.k", "ldg.k"):
         state.constants_sy[0] = op.index

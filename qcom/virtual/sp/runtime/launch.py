@@ -83,6 +83,9 @@ def _check(dispatch: Dispatch) -> None:
     if len(dispatch.constants) > layout.CONSTANT_WORDS:
         raise BadDispatch(f"expected at most {layout.CONSTANT_WORDS} words of constants, got "
                           f"{len(dispatch.constants)}")  # fmt: skip
+    if len(dispatch.immediates) > layout.IMMEDIATE_WORDS:
+        raise BadDispatch(f"expected at most {layout.IMMEDIATE_WORDS} immediates, got "
+                          f"{len(dispatch.immediates)}")  # fmt: skip
     waves = -(-x * y * z // dispatch.thread_size)
     needed = waves * dispatch.thread_size * dispatch.private_size
     if dispatch.private_size and needed > dispatch.private_stride:

@@ -53,6 +53,8 @@ A0 = 384  # u16 of each lane
 REGISTERS = 640  # u32 of each lane of r0.x, and so on
 
 CONSTANT_WORDS = MOST_CONSTANTS
+IMMEDIATES = CONSTANT_WORDS + 16  # HLSQ_SHARED_CONSTS_IMM, behind the constants and a sink
+IMMEDIATE_WORDS = 64
 
 # What a kernel's native function returns, besides what `hcq.emu.waves` names.
 ILLEGAL = 2

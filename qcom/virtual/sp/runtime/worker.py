@@ -53,7 +53,8 @@ class Worker(NativeWorker):
     def __init__(self) -> None:
         super().__init__()
         self.context = aligned(layout.SIZE)
-        self._constants = aligned(4 * layout.CONSTANT_WORDS + 64).view(np.uint32)
+        words = layout.IMMEDIATES + layout.IMMEDIATE_WORDS
+        self._constants = aligned(4 * words).view(np.uint32)
         self._local = aligned(LDS_SPACE + 64)
         self._states = aligned(0)
         self._run: Run | None = None  # also keeps alive what the context points to
@@ -163,6 +164,8 @@ class Worker(NativeWorker):
             self._states = aligned(stride * launch.waves)
         self._ops = run.program.by_index
         self._constants[: layout.CONSTANT_WORDS] = launch.constants
+        given = dispatch.immediates
+        self._constants[layout.IMMEDIATES : layout.IMMEDIATES + len(given)] = given
         self._local[: dispatch.local_size] = 0x5A  # what a group finds there is not defined
         for place, value in (
             (context.TLB, _place(self._tlb)), (context.REFILL, self.refill),

@@ -424,6 +424,23 @@ def _store_constant(e: Registers, op: Op, turn: int) -> None:
         set_constant(e, op, k, word)
 
 
+def _store_shared(e: Registers, op: Op, turn: int) -> None:
+    """stsc: shared constants, from registers of the GPU, into the constant file."""
+    if BYTES[type_of(op)] != 4:
+        raise Unsupported("stsc of halves")
+    if not op.flag("SRC_IM"):
+        raise Unsupported("stsc from a register")
+    first = layout.IMMEDIATES + op.raw("SRC")
+    if op.raw("SRC") + op.raw("SIZE") > layout.IMMEDIATE_WORDS:
+        raise Unsupported("stsc beyond the shared constants")
+    target = op.raw("DST")
+    for k in range(op.raw("SIZE")):
+        at = e.value(f"getelementptr i32, ptr %constants, i64 {first + k}")
+        word = e.value(f"load i32, ptr {at}")
+        place = min(target + k, layout.CONSTANT_WORDS)
+        e.do(f"store i32 {word}, ptr {e.value(f'getelementptr i32, ptr %constants, i64 {place}')}")
+
+
 def set_constant(e: Registers, op: Op, more: int, word: str) -> None:
     """Write a word of the constant file that DST names."""
     bits = op.raw("DST")
@@ -447,7 +464,7 @@ def handlers() -> dict[str, Handler]:
     found: dict[str, Handler] = {
         "ldg": _load, "ldg.a": _load, "stg": _store, "stg.a": _store, "ldl": _load_local,
         "stl": _store_local, "ldlw": _load_local, "stlw": _store_local, "ldp": _load_private,
-        "stp": _store_private, "stc": _store_constant,
+        "stp": _store_private, "stc": _store_constant, "stsc": _store_shared,
     }  # fmt: skip
     for name in _ATOMIC:
         found[f"atomic.g.{name}"] = _atomic_global

@@ -1,0 +1,94 @@
+"""turnip, a Vulkan loader and a client: built below a cache, from packages and this folder."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.kernel import packages
+from tests.kernel.machine import LabUnavailable
+
+HERE = Path(__file__).parent
+CLIENT, SHADER, PRELOAD = HERE / "client.c", HERE / "scale.comp", HERE / "preload.c"
+SUITE = "bookworm"
+TOOLS = ("bison", "flex", "m4", "glslang-tools", "libvulkan1", "libvulkan-dev")
+SOURCE = "mesa-25.0.7"
+ORIGIN = "http://deb.debian.org/debian/pool/main/m/mesa/mesa_25.0.7.orig.tar.xz"
+DIGEST = "592272df3cf01e85e7db300c449df5061092574d099da275d19e97ef0510f8a6"
+_DRIVER = "build/src/freedreno/vulkan/libvulkan_freedreno.so"
+_MANIFEST = "build/src/freedreno/vulkan/freedreno_devenv_icd.x86_64.json"
+_LIMIT_S = 1800.0  # TIMEOUT: 6 minutes on two busy cores
+_OFF = (
+    "gallium-drivers=", "platforms=", "glx=disabled", "egl=disabled", "gbm=disabled",
+    "opengl=false", "gles1=disabled", "gles2=disabled", "llvm=disabled", "shared-glapi=disabled",
+    "zstd=disabled", "xmlconfig=disabled", "valgrind=disabled", "libunwind=disabled",
+    "video-codecs=", "build-tests=false",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Turnip:
+    """What is built. manifest: for VK_DRIVER_FILES; libraries: the loader's folder."""
+
+    manifest: Path
+    libraries: Path
+    preload: Path
+    client: Path
+    shader: Path
+
+
+def ensure(cache: Path) -> Turnip:
+    """Build what is not there yet. LabUnavailable, or a failed command, where that cannot be."""
+    for program in ("gcc", "g++", "apt-get", "dpkg-deb", "tar", "curl"):
+        if shutil.which(program) is None:
+            raise LabUnavailable(f"{program} is missing")
+    cache.mkdir(parents=True, exist_ok=True)
+    root, venv = cache / "root", cache / "venv"
+    if not (root / "usr/bin/glslangValidator").exists():
+        packages.unpack(TOOLS, root, cache / "packages", (SUITE,))
+    if not (cache / _DRIVER).exists():
+        _build_driver(cache, root, venv)
+    libraries = root / "usr/lib/x86_64-linux-gnu"
+    preload, client, shader = cache / "preload.so", cache / "client", cache / "scale.spv"
+    _run("gcc", "-O1", "-shared", "-fPIC", "-o", str(preload), str(PRELOAD))
+    _run("gcc", "-O1", f"-I{root}/usr/include", "-o", str(client), str(CLIENT),
+         f"-L{libraries}", "-lvulkan")  # fmt: skip
+    _run(str(root / "usr/bin/glslangValidator"), "-V", str(SHADER), "-o", str(shader))
+    return Turnip(cache / _MANIFEST, libraries, preload, client, shader)
+
+
+def _build_driver(cache: Path, root: Path, venv: Path) -> None:
+    archive = cache / "mesa.tar.xz"
+    if not (cache / "src" / SOURCE).exists():
+        _run("curl", "-fsSL", "-o", str(archive), ORIGIN)
+        _run("sh", "-c", f"echo '{DIGEST}  {archive}' | sha256sum -c -")
+        (cache / "src").mkdir(exist_ok=True)
+        _run("tar", "-xf", str(archive), "-C", str(cache / "src"))
+    if not (venv / "bin/meson").exists():
+        _run(sys.executable, "-m", "venv", str(venv))
+        _run(str(venv / "bin/python"), "-m", "pip", "install", "-q",
+             "meson", "ninja", "mako", "pyyaml", "packaging")  # fmt: skip
+    environment = {
+        "PATH": f"{venv}/bin:{root}/usr/bin:/usr/bin:/bin",
+        "BISON_PKGDATADIR": f"{root}/usr/share/bison",
+        "M4": f"{root}/usr/bin/m4",
+    }
+    build = str(cache / "build")
+    _run("meson", "setup", build, str(cache / "src" / SOURCE), "--wrap-mode=nofallback",
+         "--buildtype=debugoptimized", "-Db_ndebug=false", "-Doptimization=1",
+         "-Dvulkan-drivers=freedreno", "-Dfreedreno-kmds=kgsl", *(f"-D{off}" for off in _OFF),
+         environment=environment)  # fmt: skip
+    _run("nice", "ninja", "-C", build, "-j2", _DRIVER.removeprefix("build/"),
+         _MANIFEST.removeprefix("build/"), environment=environment)  # fmt: skip
+
+
+def _run(*command: str, environment: dict[str, str] | None = None) -> None:
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+    )
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+        raise LabUnavailable(f"{command[0]} failed: {' '.join(last)}")

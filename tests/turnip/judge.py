@@ -1,0 +1,48 @@
+"""Run the client under turnip on a virtual GPU, and say what is wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from qcom.virtual.gpu import build_machine
+from qcom.virtual.options import MachineOptions
+from qcom.virtual.served import Served
+from tests.turnip.build import Turnip
+
+CHIPS = ["a630"]
+_LIMIT_S = 240.0
+
+
+def check(turnip: Turnip, chip: str) -> str:
+    """What is wrong: with the results, or what the model objects to; "" where nothing is."""
+    machine = build_machine(chip, MachineOptions(caches="coherent", hang_limit_s=60.0))
+    with tempfile.TemporaryDirectory() as folder:
+        socket = Path(folder) / "kgsl"
+        served = Served(machine, socket)
+        try:
+            done = subprocess.run(
+                [str(turnip.client), str(turnip.shader)],
+                env={
+                    **os.environ,
+                    "UGPU_KGSL": str(socket),
+                    "LD_PRELOAD": str(turnip.preload),
+                    "LD_LIBRARY_PATH": str(turnip.libraries),
+                    "VK_DRIVER_FILES": str(turnip.manifest),
+                    "MESA_SHADER_CACHE_DISABLE": "true",
+                },
+                capture_output=True, text=True, timeout=_LIMIT_S, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return f"not at its end after {_LIMIT_S:.0f} s"
+        finally:
+            served.close()
+            machine.close()
+    wrong = [line for line in done.stdout.splitlines() if line.startswith("wrong")]
+    if done.returncode or wrong or "done" not in done.stdout:
+        said = "; ".join(wrong or done.stderr.splitlines()[-1:])
+        return f"status {done.returncode}: {said}; log: {[r.text for r in machine.log]}"
+    objections = [*machine.violations, *(entry.text for entry in machine.log)]
+    return "; ".join(objections + [str(gap) for gap in machine.gaps])
