@@ -12,6 +12,7 @@ from compiler import Tensor
 from hcq.device import Device
 from hcq.queue import QueueKind
 from tests.support.adreno import needs_mesa
+from tests.support.operation_corpus import corpus
 
 CHIPS = ("a630", "a660", "a740", "a750")
 Opened = Callable[[str], Device]
@@ -81,3 +82,12 @@ def test_graphs_and_queues_that_wait(opened: Opened, chip: str) -> None:
     graph.replay(inputs={one: device.alloc(4099)[3:]})  # a copy from an odd address
     graph.wait()
     assert (two.numpy(np.uint32) == 5).all()
+
+
+@needs_mesa
+@pytest.mark.slow
+@pytest.mark.parametrize(("chip", "turn"), [("a630", 0), ("a740", 1), ("a660", 2), ("a750", 3)])
+def test_a_share_of_the_corpus(opened: Opened, chip: str, turn: int) -> None:
+    device = opened(chip)
+    for case in list(corpus().values())[turn::24]:
+        case.check(device)
