@@ -54,6 +54,17 @@ def _reset_slot(stand: Any) -> None:
         stand.chip.config.restore(saved)
 
 
+def _go_dark(stand: Any) -> None:
+    with stand.chip.lock:
+        stand.chip.mode1_reset()
+        stand.chip.scheduler.cancel_all()
+
+
+def _light_up(stand: Any) -> None:
+    with stand.chip.lock:
+        stand.chip._light()
+
+
 def link(name: str, stages: tuple[str, ...], plant: Any, error: Any, **fields: Any) -> Kind:
     made: dict[str, Any] = {"layer": Layer.LINK, "devices": NAVI, "source": _PCIE}
     return Kind(name=name, stages=stages, plant=plant, error=error, **(made | fields))
@@ -108,8 +119,9 @@ KINDS = [
          objections=("before gc is up", "the aperture is closed"),
          recovery=Recovery.RESET, lost=True),
     link("another program resets the chip", ("launch", "copy", "idle"),
-         lambda s: s.chip.mode1_reset(), DeviceLost, planted="`chip.mode1_reset()`",
-         layer=Layer.POWER, recovery=Recovery.RESET, lost=True, source="Linux smu_v13_0.c"),
+         _go_dark, DeviceLost, planted="`chip.mode1_reset()`, dark until it is noticed",
+         cure=_light_up, layer=Layer.POWER, recovery=Recovery.RESET, lost=True,
+         source="Linux smu_v13_0.c"),
     link("cable of the USB bridge is pulled", ("idle", "launch", "copy", "wait", "reset", "close"),
          _pull, DeviceLost, planted="`enclosure.pull_at(0)`", devices=("navi31+usb",),
          errors={"close": None}, cure=_plug, recovery=Recovery.REOPEN, objections=_NO_DMA,
