@@ -8,7 +8,7 @@ src/freedreno/fdl/fd6_view.c, ir3/ir3_compiler_nir.c (order of coordinates).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ Array = NDArray[Any]
 BUFFER, CUBE, THREE = 4, 2, 3  # types of textures
 REPEAT, TO_EDGE, MIRROR, TO_BORDER, MIRROR_ONCE = range(5)
 _COORDINATES = 4
+_ELEMENT = {"f16": 2, "u16": 2, "s16": 2, "f32": 4, "u32": 4, "s32": 4}  # bytes by type
+_PLAIN = {1: 0x05, 2: 0x18, 4: 0x4B}  # FMT6_8_UINT, FMT6_16_UINT, FMT6_32_UINT, by bytes
 # GPU addresses [n], bytes of each, what to write [n, bytes] -> what is there [n, bytes]
 Move = Callable[[Array, int, Access, Array | None], Array]
 
@@ -67,6 +69,18 @@ class Texture:
             max(1, _bits(w[5], 17, 29)), kind, _bits(w[2], 7, 28), _bits(w[3], 0, 22) << 12, base,
             _bits(w[0], 16, 19),
         )  # fmt: skip
+
+    def elements(self, size: int) -> Texture:
+        """Return the buffer as elements of `size` bytes, whatever its format's texels have.
+
+        isam.v reads buffers so: turnip describes buffers as 16-bit texels from the 740 on and reads
+        32-bit words through that (Mesa 25.0.7 tu_descriptor_set.cc, write_buffer_descriptor).
+        """
+        if self.kind != BUFFER or self.form.size == size:
+            return self
+        return replace(
+            self, form=format_of(_PLAIN[size]), width=self.width * self.form.size // size
+        )
 
     def places(self, at: Array) -> tuple[Array, Array]:
         """Addresses of texels [3, n]; which of them lie in the image."""
@@ -189,6 +203,7 @@ class Images:
         if op.flag("SV"):  # consecutive elements instead of components
             ahead = op.scope.inner("SRC2").bits if op.flag("SRC2_IMM_OFFSET") else 0
             parts = []
+            image = image.elements(_ELEMENT.get(_type(op), 1))
             for k in range(4):
                 moved = at + np.array([[ahead + k], [0], [0]])
                 parts.append(image.read(moved, self._move)[0][:, :1])

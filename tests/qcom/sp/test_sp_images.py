@@ -186,11 +186,12 @@ def test_texels(chip: str) -> None:
         assert out[:, lane].view(np.float32).tolist() == texel.tolist()
 
 
-def test_buffers_as_textures() -> None:
-    """isam.1d with (v): consecutive elements."""
+@pytest.mark.parametrize(("form", "width"), [(R32_UINT, 100), (0x18, 200)])
+def test_buffers_as_textures(form: int, width: int) -> None:
+    """isam.v: consecutive elements of the access's type, also through 16-bit texels (0x18)."""
     data = np.arange(200, 300, dtype=np.uint32)
     code = [sampled("isam", "a740", SRC1=0, TYPE=3, SV=1, **{"1D": 0}), *four(r(5), "a740")]
-    out, _ = launch(code, buffer(R32_UINT, 100), data, "a740")
+    out, _ = launch(code, buffer(form, width), data, "a740")
     assert [row[3] for row in out] == [203, 204, 205, 206]
 
 
