@@ -136,7 +136,8 @@ class Kgsl(KernelInterface):
     def create_context(self) -> None:
         names = self.names
         flags = names.KGSL_CONTEXT_SAVE_GMEM | names.KGSL_CONTEXT_NO_GMEM_ALLOC
-        flags |= names.KGSL_CONTEXT_PREAMBLE
+        # FAULT_INFO: faults can be asked for afterwards; a kernel that lacks it masks the flag.
+        flags |= names.KGSL_CONTEXT_PREAMBLE | names.KGSL_CONTEXT_FAULT_INFO
         self._context = self.layouts.kgsl_drawctxt_create.new(flags=flags)
         self.call("DRAWCTXT_CREATE", names.IOCTL_KGSL_DRAWCTXT_CREATE, self._context.raw)
 

@@ -86,6 +86,7 @@ class Double:
         self.refuse: dict[str, int] = {}  # call -> errno, once
         self.files: dict[str, str] = {}
         self.problem = ""
+        self.tells_faults = False
         self.state = 0
         self.faults: list[tuple[int, int]] = []  # address, flags
         self.launches: list[dict[str, int]] = []
@@ -219,6 +220,7 @@ class Double:
     def _drawctxt_create(self, raw: memoryview) -> None:
         if struct.unpack_from("<I", raw)[0] & 0x12 != 0x12:
             raise OSError(errno.EINVAL, "legacy context")
+        self.tells_faults = bool(struct.unpack_from("<I", raw)[0] & 0x4000_0000)
         context = next(self._numbers)
         self.contexts.add(context)
         struct.pack_into("<I", raw, 4, context)
@@ -252,6 +254,8 @@ class Double:
     def _get_fault_report(self, raw: memoryview) -> None:
         address, entries, size, _ = struct.unpack_from("<QIII", raw)
         assert (entries, size) == (1, 24)
+        if not self.tells_faults:
+            raise OSError(errno.EINVAL, "made without FAULT_INFO")
         place, kind, count, width = struct.unpack(
             "<QIII4x", (ctypes.c_char * 24).from_address(address)
         )

@@ -9,7 +9,10 @@ import pytest
 
 import hcq
 from compiler import Tensor
+from hcq.buffer import Buffer
 from hcq.device import Device
+from hcq.errors import DeviceHang
+from hcq.memory import VirtAddr
 from hcq.queue import QueueKind
 from tests.support.adreno import needs_mesa
 from tests.support.operation_corpus import corpus
@@ -82,6 +85,23 @@ def test_graphs_and_queues_that_wait(opened: Opened, chip: str) -> None:
     graph.replay(inputs={one: device.alloc(4099)[3:]})  # a copy from an odd address
     graph.wait()
     assert (two.numpy(np.uint32) == 5).all()
+
+
+@pytest.mark.parametrize("chip", ["a630", "a740"])
+def test_a_page_fault_loses_the_context_alone(opened: Opened, chip: str) -> None:
+    device = opened(chip)
+    good = device.alloc(4096)
+    good.copy_from(np.full(4096, 3, np.uint8))
+    address = VirtAddr(int(good.address) + (1 << 30))
+    queue = device.queue().fill(Buffer(device.driver.core, address, 64, good.placement), 7)
+    with pytest.raises(DeviceHang, match="because of this context") as caught:
+        queue.timeline.wait(queue.submit())
+    assert caught.value.facts["state"] == "guilty"
+    device.reset()
+    assert (good.numpy() == 3).all()
+    queue = device.queue().fill(good, 9)
+    queue.timeline.wait(queue.submit())
+    assert (good.numpy(np.uint32) == 9).all()
 
 
 @needs_mesa
