@@ -20,6 +20,8 @@ from tests.support.kernels import contract_object
 #: bytes that a kernel driver of a real GPU may keep of what a test needed, as page tables; it
 #: counts the memory of all programs
 DRIVERS_OWN = 32 << 20
+#: parts of the suite that the fast one runs over a daemon too; `make test-slow` runs all
+REMOTE_MODULES = ("driver", "graph", "life", "queues", "recovery")
 #: devices of one name that tests have open at a time, that of the module included
 OPEN_AT_ONCE = 3
 
@@ -29,8 +31,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     code, marked `each_driver`, are not run on more chips of the same driver."""
     each = metafunc.definition.get_closest_marker("each_driver") is not None
     more = () if each else SLOW_DEVICES
-    slow = [pytest.param(name, marks=pytest.mark.slow) for name in (*more, *SLOW_REMOTE)]
-    names = metafunc.config.getoption("--device") or [*DEVICES, *REMOTE, *slow]
+    module = metafunc.module.__name__.rpartition("test_contract_")[2]
+    remote = REMOTE if module in REMOTE_MODULES else ()
+    more = (*more, *(name for name in (*REMOTE, *SLOW_REMOTE) if name not in remote))
+    slow = [pytest.param(name, marks=pytest.mark.slow) for name in more]
+    names = metafunc.config.getoption("--device") or [*DEVICES, *remote, *slow]
     if "device" in metafunc.fixturenames:
         metafunc.parametrize("device", names, indirect=True, scope="module")
     if "opener" in metafunc.fixturenames:

@@ -16,6 +16,7 @@ from tests.support.daemon import ROOT, DaemonProcess, scaled
 DEVICE = "virtual:navi31"
 
 
+@pytest.mark.slow
 def test_a_chip_is_handed_out_and_taken_back() -> None:
     with DaemonProcess([DEVICE]) as daemon:
         with lease_transport("gfx11*", daemon=daemon.socket) as lent:
