@@ -112,6 +112,8 @@ class Engine:
             processor.finish()
         except GpuFault as fault:
             return fault
+        finally:
+            processor.close()
         return None
 
     def _end(self, submission: Submission, fault: GpuFault | None) -> None:

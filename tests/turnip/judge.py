@@ -12,7 +12,7 @@ from qcom.virtual.options import MachineOptions
 from qcom.virtual.served import Served
 from tests.turnip.build import Turnip
 
-CHIPS = ["a630", "a660", "a740"]
+CHIPS = ["a630", "a660", "a740", "a750"]
 _LIMIT_S = 240.0
 
 

@@ -53,6 +53,11 @@ class ComputeState:
             self.shared[first : first + count] = words
         elif block == _CS_SHADER and kind == _ST_UBO and head.STATE_SRC == _INDIRECT:
             self.ubos = Table(address - 8 * first, first + count)
+        elif block == _CS_SHADER and kind == _ST_UBO and head.STATE_SRC == _DIRECT:
+            if len(body) != 3 + 2 * count:
+                raise GpuFault(Cause.HANG, f"{count} descriptors in {len(body) - 3} words", at)
+            place = cp.scratch(8 * first, body[3:])
+            self.ubos = Table(place, first + count)
         elif kind == _ST_SHADER and block == _CS_SHADER and head.STATE_SRC == _INDIRECT:
             cp.space.read(address, _INSTRUCTIONS * count, "CP_LOAD_STATE6 (shader)")
         elif head.STATE_SRC == _DIRECT or (block == _CS_SHADER and kind == _ST_UBO):

@@ -18,6 +18,7 @@ from qcom.virtual.cp.blit import blit
 from qcom.virtual.cp.dispatch import ComputeState, decode
 from qcom.virtual.cp.registers import RegisterState
 from qcom.virtual.faults import Cause, GpuFault
+from qcom.virtual.memory.objects import MemoryObject
 from qcom.virtual.memory.space import AddressSpace, LaunchMemory
 from qcom.virtual.shader import Dispatch, Ending
 
@@ -62,6 +63,7 @@ class CommandProcessor:
         self.indirect = False  # the dispatch at hand reads its grid from memory
         self._pending: list[Dispatch] = []
         self._depth = 0
+        self._scratch: list[MemoryObject] = []
         self._handlers = self._table()
 
     def _table(self) -> dict[int, tuple[str, Callable[[list[int], int], None]]]:
@@ -109,6 +111,25 @@ class CommandProcessor:
     def words(self, address: int, count: int) -> list[int]:
         """Read words of memory."""
         return list(struct.unpack(f"<{count}I", self.space.read(address, 4 * count)))
+
+    def scratch(self, offset: int, words: list[int]) -> int:
+        """Put on-chip state into memory of its own, until `close`; the address of its beginning."""
+        machine, size = self.machine, offset + 4 * len(words)
+        with machine.lock:
+            at = machine.memory.allocate(size)
+            found = MemoryObject(0, size, 0, at, machine.memory.address + at, cached=False)
+            self.space.place(found, 1, low=False)
+            self._scratch.append(found)
+        self.space.write(found.gpuaddr + offset, struct.pack(f"<{len(words)}I", *words))
+        return found.gpuaddr
+
+    def close(self) -> None:
+        """Give the memory of on-chip state back."""
+        with self.machine.lock:
+            for found in self._scratch:
+                self.space.remove(found)
+                self.machine.memory.free(found.offset)
+            self._scratch = []
 
     # Packets
 
