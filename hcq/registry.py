@@ -13,7 +13,7 @@ kgsl:<n>         an Adreno GPU through Qualcomm's kernel driver, /dev/kgsl-3d<n>
 msm:<n>          an Adreno GPU through the upstream kernel driver, /dev/dri/renderD<128 + n>
 usb:<which>      a card behind a USB bridge: the bridge's serial number, port (2-1.4) or index
 vfio-user:<path> what a server on a UNIX socket offers (`ugpu serve`)
-ugpud:<pattern>  a device that a ugpud lends, such as ugpud:virtual:navi31 (hcq.remote.lease)
+ugpud:<pattern>  a device that a ugpud lends, such as ugpud:pci:0000:03:00.0 (hcq.remote.lease)
 recording:<path> what was recorded of a device by `open(name, record=path)`
 """
 

@@ -52,7 +52,7 @@ def lease(
 ) -> LeasedDevice:
     """Lease a device from a ugpud; closing it ends the lease.
 
-    device: a pattern of names, labels, targets or processors ("gfx11*", "virtual:navi31"). memory:
+    device: a pattern of names, labels, targets or processors ("gfx11*", "pci:*"). memory:
     bytes that it must have, and the quota ("8G"). See LeaseRequest for the rest. daemon: a socket's
     path or tls://HOST:PORT; default: UGPU_DAEMON, else this user's or the machine's socket.
 

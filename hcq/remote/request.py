@@ -72,7 +72,7 @@ class LeaseRequest:
 @dataclass(frozen=True)
 class Grant:
     """A lease that was given. lease: its number. device: the daemon's name for it, such as
-    "virtual:navi31#0". timelines: address of each queue's timeline, by kind ("compute", "copy").
+    "pci:0000:03:00.0". timelines: address of each queue's timeline, by kind ("compute", "copy").
     clock_hertz: see Device. memory: quota in bytes, 0: none. limit_s: until it ends.
     socket, firmware: of kind "transport", the path, and the folder with the chip's images."""
 

@@ -20,7 +20,7 @@ certificate = "/etc/ugpud/cert.pem"
 key = "/etc/ugpud/key.pem"
 
 [[device]]
-name = "virtual:navi31"             # as for hcq.open
+name = "pci:0000:03:00.0"           # as for hcq.open
 count = 1                           # of virtual devices
 label = "bench-1"
 memory = "8G"                       # that leases may have; default: what the device reports

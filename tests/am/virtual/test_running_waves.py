@@ -66,9 +66,7 @@ def hang(device: AmDevice) -> DeviceHang:
     return caught.value
 
 
-def test_a_wave_that_runs_shows_where_it_is_and_its_registers(
-    chip: Chip, device: AmDevice
-) -> None:
+def test_a_wave_that_runs_shows_where_it_is_and_its_registers(chip: Chip, device: AmDevice) -> None:
     program, out = device.load(faulty_object()), device.alloc(4096)
     start(chip, device, program, out, grid=(1,), block=(20,))
     entry = program["forever"].address
