@@ -52,21 +52,18 @@ class OpenDevice(Closable, Inherited, Protocol):
 
 class ModuleLock:
     """A lock of a module, which a thread of the parent may hold when a process forks: the child
-    has one that is free. Reentrant, for a thread that an exception kept from releasing it."""
+    has one that is free. `with module_lock.lock:` takes it; a method of ours in place of the lock's
+    own could be cut off by an exception between taking it and the block.
+
+    lock: reentrant, for a thread that an exception kept from releasing it."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         inherits(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
     def abandon(self) -> None:
         """See Inherited."""
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
 
 _devices: dict[int, OpenDevice] = {}  # open, by id; in the order they were opened

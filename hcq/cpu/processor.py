@@ -7,7 +7,6 @@ numbers below are those of native/types.ll.
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 import threading
 from collections.abc import Callable
@@ -77,6 +76,7 @@ define internal void @relax() {
 """
 
 _build_lock = ModuleLock()
+_native: Native | None = None
 
 
 def source(triple: str) -> str:
@@ -88,11 +88,14 @@ def source(triple: str) -> str:
 
 def native() -> Native:
     """The processor, compiled on first use, once per process."""
-    with _build_lock:
-        return _build()
+    global _native
+    found = _native
+    if found is None:  # no lock later: a thread that was cut off may keep it
+        with _build_lock.lock:
+            found = _native = _native or _build()
+    return found
 
 
-@functools.cache
 def _build() -> Native:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()

@@ -40,7 +40,7 @@ def frame_of(image: bytes, name: str) -> int:
 @contextmanager
 def deep() -> Iterator[None]:
     """Threads that are started meanwhile have a stack for frames of DEEPEST bytes."""
-    with _starting:
+    with _starting.lock:
         before = threading.stack_size(_SIZE)
         try:
             yield
