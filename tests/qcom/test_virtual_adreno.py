@@ -12,8 +12,10 @@ from hcq.transport.node import NodeAttachment
 from qcom.chips import MODELLED
 from qcom.device import open_device
 from qcom.virtual.machine import VirtualMachine
+from tests.support.adreno import needs_mesa
 
 
+@needs_mesa
 @pytest.mark.parametrize("name", MODELLED)
 def test_a_kernel_on_each_chip(name: str) -> None:
     attachment = attach_virtual(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import random
 import signal
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 
 import hcq
+from hcq.clock import Clock
 from hcq.device import Device
 from hcq.errors import (
     AccessDenied,
@@ -31,6 +34,7 @@ from hcq.errors import (
     UgpuError,
 )
 from hcq.memory import Placement
+from hcq.queue import Queue
 from hcq.remote.address import Address, parse
 from hcq.remote.wire import Message, encode
 from tests.support.daemon import (
@@ -49,6 +53,27 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     made = started(tmp_path_factory.mktemp("d"), "message = 1048576\n[lease]\ndrain_s = 0.2")
     yield made
     made.close()
+
+
+@contextlib.contextmanager
+def endless(running: Running, gpu: Any) -> Iterator[Queue]:
+    """A launch that has begun and does not end by itself. Its thread ends with the block."""
+    program, flag = gpu.load(contract_object(gpu.target)), gpu.alloc(64)
+    (device,) = [
+        client.holder.device
+        for client in running.daemon.clients
+        if client.holder is not None and client.lease.number == gpu.grant.lease
+    ]
+    server, address = device.driver._compute.server, int(flag.address)
+    try:
+        queue = gpu.queue().launch(program["spin"], grid=(1,), block=(1,), args=(flag,))
+        queue.submit()
+        Clock().wait_until(server.in_kernel, unit="cpu", waiting_for="a kernel", limit_s=60)
+        yield queue
+    finally:
+        ctypes.memset(address, 1, 4)  # left behind by the device, which keeps the memory until then
+        server.thread.join(60)
+        assert not server.thread.is_alive()
 
 
 @pytest.fixture
@@ -168,12 +193,10 @@ def test_a_lease_ends_in_time_unless_it_is_extended(running: Running) -> None:
 
 
 def test_a_kernel_that_never_ends_does_not_outlive_its_lease(running: Running) -> None:
-    with running.lease("cpu#0") as gpu:
-        program, flag = gpu.load(contract_object(gpu.target)), gpu.alloc(64)
-        gpu.queue().launch(program["spin"], grid=(1,), block=(1,), args=(flag,)).submit()
+    with running.lease("cpu#0") as gpu, endless(running, gpu):
         gpu.driver.connection.close()
-    with running.lease("cpu#0", wait_s=60) as gpu:
-        assert scaled(gpu)
+        with running.lease("cpu#0", wait_s=60) as other:
+            assert scaled(other)
 
 
 def test_an_admin_ends_the_lease_of_another(running: Running) -> None:
@@ -318,9 +341,7 @@ def test_processes_that_are_killed() -> None:
 
 
 def test_a_hang_is_the_clients_to_report(running: Running) -> None:
-    with running.lease("cpu#0") as gpu:
-        program, flag = gpu.load(contract_object(gpu.target)), gpu.alloc(64)
-        queue = gpu.queue().launch(program["spin"], grid=(1,), block=(1,), args=(flag,))
+    with running.lease("cpu#0") as gpu, endless(running, gpu) as queue:
         with pytest.raises(DeviceHang) as caught:
             queue.timeline.wait(queue.submit(), limit_s=0.01)
         assert caught.value.facts["kernel"] == "spin" and "daemon" in caught.value.facts
