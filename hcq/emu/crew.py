@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -44,6 +45,7 @@ class Crew(Generic[W]):
         self.workers = workers
         self._name = name
         self._mates: list[_Mate] = []
+        weakref.finalize(self, _leave, self._mates).atexit = False
 
     def run(self, count: int, work: Callable[[W, int], T], *, here: bool = True) -> list[T]:
         """Do `work` with each of the first `count` workers, and its number, at the same time; what
@@ -75,9 +77,7 @@ class Crew(Generic[W]):
             for mate in asked:
                 mate.wait()
         except BaseException:  # an interrupt: who is still at work is asked no more
-            left, self._mates = self._mates, []
-            for mate in left:
-                mate.leave()
+            _leave(self._mates)
             raise
 
     def _mate(self, number: int) -> _Mate:
@@ -87,10 +87,15 @@ class Crew(Generic[W]):
         return self._mates[number]
 
     def close(self) -> None:
-        """End the threads. May be called again; a later launch starts new ones."""
-        mates, self._mates = self._mates, []
-        for mate in mates:
-            mate.end()
+        """End the threads. May be called again; a later launch starts new ones. The threads of a
+        crew that nobody refers to any more end by themselves."""
+        while self._mates:
+            self._mates.pop().end()
+
+
+def _leave(mates: list[_Mate]) -> None:
+    while mates:
+        mates.pop().leave()
 
 
 class _Piece(Generic[W, T]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import pytest
@@ -78,3 +79,16 @@ def test_one_is_no_thread() -> None:
     before = threading.active_count()
     assert crew.run(1, lambda worker, _: worker) == [7]
     assert threading.active_count() == before
+
+
+def test_the_threads_of_a_dropped_crew_end() -> None:
+    before = set(threading.enumerate())
+    crew = Crew([0, 1, 2], "dropped")
+    assert crew.run(3, lambda worker, number: worker + number) == [0, 2, 4]
+    threads = [thread for thread in threading.enumerate() if thread not in before]
+    assert len(threads) == 2
+    del crew
+    gc.collect()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
