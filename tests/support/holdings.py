@@ -47,8 +47,7 @@ class Holdings:
 @contextmanager
 def apart() -> Iterator[None]:
     """Leave out of counts, and of the collector's work, what is there already: a process that has
-    run thousands of tests holds millions of objects."""
-    gc.collect()
+    run thousands of tests holds millions of objects. What is garbage already stays until after."""
     gc.freeze()
     try:
         yield
