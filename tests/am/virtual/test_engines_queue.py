@@ -257,6 +257,21 @@ def test_a_halted_engine_fetches_nothing_until_it_runs(bench: Bench) -> None:
     assert bench.chip.violations == []
 
 
+def test_what_comes_after_the_firmware_stopped_does_not_run(ready: Bench) -> None:
+    """Also where the queue's thread was at work when it stopped."""
+    ready.push(FOREVER)
+    ready.ring()
+    ready.wait(ready.asleep, "the queue does not wait")
+    ready.chip.faults.mec_crashed = True
+    ready.push([*WRITE, 7])
+    ready.ring()
+    ready.store(DATA, struct.pack("<I", 0x5EED))
+    ready.wait(lambda: not ready.queue().executing, "the wait does not end")
+    ready.queue().worker.stop()
+    assert ready.queue().worker.join(60)
+    assert (ready.dword(DATA), ready.queue().rptr) == (0x5EED, len(FOREVER))
+
+
 def test_a_pipe_that_was_never_started_is_noticed(bench: Bench) -> None:
     bench.set("CP_MEC_RS64_CNTL", 1 << 27)
     assert "pipe 1 started without" in bench.chip.violations[0]

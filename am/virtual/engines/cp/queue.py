@@ -172,6 +172,10 @@ class ComputeQueue:
             self._executor.stale = "the host's doorbell"
         while self.rptr != self.wptr and not self.draining:
             self.worker.check()
+            # RACE: asked after the look at the write pointer, so that no work runs that came after
+            # the firmware stopped.
+            if not self.slot.running():
+                return None
             if not self._execute_some():
                 break
         self.drain()
