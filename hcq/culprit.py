@@ -17,12 +17,14 @@ PAGE = 4096  # bytes: what a chip tells of an address
 @dataclass(frozen=True)
 class Culprit:
     """address: that was accessed. pc: GPU address of the instruction. text: the instruction in the
-    chip's assembly. source: "file:line" where the program says so."""
+    chip's assembly. source: "file:line" where the program says so. line: of the program's text,
+    from 1, where the chip runs text."""
 
     address: int
     pc: int
     text: str
     source: str = ""
+    line: int = 0
 
 
 class Witness(Protocol):

@@ -35,7 +35,7 @@ class Assembler(Protocol):
 
     name: str
 
-    def assemble(self, ptx: bytes, target: str) -> bytes:
+    def assemble(self, ptx: bytes, target: str, options: tuple[str, ...] = ()) -> bytes:
         """The cubin; BadCodeObject with the assembler's own words."""
         ...
 
@@ -50,11 +50,12 @@ class JitLink:
         self._library.nvJitLinkVersion(ctypes.byref(major), ctypes.byref(minor))
         self.name = f"nvjitlink {major.value}.{minor.value}"
 
-    def assemble(self, ptx: bytes, target: str) -> bytes:
+    def assemble(self, ptx: bytes, target: str, options: tuple[str, ...] = ()) -> bytes:
         with self._lock:
-            options = (ctypes.c_char_p * 1)(f"-arch={target}".encode())
+            words = [option.encode() for option in (f"-arch={target}", *options)]
+            given = (ctypes.c_char_p * len(words))(*words)
             handle = ctypes.c_void_p()
-            status = self._library.nvJitLinkCreate(ctypes.byref(handle), len(options), options)
+            status = self._library.nvJitLinkCreate(ctypes.byref(handle), len(given), given)
             if status:
                 raise BadCodeObject(
                     f"{self.name} does not support {target}; a newer version may: {INSTALL} -U",
@@ -98,13 +99,13 @@ class Ptxas:
         found = re.search(r"V(\d+\.\d+\.\d+)", told.stdout)
         self.name = f"ptxas {found.group(1) if found else 'of unknown version'}"
 
-    def assemble(self, ptx: bytes, target: str) -> bytes:
+    def assemble(self, ptx: bytes, target: str, options: tuple[str, ...] = ()) -> bytes:
         with tempfile.TemporaryDirectory(prefix="ugpu-ptxas-") as folder:
             source, output = Path(folder) / "module.ptx", Path(folder) / "module.cubin"
             source.write_bytes(ptx.rstrip(b"\0"))
             try:
                 done = subprocess.run(
-                    [self.path, f"-arch={target}", "-o", str(output), str(source)],
+                    [self.path, f"-arch={target}", *options, "-o", str(output), str(source)],
                     capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False,
                 )  # fmt: skip
             except subprocess.TimeoutExpired:
@@ -150,16 +151,19 @@ def _version(path: Path) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", path.name))
 
 
-def assemble(ptx: bytes, target: str, cache_folder: Path | None = None) -> bytes:
-    """The cubin of a PTX module for `target` ("sm_90"); from the cache where it is known.
+def assemble(
+    ptx: bytes, target: str, cache_folder: Path | None = None, options: tuple[str, ...] = ()
+) -> bytes:
+    """The cubin of a PTX module for `target` ("sm_90"); from the cache where it is known. options:
+    of the assembler; what it makes with them is not kept.
 
     BadCodeObject carries the assembler's log, MissingDependency the command that installs one.
     """
     if not _ARCHITECTURE.fullmatch(target):
         raise BadCodeObject("target must be an architecture such as sm_90", target=target)
     assembler = find_assembler()
-    if cache_folder is None:
-        return assembler.assemble(ptx, target)
+    if cache_folder is None or options:
+        return assembler.assemble(ptx, target, options)
     kept = DiskCache(cache_folder)
     key = DiskCache.key(assembler.name, target, hashlib.sha256(ptx).hexdigest())
     code = kept.get(key)

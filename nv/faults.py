@@ -155,8 +155,12 @@ class Faults:
             address=None if page is None else page["address"],
             pc=None if state is None else state["pc"],
         )
+        if culprit is None and state is not None:  # a chip
+            culprit = self.driver.programs.culprit(int(state["pc"]))
         if culprit is not None:
             facts |= {"instruction": culprit.text, "pc": culprit.pc}
+            if culprit.line:
+                facts["ptx_line"] = culprit.line
             if culprit.source:
                 facts["source_line"] = culprit.source
             if found := self.driver.programs.find(culprit.pc):

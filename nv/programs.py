@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
+import logging
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,9 +12,11 @@ import numpy as np
 from hcq.buffer import Buffer
 from hcq.command import Copy, Signal, Symbol
 from hcq.config import config
-from hcq.errors import BadCodeObject
+from hcq.culprit import Culprit
+from hcq.errors import BadCodeObject, UgpuError
 from hcq.memory import Placement, VirtAddr
 from hcq.program import Kernel, Program
+from nv import ptxlines
 from nv.assemble import assemble
 from nv.bulk_copies import to_own_memory
 from nv.cubin import Cubin, KernelCode, parse_cubin
@@ -31,6 +33,8 @@ from nv.rm.session import Region
 if TYPE_CHECKING:
     from nv.driver import NvDriver
 
+log = logging.getLogger(__name__)
+
 _LOCAL_GRANULE = 32  # bytes per thread
 _WARP_GRANULE, _TPC_GRANULE = 0x200, 0x8000  # bytes of local memory per warp and per TPC
 # SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_C: no limit in MAX_SM_COUNT, 0 in the GPC counts that
@@ -40,7 +44,19 @@ _TARGET = re.compile(rb"^\s*\.target\s+sm_(\d{1,9})([af]?)", re.MULTILINE)
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(([^)]*)\)")
 _PARAMETER = re.compile(r"([\w$%]+)\s*(\[\d*\])?\s*$")
 _SCALAR = re.compile(r"\.([usf])(?:8|16|32|64)\b")
+_LONGEST = 1 << 20  # bytes of PTX that are assembled again to name a line
 _KINDS = {"u": "integer", "s": "integer", "f": "float"}  # bits, .b, are of any kind
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """What is known of a program: not the program itself, which frees its memory when the caller
+    drops it. kernels: name, entry and bytes of each. ptx: as it was assembled, if it was, for
+    `target`."""
+
+    kernels: tuple[tuple[str, int, int], ...]
+    ptx: bytes
+    target: str
 
 
 class Programs:
@@ -52,14 +68,12 @@ class Programs:
         self.heap = Heap(driver)
         self.local: Memory | None = None
         self.local_size = 0  # bytes per thread that `local` is for
-        # Name, entry and bytes of each kernel: not the program, which frees its memory when the
-        # caller drops it.
-        self._loaded: dict[Memory, list[tuple[str, int, int]]] = {}
+        self._loaded: dict[Memory, _Loaded] = {}
 
     def load(self, data: bytes) -> Program:
         """Assemble PTX where it is text, check the cubin and place it; see Device.load."""
         driver = self.driver
-        ptx = b""
+        ptx, target = b"", ""
         if not data.startswith(b"\x7fELF"):
             ptx = data.rstrip(b"\0")
             target = _check_text(ptx, driver.gpu.capability)
@@ -82,10 +96,11 @@ class Programs:
             linked = self.heap.connect(image, image.link(memory.address))
             self._write(memory, self.output.connect(image, memory, linked))
             memory.protect(image.fixed if image.fixed < image.size else memory.size)
-            self._loaded[memory] = [
+            kernels = tuple(
                 (kernel.name, kernel.address, kernel.details.code.code_size)
                 for kernel in program.kernels.values()
-            ]
+            )
+            self._loaded[memory] = _Loaded(kernels, ptx, target)
             return program
         except BaseException:
             driver.core.settle()  # the copy may still run; cut off here too, the memory stays
@@ -171,9 +186,31 @@ class Programs:
 
     def find(self, address: int) -> tuple[str, int] | None:
         """The kernel whose code holds an address, and the offset in it; None if none does."""
-        for name, start, size in itertools.chain.from_iterable(self._loaded.values()):
-            if start <= address < start + size:
-                return name, address - start
+        found = self._at(address)
+        return None if found is None else found[:2]
+
+    def culprit(self, address: int) -> Culprit | None:
+        """The instruction of PTX that the code at an address was assembled from. Never raises."""
+        found = self._at(address)
+        if found is None or not 0 < len(found[2].ptx) <= _LONGEST:
+            return None
+        name, offset, loaded = found
+        try:
+            cubin = assemble(loaded.ptx, loaded.target, options=ptxlines.OPTIONS)
+        except UgpuError as problem:
+            log.warning("no line of PTX for %s: %s", name, problem)
+            return None
+        line = ptxlines.line_of(cubin, name, offset)
+        lines = loaded.ptx.decode().split("\n")
+        if not 0 < line <= len(lines):
+            return None
+        return Culprit(0, address, " ".join(lines[line - 1].split()), line=line)
+
+    def _at(self, address: int) -> tuple[str, int, _Loaded] | None:
+        for loaded in self._loaded.values():
+            for name, start, size in loaded.kernels:
+                if start <= address < start + size:
+                    return name, address - start, loaded
         return None
 
     # ---- local memory ------------------------------------------------------------------------

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from compiler.codegen.adreno.shell import Adreno
 from compiler.codegen.gpu import Amd
 from compiler.codegen.host import Host
-from compiler.codegen.located import with_lines
+from compiler.codegen.located import Emitted
 from compiler.codegen.nvptx import Nvidia
 from compiler.codegen.shell import Shell
 from compiler.expression.algebra import Index
 from compiler.expression.value import Memory, indices_of, walk
 from compiler.kernel.ir import Bulk, Fetch, If, Kernel, Loop, Signal, Statement, Store
-from compiler.kernel.text import format_kernel
 from hcq.errors import NotSupported
 from hcq.target import TargetSpec
 
@@ -31,19 +30,20 @@ SHELLS: Mapping[str, Callable[[Kernel, TargetSpec, int], Shell]] = {
 }
 
 
-def emit(kernel: Kernel, target: TargetSpec, *, lines: bool = False) -> str:
-    """LLVM IR of a verified kernel. NotSupported for an ABI we have no shell for. lines: with a
-    line table, see compiler.codegen.located."""
+def emit(kernel: Kernel, target: TargetSpec) -> str:
+    """LLVM IR of a verified kernel. NotSupported for an ABI we have no shell for."""
+    return emitted(kernel, target).text
+
+
+def emitted(kernel: Kernel, target: TargetSpec) -> Emitted:
+    """The same, with the statement of each line. The kernel must be kept as long as the result."""
     shell = SHELLS.get(target.abi)
     if shell is None:
         raise NotSupported(
             f"no code generator for targets of ABI {target.abi!r}", target=target.name
         )
     made = shell(kernel, target, index_bits(kernel, target))
-    if not lines:
-        return made.module()
-    made.locate()
-    return with_lines(made.module(), format_kernel(kernel))
+    return Emitted(made.module(), made.above, made.spans)
 
 
 def index_bits(kernel: Kernel, target: TargetSpec) -> int:

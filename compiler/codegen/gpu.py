@@ -68,11 +68,15 @@ class Gpu(Shell):
             f"ptr addrspace(1) noalias {mark(i)} align 256 %{memory.name}"
             for i, memory in enumerate(kernel.parameters)
         )
-        text = [
+        head = [
             *globals_,
             f"define {self.convention} void @{kernel.name}({parameters}) #0 {{",
             "entry:",
             *allocas,
+        ]
+        self.above = len(head)
+        text = [
+            *head,
             *lines.text,
             "  ret void",
             "}",

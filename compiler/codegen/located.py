@@ -1,46 +1,63 @@
 """Line tables of kernels: each instruction names the line of its statement in the printed kernel
 (compiler.kernel.text), so that a fault names it too.
 
-Source: LLVM Language Reference, "Metadata" (DICompileUnit, DISubprogram, DILocation).
+Sources: LLVM Language Reference, "Metadata" (DICompileUnit, DISubprogram, DILocation); PTX ISA,
+"Debugging Directives"; LLVM's NVPTXAsmPrinter (labels around functions with locations).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 FILE = "kernel-ir"  # the file that line tables name
 _FIRST = 1000  # metadata nodes below are the kernel's own
-_LINE = re.compile(r", !dbg !(\d+)$", re.MULTILINE)
 _DEFINE = re.compile(r"^(define .*@([\w.$-]+)\(.*\) #0) \{$", re.MULTILINE)
+_MARK = ", !dbg !"
+_LOC = re.compile(r"\s*\.loc\s+\d+\s+(\d+)")
+_LABEL = r"\$L__(?:func_begin|func_end|tmp)\d+:"
+_ADDED = re.compile(rf'\s*\.file\s+\d+\s+"|\s*\.section\s+\.debug_|{_LABEL}')
 
 
-def located(text: list[str], start: int, line: int) -> None:
-    """Give the instructions of text[start:] that have no line yet this one."""
-    mark = f", !dbg !{_FIRST + line}"
-    for place in range(start, len(text)):
-        instruction = text[place]
-        if instruction.startswith("  ") and ", !dbg !" not in instruction:
-            text[place] = instruction + mark
+@dataclass(frozen=True)
+class Emitted:
+    """A module of one function. spans: of each statement the lines of text from and up to which its
+    instructions are, where `above` is line 0, and its id; the innermost statements first."""
+
+    text: str
+    above: int
+    spans: Sequence[tuple[int, int, int]]
+
+    def lines(self, places: Mapping[int, int]) -> list[tuple[int, int, int]]:
+        """Return spans of the whole text with the line of each statement in place of its id.
+        places: see compiler.kernel.text.statement_lines."""
+        above = self.above
+        return [(first + above, end + above, places[which]) for first, end, which in self.spans]
 
 
-def with_lines(module: str, printed: str) -> str:
-    """Complete a module of one function whose instructions are marked by `located`. The printed
-    kernel comes first, as comments: see `statement_of`."""
-    lines = sorted({int(found) - _FIRST for found in _LINE.findall(module)})
+def with_lines(module: str, spans: Sequence[Sequence[int]], *, directives: bool = False) -> str:
+    """Return a module with a line table. spans: see Emitted.lines. directives: in the text that is
+    made of it alone (PTX)."""
+    text, seen = module.rstrip("\n").split("\n"), set()
+    for first, end, line in spans:
+        seen.add(line)
+        for place in range(first, end):
+            if text[place].startswith("  ") and _MARK not in text[place]:
+                text[place] += f"{_MARK}{_FIRST + line}"
     unit, file, function, kind = (f"!{_FIRST - number}" for number in (1, 2, 3, 4))
-    module = _DEFINE.sub(rf"\1 !dbg {function} {{", module)
-    found = _DEFINE.search(module.replace(f" !dbg {function}", ""))
+    found = _DEFINE.search(module)
     name = found[2] if found else "kernel"
+    emission = "DebugDirectivesOnly" if directives else "LineTablesOnly"
     return (
         "\n".join(
             [
-                *(f"; {line}" for line in printed.splitlines()),
-                module.rstrip("\n"),
+                _DEFINE.sub(rf"\1 !dbg {function} {{", "\n".join(text)),
                 f"!llvm.dbg.cu = !{{{unit}}}",
                 f"!llvm.module.flags = !{{!{_FIRST - 5}, !{_FIRST - 6}}}",
                 f"{unit} = distinct !DICompileUnit(language: DW_LANG_C, file: {file}, "
                 'producer: "ugpu", isOptimized: true, runtimeVersion: 0, '
-                "emissionKind: LineTablesOnly)",
+                f"emissionKind: {emission})",
                 f'{file} = !DIFile(filename: "{FILE}", directory: "")',
                 f'{function} = distinct !DISubprogram(name: "{name}", file: {file}, line: 1, '
                 f"type: {kind}, unit: {unit}, spFlags: DISPFlagDefinition)",
@@ -49,7 +66,7 @@ def with_lines(module: str, printed: str) -> str:
                 f'!{_FIRST - 6} = !{{i32 2, !"Dwarf Version", i32 5}}',
                 *(
                     f"!{_FIRST + line} = !DILocation(line: {line}, scope: {function})"
-                    for line in lines
+                    for line in sorted(seen)
                 ),
             ]
         )
@@ -57,8 +74,14 @@ def with_lines(module: str, printed: str) -> str:
     )
 
 
-def statement_of(module: str, line: int) -> str:
-    """Return a line of the printed kernel in a module made by `with_lines`, or ""."""
-    lines = module.splitlines()
-    found = lines[line - 1] if 0 < line <= len(lines) else ""
-    return found.removeprefix(";").strip() if found.startswith(";") else ""
+def lines_of_ptx(located: str) -> list[tuple[str, int]]:
+    """Return the lines of PTX without its directives of lines, each with the line of kernel IR that
+    they name, 0 where they name none."""
+    found, line = [], 0
+    for text in located.splitlines():
+        directive = _LOC.match(text)
+        if directive is not None:
+            line = int(directive[1])
+        elif not _ADDED.match(text):
+            found.append((text, line))
+    return found

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from compiler.codegen.lines import stored_type
-from compiler.codegen.located import located
 from compiler.codegen.values import Values
 from compiler.kernel.ir import (
     Asynchronous,
@@ -18,7 +17,6 @@ from compiler.kernel.ir import (
     Store,
     TileStep,
 )
-from compiler.kernel.text import statement_lines
 from hcq.errors import NotSupported
 from hcq.target import TargetSpec
 
@@ -37,18 +35,15 @@ class Shell:
         self.lines.wave_size = target.wave_size
         self.lines.written = frozenset(m.name for m in kernel.parameters[: kernel.outputs])
         self.block = "entry"
-        self.places: Mapping[int, int] = {}  # see `locate`
-
-    def locate(self) -> None:
-        """Have each instruction name the line of its statement in the printed kernel."""
-        self.places = statement_lines(self.kernel)
+        # Lines of text from and up to which a statement's are, and its id; the innermost first.
+        self.spans: list[tuple[int, int, int]] = []
+        self.above = 0  # lines of the module above those
 
     def statements(self, body: Iterable[Statement]) -> None:
         for statement in body:
             start = len(self.lines.text)
             self.statement(statement)
-            if self.places:
-                located(self.lines.text, start, self.places[id(statement)])
+            self.spans.append((start, len(self.lines.text), id(statement)))
 
     def statement(self, statement: Statement) -> None:
         if isinstance(statement, Store):
@@ -103,6 +98,7 @@ class Shell:
         self.lines.put(f"br label %{head}")
         self.enter(head)
         position = len(self.lines.text)
+        self.lines.put("")  # the counter, once the blocks that it comes from are known
         test = self.lines.new(f"icmp slt {kind} {counter}, {limit}")
         self.lines.put(f"br i1 {test}, label %{inside}, label %{after}")
         self.enter(inside)
@@ -112,7 +108,7 @@ class Shell:
         self.lines.put(f"{following} = add nuw nsw {kind} {counter}, 1")
         self.lines.put(f"br label %{head}{self.again(loop)}")
         incoming = f"[ 0, %{before} ], [ {following}, %{self.block} ]"
-        self.lines.text.insert(position, f"  {counter} = phi {kind} {incoming}")
+        self.lines.text[position] = f"  {counter} = phi {kind} {incoming}"
         self.enter(after)
 
     def again(self, loop: Loop) -> str:

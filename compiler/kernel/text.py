@@ -25,12 +25,18 @@ from compiler.kernel.ir import (
 
 def format_kernel(kernel: Kernel) -> str:
     """Print a kernel; equal text means equal behaviour."""
-    return "\n".join(_print(kernel).lines) + "\n"
+    return printed(kernel)[0]
 
 
 def statement_lines(kernel: Kernel) -> dict[int, int]:
     """Return the line, from 1, of each statement in the printed kernel, by the statement's id."""
-    return _print(kernel).places
+    return printed(kernel)[1]
+
+
+def printed(kernel: Kernel) -> tuple[str, dict[int, int]]:
+    """Return what `format_kernel` and `statement_lines` do."""
+    found = _print(kernel)
+    return "\n".join(found.lines) + "\n", found.places
 
 
 def _print(kernel: Kernel) -> _Statements:

@@ -1,19 +1,19 @@
 """The line of a kernel's IR that an instruction was compiled from, found when a kernel has failed.
 
-Objects have no line tables, which would cost a tenth more time to compile. The text with lines is
-kept on disk beside the object; it is compiled to the same instructions when it is needed.
+Objects have no line tables, which would cost a tenth more time to compile. What a table is made of
+is kept on disk beside the object; it is compiled to the same instructions when it is needed.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import zlib
 
 from compiler.codegen.children import shared
-from compiler.codegen.emit import emit
-from compiler.codegen.located import statement_of
+from compiler.codegen.located import Emitted, lines_of_ptx, with_lines
 from compiler.kernel import ir
-from compiler.kernel.text import format_kernel
+from compiler.kernel.text import printed
 from hcq.diskcache import DiskCache
 from hcq.errors import UgpuError
 from hcq.sourcelines import source_of
@@ -30,46 +30,59 @@ class Places:
         self._disk = disk
         self.keys: dict[str, str] = {}
 
-    def keep(self, kernel: ir.Kernel, key: str) -> None:
-        """Keep a kernel's IR, and for targets whose objects can have line tables its text with
-        lines."""
-        if self._disk.folder is not None:
-            self._disk.put(_ir_place(key), zlib.compress(format_kernel(kernel).encode(), 1))
-        if self._target.abi == "amdhsa" and self._disk.folder is not None:
-            text = emit(kernel, self._target, lines=True)
-            self._disk.put(self._place(key), zlib.compress(text.encode(), 1))
+    def keep(self, kernel: ir.Kernel, key: str, module: Emitted) -> None:
+        """Keep a kernel's IR, and for targets whose code can name lines the text it was compiled
+        from."""
+        if self._disk.folder is None:
+            return
+        text, places = printed(kernel)
+        kept: dict[str, object] = {"ir": text}
+        if self._target.abi in ("amdhsa", "ptx"):
+            kept |= {"text": module.text, "spans": module.lines(places)}
+        self._disk.put(_place(key), zlib.compress(json.dumps(kept).encode(), 1))
 
     def source(self, key: str) -> str:
         """The kernel IR of an object. LookupError where it was not kept."""
-        data = self._disk.get(_ir_place(key))
+        data = self._disk.get(_place(key))
         if data is None:
             raise LookupError("the kernel's IR is not in the cache of compiled kernels")
-        return zlib.decompress(data).decode()
+        return str(json.loads(zlib.decompress(data))["ir"])
 
     def explain(self, error: UgpuError) -> dict[str, object]:
-        """The fact `kernel_ir` for an error with `kernel` and `offset`: line and statement. Never
-        raises."""
-        name, offset = error.facts.get("kernel"), error.facts.get("offset")
+        """The fact `kernel_ir`: line and statement, for an error with `kernel` and `offset`, or
+        `ptx_line` where the kernel is PTX. Never raises."""
+        ptx = self._target.abi == "ptx"
+        name, at = error.facts.get("kernel"), error.facts.get("ptx_line" if ptx else "offset")
         key = self.keys.get(name) if isinstance(name, str) else None
-        if key is None or not isinstance(offset, int):
+        if key is None or not isinstance(at, int):
             return {}
         try:
-            data = self._disk.get(self._place(key))
+            data = self._disk.get(_place(key))
             if data is None:
                 return {}
-            text = zlib.decompress(data).decode()
+            kept = json.loads(zlib.decompress(data))
+            text = with_lines(kept["text"], kept["spans"], directives=ptx)
             image = shared().submit(text, self._target, str(name)).result().image
-            source = source_of(image, {}, offset)  # a module has one function, which comes first
-        except (UgpuError, ValueError, zlib.error) as problem:
+            line = self._line_of_ptx(key, image, at) if ptx else _line(image, at)
+            statement = kept["ir"].splitlines()[line - 1].strip()
+        except (UgpuError, ValueError, KeyError, TypeError, IndexError, zlib.error) as problem:
             log.warning("no line of kernel IR for %s: %s", name, problem)
             return {}
-        line = int(source.rpartition(":")[2] or 0)
-        return {"kernel_ir": f"line {line}: {statement_of(text, line)}"} if line else {}
+        return {"kernel_ir": f"line {line}: {statement}"} if line else {}
 
-    @staticmethod
-    def _place(key: str) -> str:
-        return DiskCache.key("lines", key)
+    def _line_of_ptx(self, key: str, located: bytes, at: int) -> int:
+        """The line of kernel IR of a line of an object's PTX; ValueError where the text with lines
+        is another."""
+        loaded, lines = self._disk.get(key), lines_of_ptx(located.decode())
+        if loaded is None or loaded.decode().splitlines() != [text for text, _ in lines]:
+            raise ValueError("the kernel's PTX is not in the cache, or another")
+        return lines[at - 1][1]
 
 
-def _ir_place(key: str) -> str:
+def _line(image: bytes, offset: int) -> int:
+    """A module has one function, which comes first."""
+    return int(source_of(image, {}, offset).rpartition(":")[2] or 0)
+
+
+def _place(key: str) -> str:
     return DiskCache.key("kernel ir", key)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.codegen.children import Compiled, shared, version
-from compiler.codegen.emit import emit
+from compiler.codegen.emit import emitted
 from compiler.expression.computation import Computation
 from compiler.expression.value import interning
 from compiler.kernel import ir
@@ -120,8 +120,8 @@ class Programs:
             tuner.tune(computation, self.device, self.tuned)
         with interning:
             kernel = self.lowered(computation)
-            text = emit(kernel, target)
-        key = DiskCache.key(text, *_identity(target), version())
+            module = emitted(kernel, target)
+        key = DiskCache.key(module.text, *_identity(target), version())
         known = self._kernels.get(key)
         if known is not None:
             self._groups[group.key] = known
@@ -131,8 +131,8 @@ class Programs:
             waiting = pending[key] = _Pending(Record.of(kernel, key), 0.0)
             waiting.image = self.disk.get(key)
             if waiting.image is None:
-                waiting.compiled = shared().submit(text, target, kernel.name, self.failed)
-                self.places.keep(kernel, key)
+                waiting.compiled = shared().submit(module.text, target, kernel.name, self.failed)
+                self.places.keep(kernel, key, module)
             waiting.seconds = time.perf_counter() - start
         waiting.groups.append(group)
 

@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 
 import hcq
-from compiler.codegen.emit import emit
-from compiler.codegen.located import FILE, statement_of
+from compiler.codegen.emit import emitted
+from compiler.codegen.located import FILE, lines_of_ptx, with_lines
 from compiler.codegen.objects import compile_text
+from compiler.kernel.ir import Kernel
 from compiler.kernel.text import format_kernel, statement_lines
 from compiler.runtime.faulted import Places
 from compiler.tensor import Tensor
 from hcq.diskcache import DiskCache
 from hcq.errors import PageFault
 from hcq.sourcelines import source_of
+from hcq.target import TargetSpec, ptx_target
 from tests.support.compiler_cases import GFX1100, kernels_of
 
 elffile = pytest.importorskip("elftools.elf.elffile", reason="pyelftools is not installed")
@@ -34,11 +36,16 @@ def code(image: bytes) -> bytes:
     return data
 
 
+def located(kernel: Kernel, target: TargetSpec) -> str:
+    module = emitted(kernel, target)
+    spans = module.lines(statement_lines(kernel))
+    return with_lines(module.text, spans, directives=target.abi == "ptx")
+
+
 def test_line_tables_change_no_instruction_and_name_the_statements() -> None:
     for kernel in kernels_of(product().node, GFX1100):
-        plain = compile_text(emit(kernel, GFX1100), GFX1100)
-        text = emit(kernel, GFX1100, lines=True)
-        image = compile_text(text, GFX1100)
+        plain = compile_text(emitted(kernel, GFX1100).text, GFX1100)
+        image = compile_text(located(kernel, GFX1100), GFX1100)
         assert code(image) == code(plain)
         printed = format_kernel(kernel).splitlines()
         statements = set(statement_lines(kernel).values())
@@ -48,10 +55,23 @@ def test_line_tables_change_no_instruction_and_name_the_statements() -> None:
             if not name or line == "0":  # an instruction of no statement
                 continue
             assert name == FILE
-            assert statement_of(text, int(line)) == printed[int(line) - 1].strip()
+            assert int(line) <= len(printed)
             seen.add(int(line))
         assert len(seen & statements) >= len(statements) // 3  # others share their instructions
-    assert statement_of(text, 0) == statement_of(text, 10**6) == ""
+
+
+def test_directives_change_no_line_of_ptx_and_name_the_statements() -> None:
+    target = ptx_target("sm_86")
+    for kernel in kernels_of(product().node, target):
+        plain = compile_text(emitted(kernel, target).text, target).decode()
+        found = lines_of_ptx(compile_text(located(kernel, target), target).decode())
+        assert [text for text, _ in found] == plain.splitlines()
+        printed, statements = format_kernel(kernel).splitlines(), statement_lines(kernel)
+        loads = [line for text, line in found if "cp.async.cg" in text]
+        assert loads and all("<- in" in printed[line - 1] for line in loads)
+        seen = {line for _, line in found if line}
+        assert seen <= set(statements.values())
+        assert len(seen) >= len(set(statements.values())) // 3
 
 
 def faulted(gpu: hcq.Device) -> PageFault:
@@ -64,28 +84,55 @@ def faulted(gpu: hcq.Device) -> PageFault:
     return caught.value
 
 
+@pytest.mark.parametrize("name", ["virtual:navi31", "virtual:ga102"])
 def test_a_fault_names_the_line_in_this_process_and_in_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UGPU_CACHE", str(tmp_path))
     for _ in range(2):  # the second takes the kernel from disk
-        with hcq.open("virtual:navi31") as gpu:
+        with hcq.open(name) as gpu:
             fault = faulted(gpu)
         line, _, statement = str(fault.facts["kernel_ir"]).removeprefix("line ").partition(": ")
         assert int(line) > 1
         assert "in0[" in statement
 
 
-def test_text_that_cannot_be_used_hides_nothing(tmp_path: Path) -> None:
-    (kernel,) = kernels_of(Tensor(np.ones(4096, np.float32)).exp().node, GFX1100)
-    places = Places(GFX1100, DiskCache(tmp_path))
-    fault = PageFault("a read faulted", kernel=kernel.name, offset=32)
+@pytest.mark.parametrize("target", [GFX1100, ptx_target("sm_86")], ids=lambda each: each.name)
+def test_text_that_cannot_be_used_hides_nothing(target: TargetSpec, tmp_path: Path) -> None:
+    (kernel,) = kernels_of(Tensor(np.ones(4096, np.float32)).exp().node, target)
+    disk = DiskCache(tmp_path)
+    places = Places(target, disk)
+    module = emitted(kernel, target)
+    image = compile_text(module.text, target)
+    at = {"offset": 32}
+    if target.abi == "ptx":
+        lines = image.decode().splitlines()
+        at = {"ptx_line": 1 + next(n for n, line in enumerate(lines) if "ld.global" in line)}
+        disk.put("key".ljust(64, "0"), image)
+    fault = PageFault("a read faulted", kernel=kernel.name, **at)
     assert places.explain(fault) == {}  # a program of the user's
-    places.keys[kernel.name] = "key"
+    key = places.keys[kernel.name] = "key".ljust(64, "0")
     assert places.explain(fault) == {}  # compiled before texts were kept
-    places.keep(kernel, "key")
-    assert str(places.explain(fault)["kernel_ir"]).startswith("line ")
-    for damaged in (b"", zlib.compress(b"\xff"), zlib.compress(b"define nothing")):
-        DiskCache(tmp_path).put(DiskCache.key("lines", "key"), damaged)
+    places.keep(kernel, key, module)
+    assert ": out[" in str(places.explain(fault)["kernel_ir"])
+    assert places.source(key) == format_kernel(kernel)
+    no_module = b'{"text": "define", "spans": []}'
+    texts = (b"\xff", b"define nothing", b"{}", no_module)
+    for damaged in (b"", *map(zlib.compress, texts)):
+        disk.put(DiskCache.key("kernel ir", key), damaged)
         assert places.explain(fault) == {}
-    assert places.explain(PageFault("a read faulted", kernel=kernel.name, offset=None)) == {}
+    for facts in ({"offset": None, "ptx_line": None}, {"offset": -1, "ptx_line": 10**6}):
+        assert places.explain(PageFault("a read faulted", kernel=kernel.name, **facts)) == {}
+
+
+def test_ptx_other_than_what_was_loaded_names_no_line(tmp_path: Path) -> None:
+    target = ptx_target("sm_86")
+    (kernel,) = kernels_of(Tensor(np.ones(4096, np.float32)).exp().node, target)
+    disk, key = DiskCache(tmp_path), "k".ljust(64, "0")
+    places = Places(target, disk)
+    places.keys[kernel.name] = key
+    places.keep(kernel, key, emitted(kernel, target))
+    fault = PageFault("a read faulted", kernel=kernel.name, ptx_line=30)
+    assert places.explain(fault) == {}  # the object has left the cache
+    disk.put(key, b".version 7.1\n")
+    assert places.explain(fault) == {}

@@ -338,7 +338,7 @@ def _culprit_of(grid: GridLaunch, outcome: SmOutcome) -> Culprit | None:
     if not outcome.line:
         return None
     pc = grid.program_address + outcome.program_counter
-    return Culprit(outcome.address, pc, *instruction_in(grid.ptx, outcome.line))
+    return Culprit(outcome.address, pc, *instruction_in(grid.ptx, outcome.line), outcome.line)
 
 
 def _line_of(ptx: str, message: str) -> dict[str, object]:
