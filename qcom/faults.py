@@ -38,7 +38,7 @@ class Faults:
             where = driver.find(fault.address)
             return PageFault(
                 f"{driver.name}: page fault at {fault.address:#x}",
-                address=fault.address, access=fault.access, near=where, **facts,
+                address=fault.address, access=fault.access, fault=fault.kind, near=where, **facts,
             )  # fmt: skip
         return DeviceHang(
             f"{driver.name}: the kernel driver reset the GPU because of this context (a hang, a "

@@ -19,6 +19,7 @@ from hcq.errors import (
     BadArgument,
     ChipError,
     DeviceBusy,
+    DeviceHang,
     DeviceLost,
     DeviceNotFound,
     DriverRefused,
@@ -60,7 +61,8 @@ class Identity:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of our context that the kernel driver describes. kind: "page fault" and the like."""
+    """A page fault of our context that the kernel driver describes. kind: "translation",
+    "permission", "external"; empty where it is not told."""
 
     kind: str
     address: int | None = None
@@ -222,20 +224,27 @@ def address_of(buffer: bytearray | memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
+# Of numbers that have two names, the one that the kernel's sources use.
+_NAMES = {errno.EDEADLK: "EDEADLK", errno.EAGAIN: "EAGAIN", errno.EOPNOTSUPP: "EOPNOTSUPP"}
+
+
 def refused(call: str, error: OSError, **facts: object) -> UgpuError:
     """The error for what a kernel driver answers."""
     code = error.errno or 0
-    name = errno.errorcode.get(code, str(code))
+    name = _NAMES.get(code) or errno.errorcode.get(code, str(code))
     if code in (errno.EDEADLK, errno.EPROTO):
         return ChipError(f"{call}: the context was invalidated by a fault", status=name, **facts)
-    if code == errno.ENOMEM:
-        return OutOfMemory(f"{call}: the kernel driver has no memory left", **facts)
+    if code in (errno.ENOMEM, errno.ENOSPC):
+        what = "memory" if code == errno.ENOMEM else "room (other programs may hold it)"
+        return OutOfMemory(f"{call}: the kernel driver has no {what} left", status=name, **facts)
     if code in (errno.ENODEV, errno.ENXIO, errno.EIO):
         return DeviceLost(f"{call}: the GPU does not answer", status=name, **facts)
     if code in (errno.EACCES, errno.EPERM):
         return AccessDenied(f"{call} is not permitted", status=name, **facts)
     if code == errno.EBUSY:
         return DeviceBusy(f"{call}: the GPU is asleep or being reset", status=name, **facts)
+    if code == errno.ETIMEDOUT:
+        return DeviceHang(f"{call}: the context's queue stays full", status=name, **facts)
     if code in (errno.ENOTTY, errno.EOPNOTSUPP):
         return NotSupported(f"{call}: the kernel driver does not have this call", **facts)
     return DriverRefused(f"the kernel driver refused {call}", request=call, status=name, **facts)

@@ -35,6 +35,11 @@ _MODES = {
     Caching.CACHED: "KGSL_CACHEMODE_WRITEBACK",
 }
 _ACCESSES = {"KGSL_PAGEFAULT_TYPE_READ": "read", "KGSL_PAGEFAULT_TYPE_WRITE": "write"}
+_KINDS = {
+    "KGSL_PAGEFAULT_TYPE_TRANSLATION": "translation",
+    "KGSL_PAGEFAULT_TYPE_PERMISSION": "permission",
+    "KGSL_PAGEFAULT_TYPE_EXTERNAL": "external",
+}
 _MOST_FAULTS = 8
 
 
@@ -138,6 +143,10 @@ class Kgsl(KernelInterface):
         flags = names.KGSL_CONTEXT_SAVE_GMEM | names.KGSL_CONTEXT_NO_GMEM_ALLOC
         # FAULT_INFO: faults can be asked for afterwards; a kernel that lacks it masks the flag.
         flags |= names.KGSL_CONTEXT_PREAMBLE | names.KGSL_CONTEXT_FAULT_INFO
+        # Otherwise the kernel driver replays a submission that hung, which may have run in part;
+        # and reports of faults are for contexts that a fault has ended (adreno_dispatch.c,
+        # _set_ft_policy and process_cmdobj_fault; kgsl.c, kgsl_ioctl_get_fault_report).
+        flags |= names.KGSL_CONTEXT_NO_FAULT_TOLERANCE
         self._context = self.layouts.kgsl_drawctxt_create.new(flags=flags)
         self.call("DRAWCTXT_CREATE", names.IOCTL_KGSL_DRAWCTXT_CREATE, self._context.raw)
 
@@ -176,12 +185,16 @@ class Kgsl(KernelInterface):
         except UgpuError as error:
             log.debug("%s: no report of faults: %s", self.path, error)
             return None
-        if not entry.count:
-            return None
+        # `count` stays as it was given; a report has READ or WRITE.
         first = layouts.kgsl_pagefault_report.view(reports)
         bits = first.fault_type
-        access = next((word for name, word in _ACCESSES.items() if bits & names[name]), "")
-        return Fault("page fault", first.fault_addr, access)
+        if not bits:
+            return None
+        access, kind = (
+            next((word for name, word in words.items() if bits & names[name]), "")
+            for words in (_ACCESSES, _KINDS)
+        )
+        return Fault(kind, first.fault_addr, access)
 
     def timestamp(self, kind: str) -> int:
         """The context's timestamp: "QUEUED", "CONSUMED" or "RETIRED"."""

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hcq.clock import Work
 from hcq.emu.memory import Abort
 from hcq.threads import start
 from qcom.virtual.cp.processor import CommandProcessor
-from qcom.virtual.faults import Cause, GpuFault, Planted, Report
+from qcom.virtual.faults import Cause, GpuFault, PageFault, Report
+from qcom.virtual.kgsl import fault as fault_reports
 from qcom.virtual.kgsl.context import ResetStatus, Submission
+from qcom.virtual.planted import Planted
 
 if TYPE_CHECKING:
     from qcom.virtual.machine import VirtualMachine
 
+_CAUSES = {
+    Planted.HANG: Cause.HANG, Planted.OPCODE: Cause.OPCODE, Planted.PARITY: Cause.PARITY,
+    Planted.PROTECTED: Cause.PROTECTED,
+}  # fmt: skip
 _CLOSE_LIMIT_S = 10.0  # TIMEOUT: for a stopped dispatch to end at its next backward branch
 
 
@@ -103,8 +111,13 @@ class Engine:
         self.abort.clear()
 
     def _run(self, submission: Submission) -> GpuFault | None:
-        if self.machine.take(Planted.HANG):
-            return GpuFault(Cause.HANG, "planted hang")
+        for planted, cause in _CAUSES.items():
+            if self.machine.take(planted):
+                return GpuFault(cause, f"{cause.value} (planted)")
+        if self.machine.take(Planted.STUCK):
+            while self.poll_memory(math.inf):
+                pass  # until its context goes
+            return None
         processor = CommandProcessor(self.machine, submission.context.node.space, self)
         try:
             for address, size in submission.buffers:
@@ -129,9 +142,7 @@ class Engine:
         """Reset the GPU: one context is guilty, all others with none of it are innocent
         (_mark_context in adreno_dispatch.c)."""
         guilty = submission.context
-        self.machine.log.append(
-            Report(fault.cause, fault.text, guilty.id, submission.timestamp, fault.address)
-        )
+        self._note(submission, fault)
         for context in self.machine.contexts.values():
             if context is guilty:
                 context.status = ResetStatus.GUILTY
@@ -142,7 +153,22 @@ class Engine:
             guilty.invalid = True
             self.drop(guilty)
 
+    def _note(self, submission: Submission, fault: GpuFault) -> None:
+        context = submission.context
+        self.machine.log.append(
+            Report(fault.cause, fault.text, context.id, submission.timestamp, fault.address)
+        )
+        if isinstance(fault, PageFault):
+            fault_reports.add(context, fault)
+
     # What the command processor asks for
+
+    def note_faults(self, faults: Sequence[PageFault]) -> None:
+        """Log page faults that do not halt the GPU."""
+        with self.changed:
+            if self.running is not None:
+                for fault in faults:
+                    self._note(self.running, fault)
 
     def poll_memory(self, limit_s: float) -> bool:
         """Wait a little for memory to change; False once the submission has hung."""

@@ -1,4 +1,4 @@
-"""What the GPU and its kernel driver report, and faults that tests plant."""
+"""What the GPU and its kernel driver report."""
 
 from __future__ import annotations
 
@@ -19,17 +19,6 @@ class Cause(enum.Enum):
     HANG = "GPU hang"
     SHADER = "illegal instruction in a shader"
     NOT_MODELLED = "not modelled"
-
-
-class Planted(enum.Enum):
-    """Faults that a test can plant with `VirtualMachine.inject`, each struck once."""
-
-    HANG = "the next submission hangs"
-    NO_MEMORY = "the next allocation fails with ENOMEM"
-    NO_CONTEXT = "the next context fails with ENOSPC"
-    INTERRUPTED = "the next call fails with EINTR"
-    SUBMIT_REFUSED = "the next submission fails with ENOMEM"
-    MAP_REFUSED = "the next mmap fails with ENOMEM"
 
 
 class GpuFault(Exception):

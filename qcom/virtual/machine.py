@@ -9,13 +9,14 @@ from collections import Counter
 
 from hcq.clock import ModelClock
 from hcq.config import config
-from hcq.errors import BadArgument, NotSupported
+from hcq.errors import NotSupported
 from qcom.chips.facts import ChipFacts
 from qcom.virtual.engine import Engine
-from qcom.virtual.faults import Planted, Report
+from qcom.virtual.faults import Report
 from qcom.virtual.kgsl.context import Context
 from qcom.virtual.memory.objects import MemoryFile, MemoryObject
 from qcom.virtual.options import MachineOptions
+from qcom.virtual.planted import Plan, Planted
 from qcom.virtual.shader import ShaderProcessors
 
 ALWAYS_ON_HZ = 19_200_000  # CP_ALWAYS_ON_COUNTER, Linux 6.12 a6xx_gpu.c
@@ -45,7 +46,7 @@ class VirtualMachine:
         self.refused: list[str] = []
         self.culprits: list[tuple[int, object]] = []
         self._context_ids = itertools.count(1)
-        self._planted: Counter[Planted] = Counter()
+        self.plan = Plan()
         self._graveyard: list[MemoryObject] = []
         self._processors: ShaderProcessors | None = None
         self._closed = False
@@ -66,21 +67,20 @@ class VirtualMachine:
 
     def inject(self, fault: Planted | str, count: int = 1) -> None:
         """Plant a fault, to strike `count` times."""
-        try:
-            found = fault if isinstance(fault, Planted) else Planted[fault.upper()]
-        except KeyError:
-            known = ", ".join(entry.name for entry in Planted)
-            raise BadArgument(f"fault must be one of {known}, got {fault!r}") from None
         with self.lock:
-            self._planted[found] += count
+            self.plan.plant(fault, count)
+
+    def refuse(self, call: str, code: int, count: int = 1) -> None:
+        """Have the next `count` calls fail with an errno. call: the name of an ioctl or of a
+        property, as msm_kgsl.h has it ("GPU_COMMAND", "KGSL_PROP_DEVICE_INFO"), "open", "mmap", or
+        "any ioctl"."""
+        with self.lock:
+            self.plan.refuse(call, code, count)
 
     def take(self, fault: Planted) -> bool:
         """Whether a planted fault strikes now."""
         with self.lock:
-            if not self._planted[fault]:
-                return False
-            self._planted[fault] -= 1
-            return True
+            return self.plan.take(fault)
 
     def violate(self, text: str) -> None:
         """Note a violation, once."""

@@ -16,13 +16,13 @@ from hcq import life
 from hcq.culprit import Culprit
 from hcq.errors import BadArgument, Closed, NotSupported
 from hcq.transport.node import NodeMapping
-from qcom.virtual.faults import Planted
 from qcom.virtual.kgsl.calls import Calls
 from qcom.virtual.kgsl.context import Context
-from qcom.virtual.kgsl.refusal import refused
+from qcom.virtual.kgsl.refusal import refused, strike
 from qcom.virtual.machine import VirtualMachine
 from qcom.virtual.memory.objects import PAGE, MemoryObject
 from qcom.virtual.memory.space import AddressSpace
+from qcom.virtual.planted import Planted
 from qcom.virtual.shader import Accessing
 from qcom.virtual.userspace import ProcessMemory, UserMemory
 
@@ -108,8 +108,9 @@ class VirtualNode:
     def open(self, path: str) -> int:
         """Open the device file; FileNotFoundError as the system raises it."""
         self._need_open()
-        if path != DEVICE:
+        if path != DEVICE or Planted.VANISHED in self.machine.plan.standing:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        strike(self.machine, "open")
         with self.machine.lock:
             handle = next(self._handles)
             self._open.add(handle)
@@ -118,8 +119,6 @@ class VirtualNode:
     def ioctl(self, handle: int, request: int, argument: bytearray | memoryview) -> None:
         """One ioctl; OSError with the errno the kernel gives."""
         self._need_handle(handle)
-        if self.machine.take(Planted.INTERRUPTED):
-            raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR), DEVICE)
         size = request >> 16 & 0x3FFF
         if size > len(argument):
             raise refused(errno.EFAULT, f"ioctl {request:#x}: cannot read {size} bytes")
@@ -143,8 +142,7 @@ class VirtualNode:
                 raise refused(
                     errno.EINVAL, f"mmap of {size} bytes, the object has {found.mapped_size}"
                 )
-            if self.machine.take(Planted.MAP_REFUSED):
-                raise refused(errno.ENOMEM, "mmap")
+            strike(self.machine, "mmap")
             mapping = MemoryMapping(self, found, size)
             if not found.gpuaddr:  # KGSL_MEMFLAGS_USE_CPU_MAP
                 found.gpuaddr = mapping.address
@@ -237,3 +235,5 @@ class VirtualNode:
         self._need_open()
         if handle not in self._open:
             raise refused(errno.EBADF, f"handle {handle}")
+        if Planted.VANISHED in self.machine.plan.standing:
+            raise refused(errno.ENODEV, "the device node has vanished")

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from functools import partial
 
 from nv.virtual.gpu import CHIPS
+from tests.campaign.adreno import AdrenoStand
 from tests.campaign.amd import AmStand, UsbStand
+from tests.campaign.kinds_adreno import CHIPS as ADRENO_CHIPS
 from tests.campaign.nvidia import NvStand
 from tests.campaign.pci import IommufdStand, PciStand, SysfsStand
 from tests.campaign.stand import Stand
@@ -18,4 +20,5 @@ STANDS: dict[str, Callable[[int], Stand]] = {
     "iommufd": IommufdStand,
     "sysfs": SysfsStand,
     **{chip: partial(NvStand, chip) for chip in CHIPS},
+    **{chip: partial(AdrenoStand, chip) for chip in ADRENO_CHIPS},
 }

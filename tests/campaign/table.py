@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tests.campaign import kinds_chip, kinds_firmware, kinds_host, kinds_link, kinds_nvidia
+from tests.campaign import (
+    kinds_adreno,
+    kinds_chip,
+    kinds_firmware,
+    kinds_host,
+    kinds_link,
+    kinds_nvidia,
+)
 from tests.campaign.kind import Kind, Layer, cases_of
 
 KINDS: list[Kind] = [
@@ -11,6 +18,7 @@ KINDS: list[Kind] = [
     *kinds_link.KINDS,
     *kinds_nvidia.KINDS,
     *kinds_host.KINDS,
+    *kinds_adreno.KINDS,
 ]
 
 _HEAD = """# Faults

@@ -220,7 +220,8 @@ class Double:
     def _drawctxt_create(self, raw: memoryview) -> None:
         if struct.unpack_from("<I", raw)[0] & 0x12 != 0x12:
             raise OSError(errno.EINVAL, "legacy context")
-        self.tells_faults = bool(struct.unpack_from("<I", raw)[0] & 0x4000_0000)
+        # KGSL_CONTEXT_FAULT_INFO, and NO_FAULT_TOLERANCE: a fault ends the context
+        self.tells_faults = struct.unpack_from("<I", raw)[0] & 0x4000_0200 == 0x4000_0200
         context = next(self._numbers)
         self.contexts.add(context)
         struct.pack_into("<I", raw, 4, context)
@@ -264,7 +265,6 @@ class Double:
         for at, (fault, flags) in enumerate(found):
             out = (ctypes.c_char * 32).from_address(place + 32 * at)
             out[:] = struct.pack("<QQQII", fault, 0, 0, flags, 0)
-        (ctypes.c_char * 4).from_address(address + 12)[:] = struct.pack("<I", len(found))
 
     # ---- msm -------------------------------------------------------------------------------------
 

@@ -342,13 +342,14 @@ def test_a_fence_is_signalled(client: Client) -> None:
 
 def test_planted_faults(client: Client) -> None:
     machine = client.node.machine
-    for fault, code, act in (
-        ("no_memory", errno.ENOMEM, lambda: client.alloc()),
-        ("no_context", errno.ENOSPC, lambda: client.context()),
-        ("interrupted", errno.EINTR, lambda: client.context()),
-        ("map_refused", errno.ENOMEM, lambda: client.alloc()),
+    for call, code, act in (
+        ("GPUOBJ_ALLOC", errno.ENOMEM, lambda: client.alloc()),
+        ("DRAWCTXT_CREATE", errno.ENOSPC, lambda: client.context()),
+        ("any ioctl", errno.EINTR, lambda: client.context()),
+        ("mmap", errno.ENOMEM, lambda: client.alloc()),
+        ("KGSL_PROP_DEVICE_INFO", errno.EINVAL, lambda: client.property(1, 40)),
     ):
-        machine.inject(fault)
+        machine.refuse(call, code)
         with fails(code):
             act()
     machine.inject("hang")

@@ -65,7 +65,7 @@ def _event_write_7(cp: CommandProcessor, body: list[int], at: int) -> None:
 
 def mem_write(cp: CommandProcessor, body: list[int], at: int) -> None:
     """CP_MEM_WRITE."""
-    cp.space.write(body[0] | body[1] << 32, struct.pack(f"<{len(body) - 2}I", *body[2:]))
+    cp.store(body[0] | body[1] << 32, struct.pack(f"<{len(body) - 2}I", *body[2:]))
 
 
 def _register(cp: CommandProcessor, index: int, at: int) -> int:

@@ -11,15 +11,17 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from hcq.emu.memory import Access
 from hcq.errors import NotSupported
 from qcom.regs import constants, load
 from qcom.virtual.cp import memory
 from qcom.virtual.cp.blit import blit
 from qcom.virtual.cp.dispatch import ComputeState, decode
 from qcom.virtual.cp.registers import RegisterState
-from qcom.virtual.faults import Cause, GpuFault
+from qcom.virtual.faults import Cause, GpuFault, PageFault
 from qcom.virtual.memory.objects import MemoryObject
 from qcom.virtual.memory.space import AddressSpace, LaunchMemory
+from qcom.virtual.planted import Planted
 from qcom.virtual.shader import Dispatch, Ending
 
 if TYPE_CHECKING:
@@ -64,6 +66,8 @@ class CommandProcessor:
         self._pending: list[Dispatch] = []
         self._depth = 0
         self._scratch: list[MemoryObject] = []
+        self._loses_store = machine.take(Planted.LOST_SIGNAL)
+        self._last_store: tuple[int, bytes] | None = None
         self._handlers = self._table()
 
     def _table(self) -> dict[int, tuple[str, Callable[[list[int], int], None]]]:
@@ -111,6 +115,15 @@ class CommandProcessor:
     def words(self, address: int, count: int) -> list[int]:
         """Read words of memory."""
         return list(struct.unpack(f"<{count}I", self.space.read(address, 4 * count)))
+
+    def store(self, address: int, data: bytes) -> None:
+        """Write memory; where the last store is to be lost, each one waits for the next."""
+        if not self._loses_store:
+            self.space.write(address, data)
+            return
+        if self._last_store is not None:
+            self.space.write(*self._last_store)
+        self._last_store = address, data
 
     def scratch(self, offset: int, words: list[int]) -> int:
         """Put on-chip state into memory of its own, until `close`; the address of its beginning."""
@@ -251,10 +264,21 @@ class CommandProcessor:
         """The end of a submission: KGSL waits for idle and flushes before it retires it."""
         self.wait_for_idle()
 
+    def _strike(self, code: int) -> None:
+        """Raise what a test has planted for the next dispatch, whose code lies at an address."""
+        take = self.machine.take
+        if take(Planted.SHADER):
+            raise GpuFault(Cause.SHADER, f"illegal instruction at {code:#x} (planted)", code)
+        if take(Planted.FETCH):
+            raise PageFault(code, Access.READ, "translation", "SP instruction fetch")
+        if take(Planted.EXTERNAL):
+            raise PageFault(code, Access.READ, "external", "SP")
+
     def _launch(self, dispatch: Dispatch) -> None:
         if 0 in dispatch.groups:
             return
         machine = self.machine
+        self._strike(dispatch.code_address)
         processors = machine.processors  # making them is work, and no part of the program
         memory = LaunchMemory(
             self.space, self.engine.abort, halt=machine.options.halt_on_page_fault
@@ -273,6 +297,7 @@ class CommandProcessor:
             raise memory.faults[0]
         where = f" at {outcome.pc:#x}: {outcome.text}" if outcome.pc else ""
         if outcome.ending is Ending.DONE:
+            self.engine.note_faults(memory.faults)
             return
         if outcome.ending is Ending.NOT_IMPLEMENTED:
             raise self.gap(f"{outcome.detail}{where}", outcome.pc)

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from qcom.regs import constants, structs
-from qcom.virtual.faults import Planted
-from qcom.virtual.kgsl import memory, submit
+from qcom.virtual.kgsl import fault, memory, submit
 from qcom.virtual.kgsl.context import Context, ResetStatus, after
-from qcom.virtual.kgsl.refusal import refused
+from qcom.virtual.kgsl.refusal import refused, strike
+from qcom.virtual.planted import Planted
 
 if TYPE_CHECKING:
     from qcom.virtual.node import VirtualNode
@@ -44,6 +44,7 @@ class Calls:
             "CMDSTREAM_READTIMESTAMP_CTXTID": self._read_timestamp,
             "TIMESTAMP_EVENT": self._event,
             "GPU_COMMAND": lambda call: submit.gpu_command(node, call),
+            "GET_FAULT_REPORT": self._fault_report,
         }
         for name, handler in memory.HANDLERS.items():
             handlers[name] = self._bound(handler)
@@ -64,6 +65,8 @@ class Calls:
             self._machine.asked[f"ioctl {request:#x}"] += 1
             why = f"; {like} has another size" if like else ""
             raise refused(errno.ENOTTY, f"ioctl {request:#x}{why}")
+        strike(self._machine, "any ioctl")
+        strike(self._machine, name)
         handler(self._layouts[name].view(argument))
 
     # Contexts
@@ -71,8 +74,6 @@ class Calls:
     def _create(self, call: Any) -> None:
         codes = self._codes
         with self._machine.lock:
-            if self._machine.take(Planted.NO_CONTEXT):
-                raise refused(errno.ENOSPC, "no context is left")
             need = codes.KGSL_CONTEXT_PREAMBLE | codes.KGSL_CONTEXT_NO_GMEM_ALLOC
             if call.flags & need != need:
                 raise refused(errno.EINVAL, "legacy context switch not supported")
@@ -89,10 +90,22 @@ class Calls:
                 | codes.KGSL_CONTEXT_PREEMPT_STYLE_MASK | codes.KGSL_CONTEXT_NO_SNAPSHOT
                 | codes.KGSL_CONTEXT_FAULT_INFO
             )  # fmt: skip
+            if not self._tells_faults:
+                known &= ~codes.KGSL_CONTEXT_FAULT_INFO
             flags = call.flags & known | codes.KGSL_CONTEXT_PER_CONTEXT_TS
             found = Context(self._machine.new_context_id(), self._node, flags)
             self._machine.contexts[found.id] = found
             call.flags, call.drawctxt_id = flags, found.id
+
+    @property
+    def _tells_faults(self) -> bool:
+        return Planted.OLD_FAULTS not in self._machine.plan.standing
+
+    def _fault_report(self, call: Any) -> None:
+        if not self._tells_faults:
+            raise refused(errno.ENOTTY, "GET_FAULT_REPORT")
+        with self._machine.lock:
+            fault.report(self._node, self._context(call.context_id), call)
 
     def _context(self, number: int) -> Context:
         found = self._machine.contexts.get(number)
@@ -166,6 +179,8 @@ class Calls:
 
     def _get_property(self, call: Any) -> None:
         with self._machine.lock:
+            for name in self._codes.names(call.type, prefix="KGSL_PROP_"):
+                strike(self._machine, name)
             found = self._property(call)
             if found is None:
                 self._machine.asked[f"property {call.type:#x}"] += 1
@@ -181,7 +196,7 @@ class Calls:
         codes, facts = self._codes, self._machine.facts
         if call.type == codes.KGSL_PROP_DEVICE_INFO:
             info = self._structs.kgsl_devinfo.new(
-                device_id=1, chip_id=facts.chip_ids[0], mmu_enabled=1, gpu_id=facts.gpu_id,
+                device_id=1, chip_id=self._chip_id(), mmu_enabled=1, gpu_id=facts.gpu_id,
                 gmem_sizebytes=facts.gmem,
             )  # fmt: skip
             return bytes(info)
@@ -197,6 +212,8 @@ class Calls:
             number = struct.unpack("<I", self._node.memory.read(call.value, 4))[0]
             context = self._context(number)
             status, context.status = context.status, ResetStatus.NO_ERROR
+            if self._machine.take(Planted.UNKNOWN_RESET):
+                status = ResetStatus.UNKNOWN
             return struct.pack("<I", status)
         if call.type == codes.KGSL_PROP_UCHE_GMEM_VADDR:
             return struct.pack("<Q", 0x10_0000)
@@ -216,6 +233,11 @@ class Calls:
         found = words.get(call.type)
         return None if found is None else struct.pack("<I", found)
 
+    def _chip_id(self) -> int:
+        """The GPU's id, or one of generation 8 (Mesa 25.0.7 freedreno_devices.py)."""
+        strange = self._machine.take(Planted.STRANGE_CHIP)
+        return 0x4405_0001 if strange else self._machine.facts.chip_ids[0]
+
     def _set_property(self, call: Any) -> None:
         """A power constraint, which the model accepts and ignores: its clocks do not change."""
         constraint = self._structs.kgsl_device_constraint
@@ -233,6 +255,7 @@ class Calls:
 def _structure(name: str) -> str:
     renamed = {
         "SETPROPERTY": "kgsl_device_getproperty",
+        "GET_FAULT_REPORT": "kgsl_fault_report",
         "DEVICE_GETPROPERTY": "kgsl_device_getproperty",
     }
     return renamed.get(name, f"kgsl_{name.lower()}")

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from hcq.errors import OutOfMemory
 from qcom.regs import constants, structs
-from qcom.virtual.faults import Planted
 from qcom.virtual.kgsl.refusal import refused
 from qcom.virtual.memory.objects import PAGE, MemoryObject
 
@@ -37,8 +36,6 @@ def _allocate(node: VirtualNode, size: int, flags: int) -> MemoryObject:
         raise refused(errno.EOPNOTSUPP, "secure memory")
     if size == 0:
         raise refused(errno.EINVAL, "size is 0")
-    if machine.take(Planted.NO_MEMORY):
-        raise refused(errno.ENOMEM, f"{size} bytes")
     if flags & _flag("USE_CPU_MAP") and not node.is_here:
         raise refused(errno.EINVAL, "the model does not see where another process maps memory")
     mode = (flags & codes.KGSL_CACHEMODE_MASK) >> codes.KGSL_CACHEMODE_SHIFT

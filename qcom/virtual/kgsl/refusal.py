@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from qcom.virtual.machine import VirtualMachine
 
 
 def refused(code: int, why: str) -> OSError:
     """What a call of the kernel driver that fails raises."""
     return OSError(code, f"{os.strerror(code)}: {why}")
+
+
+def strike(machine: VirtualMachine, call: str) -> None:
+    """Raise what a test has planted for a call."""
+    with machine.lock:
+        code = machine.plan.refusal(call)
+    if code:
+        raise refused(code, f"{call} (planted)")

@@ -11,7 +11,6 @@ import errno
 from typing import TYPE_CHECKING, Any
 
 from qcom.regs import constants, structs
-from qcom.virtual.faults import Planted
 from qcom.virtual.kgsl.context import Context, Submission, SyncPoint, after
 from qcom.virtual.kgsl.refusal import refused
 
@@ -36,8 +35,6 @@ def gpu_command(node: VirtualNode, call: Any) -> None:
             machine.violate("commands of a submission with KGSL_CMDBATCH_SYNC are ignored")
         syncs = _syncs(node, call)
         buffers = () if call.flags & codes.KGSL_CMDBATCH_SYNC else _buffers(node, call)
-        if machine.take(Planted.SUBMIT_REFUSED):
-            raise refused(errno.ENOMEM, "GPU_COMMAND")
         if context.detached:
             raise refused(errno.ENOENT, f"context {context.id} was destroyed")
         if context.invalid:

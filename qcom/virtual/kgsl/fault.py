@@ -1,0 +1,69 @@
+"""Page faults that a context has had, and GET_FAULT_REPORT, which tells them.
+
+Source: Qualcomm's graphics-kernel, kgsl.c (kgsl_ioctl_get_fault_report, kgsl_update_fault_count,
+kgsl_update_fault_details, kgsl_add_fault) and kgsl_iommu.c (kgsl_iommu_add_fault_info). The count
+of entries is written back only by the form that asks for counts.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Any
+
+from hcq.emu.memory import Access
+from qcom.regs import constants, structs
+from qcom.virtual.faults import PageFault
+from qcom.virtual.kgsl.context import Context
+from qcom.virtual.kgsl.refusal import refused
+
+if TYPE_CHECKING:
+    from qcom.virtual.node import VirtualNode
+
+_MOST = 40  # KGSL_MAX_FAULT_ENTRIES; that entries older than 5 s go is not modelled
+
+
+def add(context: Context, found: PageFault) -> None:
+    """Keep a page fault of a context that was made with KGSL_CONTEXT_FAULT_INFO."""
+    codes = constants("msm_kgsl")
+    if not context.flags & codes.KGSL_CONTEXT_FAULT_INFO or context.invalid or context.detached:
+        return
+    bits = codes[f"KGSL_PAGEFAULT_TYPE_{found.kind.upper()}"]
+    write = found.access is Access.WRITE
+    bits |= codes.KGSL_PAGEFAULT_TYPE_WRITE if write else codes.KGSL_PAGEFAULT_TYPE_READ
+    context.page_faults = [*context.page_faults, (found.address, bits)][-_MOST:]
+
+
+def report(node: VirtualNode, context: Context, call: Any) -> None:
+    """GET_FAULT_REPORT, for a context that a fault has ended: how many types there are, how many
+    faults of each, or the faults. Under the machine's lock."""
+    codes, layouts = constants("msm_kgsl"), structs("msm_kgsl")
+    if not context.flags & codes.KGSL_CONTEXT_FAULT_INFO:
+        raise refused(errno.EINVAL, f"context {context.id} was made without FAULT_INFO")
+    if not context.invalid:
+        raise refused(errno.EINVAL, f"context {context.id} is valid")
+    if not call.faultlist:
+        call.faultnents = codes.KGSL_FAULT_TYPE_MAX
+        return
+    layout = layouts.kgsl_fault
+    size = min(layout.size, call.faultsize)
+    places = [call.faultlist + number * call.faultsize for number in range(call.faultnents)]
+    entries = [
+        layout.view(bytearray(node.memory.read(place, size).ljust(layout.size, b"\0")))
+        for place in places
+    ]
+    if not any(entry.fault for entry in entries):
+        if places and context.page_faults:
+            count = layout.new(type=codes.KGSL_FAULT_TYPE_PAGEFAULT, count=len(context.page_faults))
+            node.memory.write(places[0], bytes(count)[:size])
+        return
+    for entry in entries:
+        if entry.type >= codes.KGSL_FAULT_TYPE_MAX:
+            raise refused(errno.EINVAL, f"fault of type {entry.type}")
+    # Of several entries of one type the last one counts.
+    wanted = {entry.type: entry for entry in entries}.get(codes.KGSL_FAULT_TYPE_PAGEFAULT)
+    if wanted is None:
+        return
+    layout = layouts.kgsl_pagefault_report
+    for number, (address, bits) in enumerate(context.page_faults[: wanted.count]):
+        one = bytes(layout.new(fault_addr=address, fault_type=bits))
+        node.memory.write(wanted.fault + number * wanted.size, one[: wanted.size])
