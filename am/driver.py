@@ -448,12 +448,11 @@ class AmDriver(Driver):
         if now - self._looked_at > PRESENCE_INTERVAL_S:
             self._looked_at = now
             if self.chip.lost():
-                reason = absence_of(self.transport)
                 return DeviceLost(
                     f"{self.name} no longer answers",
                     device=self.name,
                     remedy=advice.LINK,
-                    **reason,
+                    **absence_of(self.transport),
                 )
         return None
 
@@ -479,6 +478,7 @@ class AmDriver(Driver):
             Sensor("memory_used_bytes", "B", lambda: float(self.memory.used)),
             Sensor("memory_total_bytes", "B", lambda: float(self.chip.vram.size)),
             *make_sensors(self.metrics),
+            *self.transport.sensors(),
         )
 
     def info(self) -> dict[str, object]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 from pathlib import Path
-from typing import TextIO
+from typing import IO, Any
 
+from hcq.clock import Clock
 from hcq.errors import UsageError
-from usbgpu import ina231, uart
+from usbgpu import ina231, uart, update
 from usbgpu.attach import by_name
 from usbgpu.bridge import LINK_UP, LTSSM, Bridge
+from usbgpu.flash import Flash
+from usbgpu.image import inspect
 
 from .console import Output
 
@@ -71,6 +74,35 @@ def power(name: str, out: Output) -> int:
     return 0
 
 
+def flash(
+    name: str, path: Path, backup: Path | None, configuration: Path | None, out: Output
+) -> int:
+    """Write a firmware image into the bridge's flash; without `backup`, only compare."""
+    data = _content(path)
+    settings = b"" if configuration is None else _content(configuration)
+    bridge = by_name(_bare(name))
+    try:
+        image = inspect(data, bridge.usb.identity)
+        out.say(f"image: {len(image.data)} bytes, CRC-32 {image.crc:08x}")
+        part = Flash(bridge, Clock())
+        part.open()
+        plan = update.make_plan(part, image, settings)
+        if not plan.blocks:
+            out.say("the flash holds this image already")
+        elif backup is None:
+            out.say(f"{len(plan.blocks)} blocks of 64 KiB differ; --backup FILE writes them")
+        else:
+            with _new(backup, "xb") as kept:
+                kept.write(plan.before)
+            update.write(part, plan, out.say)
+            out.say("written and read back; it runs once the enclosure was without power and USB")
+    finally:
+        bridge.close()
+    written = bool(plan.blocks) and backup is not None
+    out.result({"crc": f"{image.crc:08x}", "blocks": len(plan.blocks), "written": written})
+    return 0
+
+
 def console(path: Path, record: Path | None, most: int | None, out: Output) -> int:
     """Show what the firmware says on a serial line, or said in a recording of one."""
     shown: list[dict[str, object]] = []
@@ -89,9 +121,16 @@ def console(path: Path, record: Path | None, most: int | None, out: Output) -> i
     return 0
 
 
-def _new(path: Path) -> TextIO:
+def _content(path: Path) -> bytes:
     try:
-        return path.open("x")
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _new(path: Path, mode: str = "x") -> IO[Any]:  # text or bytes, by `mode`
+    try:
+        return path.open(mode)
     except OSError as error:
         raise UsageError(f"{path} cannot be made: {error.strerror}") from error
 

@@ -9,7 +9,9 @@ from hcq.device import Device
 from .console import human_size
 
 #: suffixes of sensors' names that state the unit
-UNITS = ("bytes", "celsius", "errors", "hertz", "lanes", "ratio", "threads", "watts")
+UNITS = (
+    "amperes", "bytes", "celsius", "errors", "hertz", "lanes", "ratio", "threads", "volts", "watts"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,9 @@ _ANSWER = struct.Struct("<IBBBB")  # value; completion header high and low; kind
 _DONE, _ERROR = 0, 1  # return codes; 0xFF: no completion came
 # An E4 request for more ends in a time-out on a USB 2 link, or is cut short.
 _XDATA_LIMIT, _XDATA_LIMIT_USB2 = 255, 64
+# handmade/e4_flash.py: the firmware writes over what follows; pull request 83: one packet of USB 2.
+_STAGE_LIMIT, _STAGE_LIMIT_USB2 = 128, 64
+_ENDPOINTS, _ARM_OUT = 0x9094, 0x10  # registers.h: the next packet out is taken into the buffer
 _RETRIES, _RETRY_PAUSE_S = 10, 1e-3
 # TIMEOUT: a control request is answered at once, but for F0, which polls for a completion as long
 # as the firmware counts to 500,000, and F3, which samples the link up to 20 times 100 ms apart.
@@ -55,6 +58,7 @@ class CustomBridge:
         self._owed: int | None = None  # what an F2 request announced and has not been transferred
         slow = usb.identity.speed < Speed.SUPER
         self._xdata_limit = _XDATA_LIMIT_USB2 if slow else _XDATA_LIMIT
+        self.stage_limit = _STAGE_LIMIT_USB2 if slow else _STAGE_LIMIT
 
     # ---- the bridge itself -------------------------------------------------------------------
 
@@ -79,6 +83,15 @@ class CustomBridge:
         """See Bridge.power."""
         with self._lock:
             self._control_out(_POWER, int(on), 0, limit_s=_POWER_LIMIT_S)
+
+    def stage(self, data: bytes) -> None:
+        """See Bridge.stage: two transfers. Padded with zeros to whole dwords."""
+        if not 0 < len(data) <= self.stage_limit:
+            raise BadArgument(f"expected 1 to {self.stage_limit} bytes, got {len(data)}")
+        with self._lock:
+            arm = functools.partial(self.write_xdata, _ENDPOINTS, bytes([_ARM_OUT]))
+            padded = data.ljust(-(-len(data) // 4) * 4, b"\0")
+            self._bulk_out(arm, memoryview(padded), _CONTROL_LIMIT_S)
 
     # ---- PCI Express -------------------------------------------------------------------------
 

@@ -104,6 +104,15 @@ class Bridge(Protocol):
         the last sector is zeroed. meanwhile: called while data is under way; streams nothing."""
         ...
 
+    def stage(self, data: bytes) -> None:
+        """Put up to `stage_limit` bytes into the flash controller's buffer, from its start on."""
+        ...
+
+    @property
+    def stage_limit(self) -> int:
+        """Bytes that reach the flash controller's buffer in one call."""
+        ...
+
     def close(self) -> None:
         """Let go of the USB device; idempotent."""
         ...

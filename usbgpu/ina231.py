@@ -6,8 +6,13 @@ SBOS644 (registers and their units). Reads only: after power-on the sensor measu
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hcq.clock import Clock
+from hcq.errors import DeviceNotFound
+from hcq.telemetry import Sensor
 from usbgpu.bridge import Bridge
 from usbgpu.i2c import I2cBus
 
@@ -18,6 +23,7 @@ _BUS_BITS = 0x7FFF
 # Two resistors of 1 mOhm in series by the board's nominal values; the power that the firmware's
 # authors measured matches this.
 SHUNT_OHM = 2.78e-3
+_FRESH_S = 0.5  # our choice: a reading takes about 60 ms of the link
 
 
 @dataclass(frozen=True)
@@ -39,3 +45,39 @@ def read_power(bridge: Bridge) -> Power:
         volts = (bus.read_word(ADDRESS, _BUS_VOLTAGE) & _BUS_BITS) * _BUS_UNIT_V
     signed = shunt - (1 << 16) if shunt >> 15 else shunt
     return Power(volts, signed * _SHUNT_UNIT_V / SHUNT_OHM)
+
+
+class Supply:
+    """The sensor as part of a device's sensors. One reading serves all that ask within 0.5 s. Any
+    thread."""
+
+    def __init__(self, bridge: Bridge, clock: Clock) -> None:
+        self._bridge = bridge
+        self._clock = clock
+        self._lock = threading.Lock()  # the pins carry one reading at a time
+        self._missing = False
+        self._read: tuple[float, Power] | None = None  # when, what
+
+    def sensors(self) -> Sequence[Sensor]:
+        """None for an enclosure without one, which the first call finds out."""
+        try:
+            self._power()
+        except DeviceNotFound:
+            return ()
+        return (
+            Sensor("enclosure_power_watts", "W", lambda: self._power().watts),
+            Sensor("enclosure_supply_volts", "V", lambda: self._power().volts),
+            Sensor("enclosure_supply_amperes", "A", lambda: self._power().amperes),
+        )
+
+    def _power(self) -> Power:
+        with self._lock:
+            if self._missing:
+                raise DeviceNotFound("the enclosure has no power sensor")
+            if self._read is None or self._clock.now() - self._read[0] > _FRESH_S:
+                try:
+                    self._read = (self._clock.now(), read_power(self._bridge))
+                except DeviceNotFound:
+                    self._missing = True
+                    raise
+            return self._read[1]

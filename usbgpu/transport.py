@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hcq.clock import Clock
 from hcq.errors import BadArgument, DeviceLost, LinkDown, LinkError, NotSupported, UnitTimeout
+from hcq.telemetry import Sensor
 from hcq.transport import pci_config
 from hcq.transport.base import PciIdentity, ResetKind, Traits
 from hcq.transport.life import TransportLife, close_all
 from hcq.uapi import constants
 from usbgpu import tree
 from usbgpu.bridge import LINK_UP, LTSSM, Bridge
+from usbgpu.ina231 import Supply
 from usbgpu.sram import DMA_BYTES, Sram, SramPage
 from usbgpu.window import BridgeWindow, Combiner
 
@@ -60,6 +62,7 @@ class UsbTransport(TransportLife):
         )
         self.bridge = bridge
         self.clock = clock or Clock()
+        self._supply = Supply(bridge, self.clock)
         self._gone = False
         self._windows: dict[int, BridgeWindow] = {}
         self._combiner = Combiner(bridge, self._check)
@@ -131,6 +134,11 @@ class UsbTransport(TransportLife):
             "pcie_lanes": lanes,
             "pcie_generation": generation,
         }
+
+    def sensors(self) -> Sequence[Sensor]:
+        """Those of the enclosure's supply, where it has them."""
+        self._check()
+        return self._supply.sensors()
 
     # ---- configuration space -----------------------------------------------------------------
 

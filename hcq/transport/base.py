@@ -17,6 +17,7 @@ from typing import Protocol, Self
 
 from hcq.clock import Clock
 from hcq.memory import BusAddr
+from hcq.telemetry import Sensor
 from hcq.transport.bulk import BulkMemory
 from hcq.transport.view import HostView
 
@@ -183,6 +184,10 @@ class Transport(Protocol):
 
     def facts(self) -> dict[str, object]:
         """Return facts about the path to the function, for reports, without an access to it."""
+        ...
+
+    def sensors(self) -> Sequence[Sensor]:
+        """Return sensors on the path to the function; each is read when asked, in any thread."""
         ...
 
     def present(self) -> bool:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
 from hcq import life
 from hcq.clock import Clock
 from hcq.errors import Closed
+from hcq.telemetry import Sensor
 from hcq.transport.base import Traits
 
 _NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -86,6 +87,10 @@ class TransportLife:
     def facts(self) -> dict[str, object]:
         """No facts beyond the name. See Transport.facts."""
         return {}
+
+    def sensors(self) -> Sequence[Sensor]:
+        """No sensors. See Transport.sensors."""
+        return ()
 
     def check_open(self) -> None:
         """Closed after `close`, and in a forked child."""

@@ -28,6 +28,7 @@ from hcq import trace
 from hcq.clock import WatchedClock
 from hcq.culprit import Culprit, take_culprit
 from hcq.errors import BadArgument, DeviceBusy, HostError, NotSupported
+from hcq.telemetry import Sensor
 from hcq.transport.base import (
     DmaMemory,
     DmaSegment,
@@ -336,6 +337,10 @@ class RecordingTransport(TransportLife):
     def facts(self) -> dict[str, object]:
         """The inner transport's."""
         return self.inner.facts()
+
+    def sensors(self) -> Sequence[Sensor]:
+        """The inner transport's."""
+        return self.inner.sensors()
 
     def present(self) -> bool:
         """Whether the device answers; recorded where that changes."""

@@ -4,11 +4,12 @@ business; memory shared by DMA is reached without any access, so that is not see
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from hcq.culprit import Culprit, take_culprit
+from hcq.telemetry import Sensor
 from hcq.transport.base import DmaMemory, Interrupts, PciIdentity, ResetKind, Transport, Window
 from hcq.transport.life import TransportLife
 
@@ -126,6 +127,10 @@ class TracingTransport(TransportLife):
     def facts(self) -> dict[str, object]:
         """The inner transport's."""
         return self.inner.facts()
+
+    def sensors(self) -> Sequence[Sensor]:
+        """The inner transport's."""
+        return self.inner.sensors()
 
     def present(self) -> bool:
         return self.inner.present()

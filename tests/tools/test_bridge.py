@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.support.usb_script import In, ScriptedUsb, Step
 from tools import bridge, cli
 from usbgpu.asm24 import CustomBridge
 from usbgpu.virtual.enclosure import Enclosure
+from usbgpu.virtual.flash import firmware, wrap
 
 
 def plug_in(monkeypatch: pytest.MonkeyPatch, *steps: Step) -> ScriptedUsb:
@@ -74,3 +76,35 @@ def test_power(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 def test_what_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bridge", *words]) != 0
     assert capsys.readouterr().err
+
+
+def test_flash(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Without a backup nothing is written; the backup is never written over."""
+    box = Enclosure(None)
+    flash = box.hardware.flash
+    before = bytes(flash.cells)
+    monkeypatch.setattr(bridge, "by_name", lambda wanted: CustomBridge(box.open()))
+    image, backup = tmp_path / "firmware.bin", tmp_path / "before.bin"
+    image.write_bytes(wrap(firmware(size=300, seed=5)))
+    command = ["bridge", "flash", "usb:0", str(image)]
+    assert cli.main(command) == 0
+    assert "1 blocks of 64 KiB differ" in capsys.readouterr().out
+    assert bytes(flash.cells) == before and not flash.writes
+    assert cli.main([*command, "--backup", str(backup), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["written"] is True
+    assert bytes(flash.cells[0x100:0x200]) == image.read_bytes()[:256]
+    assert backup.read_bytes() == before[: 64 << 10]
+    assert cli.main(command) == 0
+    assert "holds this image already" in capsys.readouterr().out
+    image.write_bytes(wrap(firmware(size=301, seed=6)))
+    writes = flash.writes
+    assert cli.main([*command, "--backup", str(backup)]) != 0
+    assert "before.bin cannot be made" in capsys.readouterr().err
+    image.write_bytes(b"\0" * 100)
+    assert cli.main(command) != 0
+    assert "mark of the image" in capsys.readouterr().err
+    assert cli.main(["bridge", "flash", "usb:0", str(tmp_path / "none")]) != 0
+    assert flash.writes == writes and box.objections == []
+    box.close()

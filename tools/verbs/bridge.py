@@ -10,12 +10,16 @@ from hcq.errors import UsageError
 from ..console import Output
 from .verb import register
 
-USAGE = """ugpu bridge info NAME
+USAGE = """ugpu bridge flash NAME IMAGE [--backup FILE] [--configuration FILE]
+       ugpu bridge info NAME
        ugpu bridge power NAME
        ugpu bridge uart TTY|FILE [--record FILE] [--lines N]
        ugpu bridge xdata NAME ADDRESS [SIZE] [--bank 1]"""
 FORMS = """NAME is usb:0, usb:SERIAL or usb:PORT, as `ugpu ls` shows it; the card is not in use.
 
+flash    write firmware into the bridge's flash and read it back; IMAGE must be for this bridge.
+         FILE is new and receives what the flash held; without --backup nothing is written.
+         --configuration: the backup of a write that was cut off, to take the configuration from
 info     identity, firmware, and whether the link to the card is up
 power    volts, amperes and watts by the enclosure's sensor (INA231), where it has one
 uart     what the firmware says on its serial line (921,600 baud), with its meaning, until Ctrl-C;
@@ -24,10 +28,12 @@ xdata    bytes of the bridge's own registers; bank 1: those of its PHY and switc
 
 
 def _bridge(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("word", choices=("info", "power", "uart", "xdata"))
+    parser.add_argument("word", choices=("flash", "info", "power", "uart", "xdata"))
     parser.add_argument("name", metavar="NAME")
-    parser.add_argument("place", nargs="*", metavar="ADDRESS [SIZE]")
+    parser.add_argument("place", nargs="*", metavar="IMAGE | ADDRESS [SIZE]")
     parser.add_argument("--record", type=Path, metavar="FILE")
+    parser.add_argument("--backup", type=Path, metavar="FILE")
+    parser.add_argument("--configuration", type=Path, metavar="FILE")
     parser.add_argument("--lines", type=int, metavar="N", help="end after so many lines")
     parser.add_argument("--bank", type=int, choices=(0, 1), default=0)
 
@@ -38,6 +44,10 @@ def bridge(arguments: argparse.Namespace, out: Output) -> int:
     from .. import bridge as bridges
 
     place = arguments.place
+    if arguments.word == "flash" and len(place) == 1:
+        return bridges.flash(
+            arguments.name, Path(place[0]), arguments.backup, arguments.configuration, out
+        )
     if arguments.word == "info" and not place:
         return bridges.info(arguments.name, out)
     if arguments.word == "power" and not place:
@@ -47,4 +57,6 @@ def bridge(arguments: argparse.Namespace, out: Output) -> int:
     if arguments.word == "xdata" and len(place) in (1, 2):
         size = place[1] if len(place) == 2 else "1"
         return bridges.xdata(arguments.name, place[0], size, arguments.bank, out)
-    raise UsageError("info, power and uart take one name, xdata takes NAME ADDRESS [SIZE]")
+    raise UsageError(
+        "info, power and uart take one name, flash NAME IMAGE, xdata NAME ADDRESS [SIZE]"
+    )

@@ -17,6 +17,7 @@ OUT_ENDPOINT, IN_ENDPOINT = 0x02, 0x81
 _READ, _WRITE, _REQUEST, _SRAM, _POWER = 0xE4, 0xE5, 0xF0, 0xF2, 0xF3
 _CLEAR_FEATURE, _SET_CONFIGURATION, _SET_INTERFACE = 0x01, 0x09, 0x0B
 _CONTROL_BUFFER = 0x9E00
+_ENDPOINTS, _ARM_OUT = 0x9094, 0x10  # registers.h: USB endpoint configuration 2
 _LONGEST_READ, _LONGEST_READ_HIGH_SPEED = 512, 64
 _REQUEST_BYTES = 12
 # 500,000 polls of the 8051. UNSURE: how long they take; tinygrad waits 5 s for the whole request.
@@ -58,6 +59,8 @@ class CustomFirmware:
         self.hung = False
         self._dwords = 0
         self._out_armed = False
+        self._staging = False  # armed by a write of the register: the packet stays in the buffer
+        hardware.memory.hook(_ENDPOINTS, read=lambda: 0, write=self._configure_endpoints)
         self._inward = False  # the stream that `_dwords` belongs to goes to the host
         self._packets: list[bytes] = []  # in the IN endpoint's FIFO
 
@@ -83,9 +86,13 @@ class CustomFirmware:
             self._clear(IN_ENDPOINT)
         return b"" if setup.length == 0 else None
 
+    def _configure_endpoints(self, value: int) -> None:
+        if value == _ARM_OUT:
+            self._out_armed = self._staging = True
+
     def _clear(self, endpoint: int) -> None:
         if endpoint == OUT_ENDPOINT:
-            self._out_armed = False
+            self._out_armed = self._staging = False
         elif endpoint == IN_ENDPOINT:
             self._packets.clear()
         self._dwords = 0
@@ -209,10 +216,14 @@ class CustomFirmware:
         return taken
 
     def _put_packet(self, packet: memoryview) -> int:
-        self._out_armed = False
+        self._out_armed, staging = False, self._staging
+        self._staging = False
         dwords = len(packet) // 4
         if len(packet) % 4:
             self._hardware.object_to(f"packet of {len(packet)} bytes, expected whole dwords")
+        if staging and not self._dwords:
+            self._hardware.flash.stage(bytes(packet))
+            return len(packet)
         if self._inward or self._dwords < dwords:
             # The firmware takes a packet that is longer than what was announced, and drops it.
             self._hardware.object_to(

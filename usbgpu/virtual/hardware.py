@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hcq.transport.endpoint import Endpoint
 from usbgpu.usb import Speed
 from usbgpu.virtual.fabric import Fabric
+from usbgpu.virtual.flash import Flash
 from usbgpu.virtual.memory import REGIONS, Memory
 from usbgpu.virtual.meter import Costs, VirtualClock
 from usbgpu.virtual.sensor import Sensor
@@ -48,6 +49,8 @@ class Hardware:
         self._mapped = False
         self.memory = Memory(options.seed)
         self.memory.reset()
+        self.flash = Flash(self, options.seed)
+        self.flash_written: Callable[[], None] = lambda: None  # called for each program and erase
         self.sensor = Sensor(self.memory, self.object_to)
         self.fabric = Fabric(card, self.object_to, self._ports_changed, options.lanes)
         self.requests = RequestEngine(self.memory, self.fabric, self.link_up, self.object_to)

@@ -18,6 +18,7 @@ SRAM_SIZE = 512 << 10
 SLOT_SIZE = 16 << 10
 SLOTS = SRAM_SIZE // SLOT_SIZE
 SECTOR = 512
+FLASH_BUFFER, FLASH_BUFFER_SIZE = 0x7000, 0x1000  # the 8051 does not write it (registers.h)
 _PAGE = 4096
 _COMPLETION = 12  # DW3 of a completion entry: its write tells that an entry is whole
 _ENTRY = 16
@@ -56,6 +57,7 @@ class Memory:
         self.shared = memoryview(self._map)
         self.host = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._banks = (bytearray(XDATA_SIZE), bytearray(XDATA_SIZE))
+        self.flash_buffer = bytearray(FLASH_BUFFER_SIZE)
         self._reads: dict[int, ReadHook] = {}
         self._writes: dict[int, WriteHook] = {}
         self._mark = b""  # what marks the completion entry while its write is waited for
@@ -86,6 +88,8 @@ class Memory:
             return self._banks[1][address]
         if address in self._reads:
             return self._reads[address]()
+        if FLASH_BUFFER <= address < FLASH_BUFFER + FLASH_BUFFER_SIZE:
+            return self.flash_buffer[address - FLASH_BUFFER]
         for region in REGIONS:
             if region.xdata <= address < region.xdata + region.xdata_size:
                 at = address - region.xdata
@@ -100,7 +104,7 @@ class Memory:
             self._banks[1][address] = value
         elif address in self._writes:
             self._writes[address](value)
-        else:
+        elif not FLASH_BUFFER <= address < FLASH_BUFFER + FLASH_BUFFER_SIZE:
             for region in REGIONS:
                 if region.xdata <= address < region.xdata + region.xdata_size:
                     at = address - region.xdata

@@ -36,6 +36,11 @@ PULLS = 8  # tests.usbgpu.virtual.pulls makes more
 def test_it_boots_and_computes(speed: Speed) -> None:
     with enclosed(speed=speed) as box, opened(box) as device:
         work(device)
+        box.hardware.sensor.registers |= {0x01: 11120, 0x02: 9600}
+        found = {sensor.name: sensor.read() for sensor in device.sensors()}
+        assert found["enclosure_power_watts"] == pytest.approx(120)
+        assert found["enclosure_supply_volts"] == pytest.approx(12)
+        assert found["enclosure_supply_amperes"] == pytest.approx(10)
 
 
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))

@@ -6,12 +6,22 @@ from collections.abc import Iterator
 
 import pytest
 
+from hcq.clock import Clock
 from hcq.errors import DeviceNotFound, TransportError
 from usbgpu import ina231
 from usbgpu.asm24 import CustomBridge
 from usbgpu.i2c import I2cBus
 from usbgpu.virtual.enclosure import Enclosure
 from usbgpu.virtual.sensor import CLOCK, DATA, POWER_ON, Sensor
+
+
+class Stopped(Clock):
+    """A clock that a test moves."""
+
+    time = 0.0
+
+    def now(self) -> float:
+        return self.time
 
 
 @pytest.fixture
@@ -75,6 +85,29 @@ def test_a_bus_that_is_held_low(
     monkeypatch.setattr(sensor, "_pulls", True)
     with pytest.raises(TransportError, match="idle bus"):
         ina231.read_power(bridge)
+
+
+def test_one_reading_serves_all_that_ask_within_half_a_second(
+    sensor: Sensor, bridge: CustomBridge
+) -> None:
+    clock = Stopped()
+    supply = ina231.Supply(bridge, clock)
+    sensor.registers |= {0x01: 11120, 0x02: 9600}
+    watts, volts, amperes = supply.sensors()
+    before = bridge.transfers
+    sensor.registers[0x01] = 5560
+    assert (watts.read(), volts.read(), amperes.read()) == pytest.approx((120, 12, 10))
+    assert bridge.transfers == before
+    clock.time += 0.6
+    assert watts.read() == pytest.approx(60)
+
+
+def test_a_missing_sensor_is_looked_for_once(sensor: Sensor, bridge: CustomBridge) -> None:
+    supply = ina231.Supply(bridge, Stopped())
+    sensor.present = False
+    assert supply.sensors() == ()
+    before = bridge.transfers
+    assert supply.sensors() == () and bridge.transfers == before
 
 
 def test_the_clock_stays_the_masters(sensor: Sensor, bridge: CustomBridge) -> None:

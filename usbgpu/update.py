@@ -1,0 +1,139 @@
+"""Writing firmware into the bridge's flash, with a way back.
+
+Configuration lies in the first 256 bytes, the boot ROM's image after it (handmade/e4_flash.py).
+What else a block holds is written back as it was. The image's first page is programmed last: a
+part that lost power amid a write holds no image, and the boot ROM then waits for one on USB
+instead of starting half of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hcq.errors import DeviceLost, FirmwareError, FirmwareInvalid, NotSupported, UgpuError
+from usbgpu.flash import BLOCK, PAGE, Flash
+from usbgpu.image import FirmwareImage, wrapped
+
+log = logging.getLogger(__name__)
+
+PLACE = 0x100  # of the image
+_ATTEMPTS = 3
+_FIRST_PAGE = slice(PLACE, PLACE + PAGE)
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an update changes: contents of the first blocks of flash, before and after it."""
+
+    before: bytes
+    after: bytes
+
+    @property
+    def blocks(self) -> list[int]:
+        """Addresses of blocks that differ, the one of configuration last."""
+        starts = range(0, len(self.before), BLOCK)
+        return [at for at in reversed(starts) if self._part(at) != self._part(at, new=True)]
+
+    def _part(self, start: int, *, new: bool = False) -> bytes:
+        return (self.after if new else self.before)[start : start + BLOCK]
+
+
+def make_plan(flash: Flash, image: FirmwareImage, configuration: bytes = b"") -> Plan:
+    """Read what an update would change. configuration: what a backup begins with, to put in place
+    of what the flash holds; needed where a write was cut off before the flash held it again.
+
+    NotSupported where the flash is not laid out as we know: half of the configuration is blank, or
+    what is in the image's place is neither an image nor blank.
+    """
+    end = PLACE + len(image.data)
+    size = -(-end // BLOCK) * BLOCK
+    if size > flash.size:
+        raise NotSupported(f"image needs {size} bytes of flash, the part has {flash.size}")
+    before = flash.read(0, size)
+    first = before[_FIRST_PAGE]
+    if first.strip(b"\xff"):
+        length = int.from_bytes(first[:4], "little")
+        more = max(0, min(PLACE + length + 10, flash.size) - size)
+        try:
+            wrapped(before[PLACE:] + flash.read(size, more))
+        except FirmwareInvalid as error:
+            raise NotSupported(f"unknown layout of the flash at {PLACE:#x}: {error}") from error
+    kept = configuration[:PLACE] or before[:PLACE]
+    halves = (kept[: PLACE // 2], kept[PLACE // 2 :])
+    if len(kept) != PLACE or not all(half.strip(b"\xff") for half in halves):
+        raise NotSupported(
+            f"expected {PLACE} bytes of configuration before the image, got a blank half",
+            remedy="--configuration FILE, with the backup of the write that was cut off",
+        )
+    return Plan(before, kept + image.data + before[end:])
+
+
+def write(flash: Flash, plan: Plan, progress: Progress) -> None:
+    """Carry the plan out and read it back. Where that fails, the former contents are written back;
+    FirmwareError says which of the two the flash holds. DeviceLost: neither."""
+    flash.unprotect()
+    try:
+        try:
+            _put(flash, plan, progress)
+        except DeviceLost:
+            raise
+        except BaseException as error:
+            _fall_back(flash, plan, progress, error)
+            raise
+    finally:
+        _protect(flash)
+
+
+def _fall_back(flash: Flash, plan: Plan, progress: Progress, error: BaseException) -> None:
+    progress("putting the former contents back")
+    try:
+        _put(flash, Plan(plan.after, plan.before), progress)
+    except UgpuError as second:
+        raise FirmwareError(
+            f"the flash holds no whole firmware: {error}; then {second}",
+            remedy="leave the enclosure powered, its firmware still runs; flash again",
+        ) from error
+    if isinstance(error, UgpuError):
+        raise FirmwareError(f"the former firmware is in place again: {error}") from error
+
+
+def _protect(flash: Flash) -> None:
+    try:
+        flash.protect()
+    except UgpuError as error:
+        log.warning("flash protection is not restored: %s", error)
+
+
+def _put(flash: Flash, plan: Plan, progress: Progress) -> None:
+    for start in plan.blocks:
+        progress(f"writing block {start:#x}")
+        _put_block(flash, start, plan.after[start : start + BLOCK])
+
+
+def _put_block(flash: Flash, start: int, data: bytes) -> None:
+    """ORDER: what the boot ROM looks at first comes last, once the rest has been read back."""
+    rest = bytearray(data)
+    if start == 0:
+        rest[_FIRST_PAGE] = b"\xff" * PAGE
+    wrong = None
+    for _ in range(_ATTEMPTS):
+        flash.erase(start)
+        for at in range(0, BLOCK, PAGE):
+            flash.program(start + at, bytes(rest[at : at + PAGE]))
+        wrong = _difference(flash.read(start, BLOCK), rest)
+        if wrong is None and start == 0:
+            flash.program(PLACE, data[_FIRST_PAGE])
+            wrong = _difference(flash.read(0, BLOCK), data)
+        if wrong is None:
+            return
+    raise FirmwareError(f"flash block {start:#x}: {wrong}", address=start)
+
+
+def _difference(found: bytes, wanted: bytes | bytearray) -> str | None:
+    for at, (want, got) in enumerate(zip(wanted, found, strict=True)):
+        if want != got:
+            return f"expected {want:#04x} at {at:#x}, read back {got:#04x}"
+    return None
