@@ -30,16 +30,19 @@ _HEAD = struct.Struct("<8sIIII")
 CODE_ALIGN = 128  # sixteen instructions: the unit of the shader's size on gen 6 and 7
 NO_REGISTER = 0xFC
 INSTRUCTION = 8  # bytes
+_PARAMETER = {"name", "offset", "size", "is_address"}  # and kind, which older objects lack
 
 
 @dataclass(frozen=True)
 class Ir3Parameter:
-    """A kernel's parameter. offset, size: bytes in the constant file; an address has 8."""
+    """A kernel's parameter. offset, size: bytes in the constant file; an address has 8. kind: as in
+    hcq.program.Argument."""
 
     name: str
     offset: int
     size: int
     is_address: bool
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -151,13 +154,14 @@ def _parameters(given: Any) -> tuple[Ir3Parameter, ...]:  # what JSON holds
     found: list[Ir3Parameter] = []
     end = 0
     for one in given:
-        if not isinstance(one, dict) or set(one) != {"name", "offset", "size", "is_address"}:
+        if not isinstance(one, dict) or set(one) - {"kind"} != _PARAMETER:
             raise BadCodeObject("ir3 object: a parameter has other fields", found=one)
         parameter = Ir3Parameter(**one)
         numbers = (parameter.offset, parameter.size)
         if (
             not isinstance(parameter.name, str) or type(parameter.is_address) is not bool
             or any(type(number) is not int for number in numbers)
+            or parameter.kind not in ("", "integer", "float")
             or parameter.size not in (4, 8) or parameter.offset < end or parameter.offset % 4
         ):  # fmt: skip
             raise BadCodeObject("ir3 object: parameters overlap or are malformed", found=one)

@@ -24,8 +24,8 @@ class TargetSpec:
     - "host": relocatable ELF for this machine. A kernel is
       `void name(ptr kernarg, ptr launch)`, where launch points to hcq.cpu's HostLaunch
       {u64 first_group, u64 last_group, u32 grid[3], u32 block[3]}; it runs the flat group numbers
-      [first, last), x fastest. A data symbol `<name>.ugpu` {u32 version=1, u32 kernarg_size} marks
-      it.
+      [first, last), x fastest. A data symbol `<name>.ugpu` marks
+      it and declares its arguments (hcq.cpu.mark).
     - "ptx": PTX text in UTF-8. A kernel is a `.visible .entry` whose parameters are `.param`s at
       natural alignment in declared order (pointers are .u64 to .global), with its threads in
       `.reqntid`; shared memory is static, or one `.extern .shared` array whose size the launch

@@ -54,7 +54,7 @@ class Programs:
                 address=memory.address,
                 kernarg_size=kernel.kernarg_size,
                 arguments=tuple(
-                    Argument(one.offset, one.size, one.name, one.is_address)
+                    Argument(one.offset, one.size, one.name, one.is_address, one.kind)
                     for one in kernel.parameters
                 ),
                 local_size=kernel.local_size,

@@ -16,6 +16,7 @@ from compiler.codegen.values import Values
 from compiler.dtype import DType
 from compiler.expression.value import Value
 from compiler.kernel.ir import Kernel, Loop, TileStep
+from hcq.cpu.mark import marked
 from hcq.errors import NotSupported
 from hcq.target import TargetSpec
 
@@ -72,7 +73,7 @@ class Host(Shell):
             f"ptr noalias {'' if i < kernel.outputs else 'readonly '}align 64 %{memory.name}"
             for i, memory in enumerate(kernel.parameters)
         )
-        inner, size = f"{kernel.name}.groups", 8 * len(kernel.parameters)
+        inner = f"{kernel.name}.groups"
         text = [
             f"define internal void @{inner}({parameters}, i64 %first, i64 %last) #0 {{",
             "entry:",
@@ -95,7 +96,7 @@ class Host(Shell):
             f"  call void @{inner}({given}, i64 %first, i64 %last)",
             "  ret void",
             "}",
-            f"@{kernel.name}.ugpu = constant {{ i32, i32 }} {{ i32 1, i32 {size} }}",
+            marked(kernel.name, [f"ptr {memory.name}" for memory in kernel.parameters]),
             *([amx.constant(f"{kernel.name}.tiles")] if self.has_tiles else ()),
             *sorted(lines.declarations),
             # without "no-builtins" LLVM may call memset and memcpy, which the loader has not

@@ -179,7 +179,7 @@ class CpuDriver(Driver):
             for found in kernels.values():
                 self.kernel_names[found.address] = found.name
                 program.kernels[found.name] = Kernel(
-                    found.name, program, found.address, found.kernarg_size, None
+                    found.name, program, found.address, found.kernarg_size, found.arguments
                 )
             return program
         except BaseException:

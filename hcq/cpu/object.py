@@ -1,6 +1,6 @@
 """Host code objects: relocatable ELF files for this machine, linked and made executable.
 
-A kernel `name` has a data symbol `name.ugpu` {u32 version = 1, u32 kernarg_size}, see TargetSpec.
+A kernel `name` has a data symbol `name.ugpu`, see hcq.cpu.mark.
 Facts: System V ABI, AMD64 Architecture Processor Supplement, 4.4 "Relocation"; AArch64's are in
 hcq.cpu.aarch64. Jumps take 16 bytes on both. The object is
 checked before any of it is used; but what its machine code does is its own business: the host has
@@ -17,13 +17,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hcq.cpu.aarch64 import EM_AARCH64, JUMP_SIZE, RELOCATIONS_AARCH64, jump
+from hcq.cpu.mark import MARK, declared
 from hcq.cpu.memory import CodeMemory
 from hcq.elf import SHF_EXECINSTR, SHF_WRITE, ElfObject, Rule, lay_out, link, read_object
 from hcq.errors import BadCodeObject, NotSupported
-
-MARK = ".ugpu"
-VERSION = 1
-MAX_KERNARG_SIZE = 64 << 10
+from hcq.program import Argument
 
 EM_X86_64 = 62
 RELOCATIONS_X86_64 = {
@@ -65,11 +63,13 @@ MACHINES = {
 
 @dataclass(frozen=True)
 class HostKernel:
-    """A kernel of a loaded object: where its code is, how many bytes of arguments it takes."""
+    """A kernel of a loaded object: where its code is, how many bytes of arguments it takes, and
+    which, where the object declares them."""
 
     name: str
     address: int
     kernarg_size: int
+    arguments: tuple[Argument, ...] | None
 
 
 def load_object(image: bytes) -> tuple[CodeMemory, dict[str, HostKernel]]:
@@ -88,7 +88,7 @@ def load_object(image: bytes) -> tuple[CodeMemory, dict[str, HostKernel]]:
             raise BadCodeObject(
                 "objects with writable data are not supported", section=section.name
             )
-    sizes = _kernels(elf)
+    marks = _kernels(elf)
     layout = lay_out(elf, machine.rules, JUMP_SIZE)
     outside = {}
     for relocation in elf.relocations:
@@ -104,39 +104,28 @@ def load_object(image: bytes) -> tuple[CodeMemory, dict[str, HostKernel]]:
         memory.close()
         raise
     kernels = {}
-    for name, size in sizes.items():
+    for name, (size, arguments) in marks.items():
         code = elf.find(name)
         assert code is not None and code.section is not None
         address = memory.address + layout.offsets[code.section] + code.value
-        kernels[name] = HostKernel(name, address, size)
+        kernels[name] = HostKernel(name, address, size, arguments)
     return memory, kernels
 
 
-def _kernels(elf: ElfObject) -> dict[str, int]:
-    """Argument sizes of the marked kernels, each checked to be code of this object."""
-    found: dict[str, int] = {}
+def _kernels(elf: ElfObject) -> dict[str, tuple[int, tuple[Argument, ...] | None]]:
+    """What the marked kernels take, each checked to be code of this object."""
+    found: dict[str, tuple[int, tuple[Argument, ...] | None]] = {}
     for mark in elf.symbols:
         if not mark.name.endswith(MARK) or mark.section is None:
             continue
-        data = elf.sections[mark.section].data[mark.value : mark.value + 8]
         name = mark.name[: -len(MARK)]
-        if len(data) < 8:
-            raise BadCodeObject("the kernel's .ugpu symbol is truncated", kernel=name)
-        version, size = struct.unpack("<II", data)
-        if version != VERSION or size > MAX_KERNARG_SIZE:
-            raise BadCodeObject(
-                "the kernel's .ugpu symbol has an unknown version or size",
-                kernel=name,
-                version=version,
-                size=size,
-            )
+        found[name] = declared(name, elf.sections[mark.section].data[mark.value :])
         code = elf.find(name)
         if code is None or code.section is None:
             raise BadCodeObject("a .ugpu symbol has no kernel of that name", kernel=name)
         section = elf.sections[code.section]
         if not (section.is_loaded and section.flags & SHF_EXECINSTR) or code.value >= section.size:
             raise BadCodeObject("the kernel's symbol is not in an executable section", kernel=name)
-        found[name] = size
     if not found:
         raise BadCodeObject(f"no kernels in the object: no symbol ends with {MARK}")
     return found

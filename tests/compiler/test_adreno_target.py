@@ -209,7 +209,7 @@ def test_the_threads_of_a_group_must_be_declared() -> None:
 def sample() -> Ir3Kernel:
     return Ir3Kernel(
         name="k", chip_id=0x06030001, generation=6, threads=64,
-        parameters=(Ir3Parameter("out", 0, 8, True), Ir3Parameter("n", 8, 4, False)),
+        parameters=(Ir3Parameter("out", 0, 8, True), Ir3Parameter("n", 8, 4, False, "integer")),
         instructions=2, full_registers=1, half_registers=0, merged_registers=True, constants=4,
         immediates=(7,), immediates_at=1, local_size=256, private_size=0, private_per_wave=True,
         branch_stack=0, double_wave=False, early_preamble=False, barrier=False,

@@ -55,6 +55,34 @@ def test_a_queue_refuses_it(device: Device, number: int) -> None:
         assert queue.commands == []
 
 
+@pytest.mark.parametrize(
+    ("kernel", "numbers", "name", "size", "given"),
+    [
+        ("scale", (np.float32(1), np.uint32(1)), "2 'count'", 4, "float32"),
+        ("scale", (np.int32(1), np.float32(1)), "3 'factor'", 4, "float32"),
+        ("scale", (np.uint64(1), np.uint32(1)), "2 'count'", 4, "uint64"),
+        ("wide", (np.float64(1), np.uint8(1)), "1 'value'", 8, "float64"),
+        ("wide", (np.uint64(1), np.float16(1)), "2 'small'", 1, "float16"),
+    ],
+)
+def test_a_number_of_another_kind_than_the_kernel_declares_is_refused(
+    device: Device,
+    program: Program,
+    kernel: str,
+    numbers: tuple[object, ...],
+    name: str,
+    size: int,
+    given: str,
+) -> None:
+    with device.alloc(256) as out, device.alloc(256) as x:
+        arguments = (out, x, *numbers) if kernel == "scale" else (out, *numbers)
+        queue = device.queue()
+        words = f"argument {name} of {kernel} is an integer of {size} bytes; a {given} of "
+        with pytest.raises(BadArgument, match=words):
+            queue.launch(program[kernel], grid=(1,), block=(64,), args=arguments)
+        assert queue.commands == []
+
+
 def _host(memory: Any) -> Any:
     """Memory of a timeline that nothing signals: the host alone looks at it."""
     memory.view = memoryview(bytearray(SIZE))

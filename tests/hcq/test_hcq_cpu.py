@@ -130,7 +130,7 @@ def test_objects_without_kernels_or_with_variables_are_refused(cpu: CpuDevice) -
     variable = CALLS + "@state = global i32 5\n"
     with pytest.raises(BadCodeObject, match="writable data"):
         cpu.load(build(variable, cpu.target))
-    future = CALLS.replace("i32 1, i32 20", "i32 2, i32 20")
+    future = CALLS.replace("i32 1, i32 20", "i32 3, i32 20")
     with pytest.raises(BadCodeObject, match=r"\.ugpu symbol"):
         cpu.load(build(future, cpu.target))
 

@@ -202,6 +202,16 @@ def test_code_of_another_generation_is_refused(opened: Opened) -> None:
         device.load(compiled(ADD, "a740").pack())
 
 
+def test_a_float_is_not_taken_for_an_integer(opened: Opened) -> None:
+    if not MESA:
+        pytest.skip("tinymesa is not installed")
+    device, _ = opened("a630")
+    kernel = device.load(compiled(ADD, "a630").pack())["k"]
+    memory = device.alloc(64)
+    with pytest.raises(BadArgument, match="of k is an integer of 4 bytes; a float32 of 4 bytes"):
+        device.queue().launch(kernel, grid=(1,), block=(64,), args=(memory, memory, np.float32(1)))
+
+
 def test_the_group_has_the_compiled_size(opened: Opened) -> None:
     if not MESA:
         pytest.skip("tinymesa is not installed")

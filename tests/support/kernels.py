@@ -84,10 +84,13 @@ def amd_table_object(cpu: str = "gfx1100") -> bytes:
 
 HOST = """
 target triple = "{triple}"
-@scale.ugpu = constant {{ i32, i32 }} {{ i32 1, i32 24 }}
-@add.ugpu = constant {{ i32, i32 }} {{ i32 1, i32 28 }}
-@spin.ugpu = constant {{ i32, i32 }} {{ i32 1, i32 8 }}
-@wide.ugpu = constant {{ i32, i32 }} {{ i32 1, i32 17 }}
+@scale.ugpu = constant {{ i32, i32, [38 x i8] }} {{ i32 2, i32 24,
+  [38 x i8] c"ptr out, ptr x, i32 count, i32 factor\\00" }}
+@add.ugpu = constant {{ i32, i32, [33 x i8] }} {{ i32 2, i32 28,
+  [33 x i8] c"ptr out, ptr x, ptr y, i32 count\\00" }}
+@spin.ugpu = constant {{ i32, i32, [9 x i8] }} {{ i32 2, i32 8, [9 x i8] c"ptr flag\\00" }}
+@wide.ugpu = constant {{ i32, i32, [29 x i8] }} {{ i32 2, i32 17,
+  [29 x i8] c"ptr out, i64 value, i8 small\\00" }}
 
 define internal {{ i64, i64 }} @range(ptr %launch) alwaysinline {{
   %first = load i64, ptr %launch
@@ -207,7 +210,7 @@ define internal i32 @index() alwaysinline {
   ret i32 %i
 }
 define amdgpu_kernel void @scale(
-    ptr addrspace(1) %out, ptr addrspace(1) %x, i32 %count, i32 %factor) #0 {
+    ptr addrspace(1) %out, ptr addrspace(1) %x, i32 %count, i32 %factor) #0 !kernel_arg_type !0 {
   %i = call i32 @index()
   %inside = icmp ult i32 %i, %count
   br i1 %inside, label %body, label %done
@@ -222,7 +225,8 @@ done:
   ret void
 }
 define amdgpu_kernel void @add(
-    ptr addrspace(1) %out, ptr addrspace(1) %x, ptr addrspace(1) %y, i32 %count) #0 {
+    ptr addrspace(1) %out, ptr addrspace(1) %x, ptr addrspace(1) %y, i32 %count) #0
+    !kernel_arg_type !1 {
   %i = call i32 @index()
   %inside = icmp ult i32 %i, %count
   br i1 %inside, label %body, label %done
@@ -238,7 +242,7 @@ body:
 done:
   ret void
 }
-define amdgpu_kernel void @spin(ptr addrspace(1) %flag) #0 {
+define amdgpu_kernel void @spin(ptr addrspace(1) %flag) #0 !kernel_arg_type !2 {
   br label %loop
 loop:
   %value = load atomic i32, ptr addrspace(1) %flag syncscope("one-as") acquire, align 4
@@ -247,7 +251,8 @@ loop:
 done:
   ret void
 }
-define amdgpu_kernel void @wide(ptr addrspace(1) %out, i64 %value, i8 %small) #0 {
+define amdgpu_kernel void @wide(ptr addrspace(1) %out, i64 %value, i8 %small) #0
+    !kernel_arg_type !3 {
   %extended = zext i8 %small to i64
   %sum = add i64 %value, %extended
   store i64 %sum, ptr addrspace(1) %out
@@ -258,6 +263,10 @@ declare i32 @llvm.amdgcn.workitem.id.x()
 declare ptr addrspace(4) @llvm.amdgcn.kernarg.segment.ptr()
 attributes #0 = { "amdgpu-no-implicitarg-ptr" "amdgpu-no-queue-ptr" "amdgpu-no-dispatch-id"
   "amdgpu-flat-work-group-size"="64,64" }
+!0 = !{!"uint*", !"uint*", !"uint", !"uint"}
+!1 = !{!"uint*", !"uint*", !"uint*", !"uint"}
+!2 = !{!"uint*"}
+!3 = !{!"ulong*", !"ulong", !"uchar"}
 """
 
 

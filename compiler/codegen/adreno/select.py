@@ -41,17 +41,19 @@ _FCMP = {
     "ogt": ("flt", True), "ole": ("fge", True),
 }  # fmt: skip
 # Unordered comparisons are the opposite ones, inverted.
+_SCALARS = {"i": "integer", "f": "float"}  # kinds of types, and of parameters (hcq.program)
 _OPPOSITE = {"uge": "olt", "ult": "oge", "ule": "ogt", "ugt": "ole"}
 Lanes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Shader:
-    """A serialised shader. parameters: (name, offset in the constant file, bytes, is an address);
-    bytes of constants in all, and of local memory. lanes: it has to do with lanes of its wave."""
+    """A serialised shader. parameters: (name, offset in the constant file, bytes, is an address,
+    kind); bytes of constants in all, and of local memory. lanes: it has to do with lanes of its
+    wave."""
 
     blob: bytes
-    parameters: tuple[tuple[str, int, int, bool], ...]
+    parameters: tuple[tuple[str, int, int, bool, str], ...]
     constants: int
     local_size: int
     lanes: bool
@@ -72,7 +74,7 @@ class Selection:
         self.values: dict[str, Lanes] = {}
         self.made: dict[str, Instruction] = {}  # what defines a name
         self.registers: dict[str, Lanes] = {}
-        self.parameters: list[tuple[str, int, int, bool]] = []
+        self.parameters: list[tuple[str, int, int, bool, str]] = []
         self.memory = Memory(self)
         self.lanes_used = False
 
@@ -101,7 +103,8 @@ class Selection:
             if size == 8:
                 words = build.alu("pack_64_2x32", 64, words)
             self.values[name] = (words,)
-            self.parameters.append((name[1:], offset, size, kind.kind == "p"))
+            scalar = _SCALARS.get(kind.kind, "")
+            self.parameters.append((name[1:], offset, size, kind.kind == "p", scalar))
             offset += size
         for block in self.function.blocks.values():
             for one in block:
