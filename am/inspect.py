@@ -8,7 +8,6 @@ gc_cp_reg_list_11, wave_read_wave_data), gfxhub_v3_0.c (contexts).
 from __future__ import annotations
 
 import fnmatch
-import time
 from collections.abc import Iterator
 
 from am.chip import ALL_ONES, Chip
@@ -53,12 +52,13 @@ def waves(chip: Chip, limit_s: float | None = None) -> Iterator[dict[str, object
     """Each wave that is there: place (shader engine, array, workgroup processor, SIMD, slot), pc
     and registers. Where `limit_s` or MOST_WAVES ends it early, the last one says so."""
     gfx, count = Gfx(chip, Nbio(chip)), 0
-    end = None if limit_s is None else time.monotonic() + limit_s
+    now = chip.clock.now
+    end = None if limit_s is None else now() + limit_s
     for place in gfx.simds():
         with gfx.aim(*place):
             there = gfx.wave_register(0, "VALID_AND_IDLE")  # a bit for each slot of the SIMD
             for slot in range(_SLOTS_OF_SIMD if there != ALL_ONES else 0):
-                if count == MOST_WAVES or (end is not None and time.monotonic() > end):
+                if count == MOST_WAVES or (end is not None and now() > end):
                     yield {"more": "not looked at: the time or the room for waves was used up"}
                     return
                 if not there >> slot & 1:

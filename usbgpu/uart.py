@@ -88,7 +88,7 @@ def _set_up(line: int, path: Path) -> None:
 
 
 def _live(line: int, path: Path, stop: Callable[[], bool]) -> Iterator[tuple[float, str]]:
-    start, rest = time.monotonic(), b""
+    start, rest = time.perf_counter(), b""
     while not stop():
         if not select.select([line], [], [], _LOOK_S)[0]:
             continue
@@ -103,7 +103,7 @@ def _live(line: int, path: Path, stop: Callable[[], bool]) -> Iterator[tuple[flo
             whole, rest = [*whole, rest], b""
         for one in whole:
             if text := one.decode("ascii", "replace").strip("\r"):
-                yield time.monotonic() - start, text
+                yield time.perf_counter() - start, text
 
 
 def _recorded(path: Path) -> Iterator[tuple[float, str]]:

@@ -42,6 +42,14 @@ def write(tree: Path, name: str, text: str) -> None:
         ("hcq/a.py", DOCUMENTED + "__all__ = ['gone']\n", "exports gone"),
         ("hcq/a.py", DOCUMENTED + "A = 1\n__all__ = ['A', 'A']\n", "exported twice"),
         ("tests/a.py", "import time\ntime.sleep(1)\n", "tests/a.py:2: time.sleep() in a test"),
+        ("tests/a.py", "from time import monotonic\n", "tests/a.py:1: time.monotonic() in a test"),
+        ("tests/campaign/a.py", "import time\ntime.time()\n", "tests/campaign/a.py:2: time.time()"),
+        ("hcq/remote/a.py", DOCUMENTED + "time.sleep(1)\n", "hcq/remote/a.py:2: time.sleep()"),
+        ("tools/daemon/a.py", DOCUMENTED + "from time import sleep\n", "a.py:2: time.sleep()"),
+        ("qcom/virtual/a.py", DOCUMENTED + "time.sleep(1)\n", "a.py:2: time.sleep()"),
+        ("qcom/a.py", DOCUMENTED + "time.monotonic()\n", "qcom/a.py:2: time.monotonic()"),
+        ("tools/metrics/a.py", DOCUMENTED + "os.environ['A']\n", "a.py:2: os.environ; settings"),
+        ("am/a.py", DOCUMENTED + "os.getenv('A')\n", "am/a.py:2: os.getenv; settings"),
     ],
 )
 def test_a_breach_is_named(tree: Path, name: str, text: str, said: str) -> None:
@@ -57,6 +65,9 @@ def test_a_breach_is_named(tree: Path, name: str, text: str, said: str) -> None:
         ("hcq/a.py", DOCUMENTED + "def __getattr__(name): ...\n__all__ = ['lazy']\n"),
         ("tests/bench/a.py", "import time\ntime.sleep(1)\n"),
         ("tests/a.py", "clock.sleep(1)\n"),
+        ("am/a.py", DOCUMENTED + "self.clock.sleep(1)\ntime.perf_counter()\n"),
+        ("am/virtual/a.py", DOCUMENTED + "time.monotonic()\n"),
+        ("hcq/config.py", DOCUMENTED + "os.environ\n"),
     ],
 )
 def test_what_is_no_breach(tree: Path, name: str, text: str) -> None:

@@ -3,7 +3,8 @@
 Run as `python -m tools.house.promises`; tests/test_layers.py runs the same checks. The README shows
 the verbs that the command has. A comment names a key of docs/tasks.md. Modules, public classes and
 public functions of more than one statement have a docstring. What `__all__` lists is there. Tests
-wait for conditions: they do not look at the clock, and do not sleep.
+wait for conditions: they do not look at the clock, and do not sleep. What waits in the product does
+by a clock that it is given (hcq.clock). The environment is read in one place.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..verbs.verb import load
@@ -24,9 +25,17 @@ _BESIDE = re.compile(r"`(\w+)`(?= gives| takes)")  # verbs that share a line
 _CLOCK = ("monotonic", "perf_counter", "process_time", "sleep", "time")
 # Tests that measure, run programs on boards, or are how the others wait.
 _BY_CLOCK = (
-    "bench/", "campaign/", "foreign/", "hw/", "kernel/", "mutants/", "support/clocks.py",
-    "support/waiting.py",
+    "bench/", "campaign/run.py", "campaign/soak.py", "campaign/stand.py", "foreign/", "hw/",
+    "kernel/", "mutants/__main__.py", "support/clocks.py", "support/waiting.py",
 )  # fmt: skip
+# The clock itself, and models whose programs run at the speed of this processor.
+_SLEEPS = (
+    "hcq/clock.py", "am/virtual/isa/core.py", "nv/virtual/engines/grid.py",
+    "nv/virtual/sm/runtime/worker.py", "usbgpu/virtual/attach.py",
+)  # fmt: skip
+_DRIVERS = ("am", "nv", "qcom", "usbgpu")
+# What other programs put there for the process alone: service managers, test runners.
+_ENVIRONMENT = ("hcq/config.py", "tools/ci/plugin.py", "tools/daemon/main.py")
 
 
 def verbs(root: Path) -> Iterator[str]:
@@ -114,18 +123,48 @@ def clocks(root: Path) -> Iterator[str]:
         inside = file.relative_to(root / "tests").as_posix()
         if inside.startswith(_BY_CLOCK):
             continue
+        for line, name in _calls(file, "time", _CLOCK):
+            yield (
+                f"tests/{inside}:{line}: time.{name}() in a test; wait for a condition "
+                "(tests.support.waiting), or inject a clock"
+            )
+
+
+def waits(root: Path) -> Iterator[str]:
+    """Nothing sleeps but a clock; drivers ask the clock of their transport for the time, too."""
+    for file in _sources(root, *PACKAGES):
+        where = file.relative_to(root)
+        if where.as_posix() in _SLEEPS:
+            continue
+        driver = where.parts[0] in _DRIVERS and "virtual" not in where.parts
+        for line, name in _calls(file, "time", ("sleep", *(("monotonic", "time") * driver))):
+            yield f"{where}:{line}: time.{name}(); use the clock of the transport (hcq.clock)"
+
+
+def environment(root: Path) -> Iterator[str]:
+    """One module reads the environment; the others take settings."""
+    for file in _sources(root, *PACKAGES):
+        where = file.relative_to(root)
+        if where.as_posix() in _ENVIRONMENT:
+            continue
         for node in ast.walk(_parsed(file)):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr in _CLOCK
-                and isinstance(node.func.value, ast.Name)
-                and node.func.value.id == "time"
-            ):
-                yield (
-                    f"tests/{inside}:{node.lineno}: time.{node.func.attr}() in a test; wait for a "
-                    "condition (tests.support.waiting), or inject a clock"
-                )
+            if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv"):
+                yield f"{where}:{node.lineno}: os.{node.attr}; settings are read by hcq/config.py"
+
+
+def _calls(file: Path, module: str, names: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Line and name of each call of such a function, and of each import of one by its name."""
+    for node in ast.walk(_parsed(file)):
+        if isinstance(node, ast.ImportFrom) and node.module == module:
+            yield from ((node.lineno, each.name) for each in node.names if each.name in names)
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in names
+            and isinstance(node.func.value, ast.Name)
+            and node.func.value.id == module
+        ):
+            yield node.lineno, node.func.attr
 
 
 def _sources(root: Path, *folders: str) -> Iterator[Path]:
@@ -137,7 +176,7 @@ def _parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text("utf-8"), str(file))
 
 
-CHECKS = (verbs, tasks, docstrings, exports, clocks)
+CHECKS = (verbs, tasks, docstrings, exports, clocks, waits, environment)
 
 
 def check(root: Path) -> list[str]:
