@@ -6,6 +6,7 @@ auto             UGPU_DEVICE if set, the first real device in vfio-pci's hands o
 cpu              host threads
 virtual:<chip>   a register-level model of a chip, with the real driver on it
 virtual:<chip>+usb   the same behind a virtual USB3 bridge
+virtual:<chip>+msm   the same above another kernel driver (KERNEL_DRIVERS)
 pci:<address>    bare metal
 thunderbolt:<id> the card in the enclosure with that unique id, wherever it is plugged in
 nvrm:<n>         an NVIDIA GPU through the stock kernel driver, /dev/nvidia<n>
@@ -56,6 +57,8 @@ COMPILER = "compiler.front.source:compile_source"
 VENDORS = ("am", "nv", "qcom")
 # Of these, `<package>.virtual.gpu:endpoint(chip, ...)` gives a card to put behind a virtual bus.
 ENDPOINTS = ("am",)
+# Of these, `attach` takes `kernel_driver`: models of several kernel drivers, the usual one first.
+KERNEL_DRIVERS = {"qcom": ("kgsl", "msm")}
 
 
 class ChipSummary(NamedTuple):
@@ -268,7 +271,9 @@ def list_devices(sysfs: Path = SYSFS_PCI) -> list[DeviceEntry]:
 
 def _open_virtual(name: str, chip: str, options: dict[str, object]) -> Device:
     chip, plus, bus = chip.partition("+")
-    if plus:
+    if bus in KERNEL_DRIVERS.get(virtual_chips().get(chip, ""), ()):
+        options["kernel_driver"] = bus
+    elif plus:
         return _open_attached(name, _attach_over(name, chip, bus, options), options)
     attach = _attach_of(chip)
     for_model = set(list(inspect.signature(attach).parameters)[1:]) & set(options)

@@ -44,7 +44,7 @@ class Msm(KernelInterface):
         self.layouts = structs("msm_drm")
         self._queue: Struct | None = None  # the call that made it, whose result shows in place
         self._coherent: bool | None = None
-        self._faults = (0, 0)  # of the queue and of the GPU, when they were last looked at
+        self._faults = (0, 0)  # of the queue and of others, when they were last looked at
         super().__init__(node, f"/dev/dri/renderD{FIRST_MINOR + index}")
 
     @property
@@ -139,26 +139,31 @@ class Msm(KernelInterface):
         return _Submit(self, ranges)
 
     def _count_faults(self) -> tuple[int, int]:
+        # ORDER: a fault of ours raises the queue's count first. One that comes between these calls
+        # must not look like another's.
+        of_all = self.parameter("MSM_PARAM_FAULTS")
         value = bytearray(8)
         query = self.layouts.drm_msm_submitqueue_query.new(
             data=address_of(value), id=self.queue, len=4,
             param=self.names.MSM_SUBMITQUEUE_PARAM_FAULTS,
         )  # fmt: skip
         self.call("SUBMITQUEUE_QUERY", self.names.DRM_IOCTL_MSM_SUBMITQUEUE_QUERY, query.raw)
-        return int.from_bytes(value[:4], "little"), self.parameter("MSM_PARAM_FAULTS")
+        own = int.from_bytes(value[:4], "little")
+        return own, of_all - own
 
     def reset_state(self) -> ResetState:
         """Faults that the kernel driver counts: of the queue, guilty ones; of the whole GPU and
         this address space, innocent ones too (tu_knl_drm_msm.cc, msm_device_check_status)."""
         if not self.queue:
             return ResetState.NONE
-        before, self._faults = self._faults, self._count_faults()
-        if self._faults[0] != before[0]:
+        before, now = self._faults, self._count_faults()
+        self._faults = now[0], max(before[1], now[1])
+        if now[0] != before[0]:
             return ResetState.GUILTY
-        return ResetState.NONE if self._faults[1] == before[1] else ResetState.INNOCENT
+        return ResetState.INNOCENT if now[1] > before[1] else ResetState.NONE
 
     def progress(self) -> dict[str, object]:
-        return {"queue": self.queue, "faults": self._faults[0], "faults_of_gpu": self._faults[1]}
+        return {"queue": self.queue, "faults": self._faults[0], "of_others": self._faults[1]}
 
     def close(self) -> None:
         self.destroy_context()

@@ -108,6 +108,7 @@ class Engine:
         self.submissions += 1
         submission.context.consumed = submission.timestamp
         self._since = self.machine.clock.now()
+        submission.context.begin(submission)
         self.abort.clear()
 
     def _run(self, submission: Submission) -> GpuFault | None:
@@ -144,13 +145,10 @@ class Engine:
         guilty = submission.context
         self._note(submission, fault)
         for context in self.machine.contexts.values():
-            if context is guilty:
-                context.status = ResetStatus.GUILTY
-            elif context.status is ResetStatus.NO_ERROR:
+            if context is not guilty and context.status is ResetStatus.NO_ERROR:
                 context.status = ResetStatus.INNOCENT
-        guilty.faulted = True
-        if not guilty.tolerates_faults:
-            guilty.invalid = True
+        guilty.blame()
+        if guilty.invalid:
             self.drop(guilty)
 
     def _note(self, submission: Submission, fault: GpuFault) -> None:
@@ -162,6 +160,12 @@ class Engine:
             fault_reports.add(context, fault)
 
     # What the command processor asks for
+
+    @property
+    def halts_at_page_faults(self) -> bool:
+        """Of the submission that runs."""
+        running = self.running
+        return running is None or running.context.halts_at_page_faults
 
     def note_faults(self, faults: Sequence[PageFault]) -> None:
         """Log page faults that do not halt the GPU."""

@@ -11,9 +11,12 @@ from qcom.chips import facts as chip_facts
 from qcom.chips import names
 from qcom.chips.facts import ChipFacts
 from qcom.virtual.machine import VirtualMachine
+from qcom.virtual.msm.node import MsmNode
 from qcom.virtual.node import VirtualNode
 from qcom.virtual.options import MachineOptions
 from qcom.virtual.shader import ShaderProcessors
+
+_NODES: dict[str, type[VirtualNode]] = {"kgsl": VirtualNode, "msm": MsmNode}
 
 
 def build_machine(name: str, options: MachineOptions | None = None) -> VirtualMachine:
@@ -29,20 +32,25 @@ def attach(
     chip: VirtualMachine | None = None,
     caches: Literal["strict", "coherent"] = "strict",
     hang_limit_s: float = 20.0,
+    kernel_driver: Literal["kgsl", "msm"] = "kgsl",
     machine: MachineOptions | None = None,
     processors: Callable[[ChipFacts], ShaderProcessors] | None = None,
 ) -> NodeAttachment:
     """A node of a new program, on `chip` (a machine, which stays the caller's) or a new machine.
 
     caches, hang_limit_s, processors: of a new machine, see MachineOptions. machine: all of its
-    options at once.
+    options at once. kernel_driver: which one the node belongs to.
     """
+    if kernel_driver not in _NODES:
+        have = ", ".join(_NODES)
+        raise BadArgument(f"kernel_driver must be one of {have}, got {kernel_driver!r}")
+    make = _NODES[kernel_driver]
     if chip is not None:
         if not isinstance(chip, VirtualMachine) or chip.facts.name != name:
             raise BadArgument(f"chip must be a virtual machine with {name}", given=repr(chip))
-        return NodeAttachment(VirtualNode(chip), "kgsl", 0, chip)
+        return NodeAttachment(make(chip), kernel_driver, 0, chip)
     options = machine or MachineOptions(
         caches=caches, hang_limit_s=hang_limit_s, processors=processors
     )
     chip = build_machine(name, options)
-    return NodeAttachment(VirtualNode(chip, owns_machine=True), "kgsl", 0, chip)
+    return NodeAttachment(make(chip, owns_machine=True), kernel_driver, 0, chip)

@@ -1,4 +1,5 @@
-"""The device file in one program: opened, controlled, mapped, closed.
+"""The device file in one program: opened, controlled, mapped, closed. Here KGSL's;
+qcom.virtual.msm.node has msm's.
 
 Source: Android msm kernel (msm-4.19), drivers/gpu/msm/kgsl.c: kgsl_open, kgsl_release, kgsl_mmap.
 """
@@ -11,6 +12,7 @@ import itertools
 import mmap
 import os
 import struct
+from typing import Protocol
 
 from hcq import life
 from hcq.culprit import Culprit
@@ -28,6 +30,12 @@ from qcom.virtual.userspace import ProcessMemory, UserMemory
 
 DEVICE = "/dev/kgsl-3d0"
 _WORD = struct.Struct("<I")
+
+
+class Ioctls(Protocol):
+    """The calls of a kernel driver: one ioctl; OSError where it is refused."""
+
+    def call(self, request: int, argument: memoryview) -> None: ...
 
 
 class MemoryMapping:
@@ -77,6 +85,9 @@ class VirtualNode:
     memory file itself.
     """
 
+    driver = "KGSL"
+    path = DEVICE
+
     def __init__(
         self,
         machine: VirtualMachine,
@@ -84,21 +95,27 @@ class VirtualNode:
         owns_machine: bool = False,
         memory: UserMemory | None = None,
     ) -> None:
-        self.name = f"virtual KGSL with {machine.facts.name}"
+        self.name = f"virtual {self.driver} with {machine.facts.name}"
         self.machine = machine
         self.clock = machine.clock
         self.is_here = memory is None
         self.memory: UserMemory = memory or ProcessMemory()
-        self.space = AddressSpace(machine.lock)
+        self.space = self._new_space()
         self.objects: dict[int, MemoryObject] = {}
         self._owns_machine = owns_machine
         self._handles = itertools.count(100)
         self._open: set[int] = set()
         self._mappings: list[MemoryMapping] = []
-        self._calls = Calls(self)
+        self._calls = self._new_calls()
         self._closed = False
         machine.nodes.append(self)
         life.inherits(self)
+
+    def _new_space(self) -> AddressSpace:
+        return AddressSpace(self.machine.lock)
+
+    def _new_calls(self) -> Ioctls:
+        return Calls(self)
 
     @property
     def gaps(self) -> list[NotSupported]:
@@ -108,7 +125,7 @@ class VirtualNode:
     def open(self, path: str) -> int:
         """Open the device file; FileNotFoundError as the system raises it."""
         self._need_open()
-        if path != DEVICE or Planted.VANISHED in self.machine.plan.standing:
+        if path != self.path or Planted.VANISHED in self.machine.plan.standing:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         strike(self.machine, "open")
         with self.machine.lock:
@@ -133,29 +150,36 @@ class VirtualNode:
         """Map an object: the offset is its id << 12 (or its GPU address)."""
         self._need_handle(handle)
         with self.machine.lock:
-            found = self.objects.get(offset >> 12) or self.space.find(offset)
-            if size <= 0 or offset % PAGE or found is None or not found.id_valid:
-                raise refused(errno.EINVAL, f"mmap of {size} bytes at {offset:#x}: no such object")
-            if found.offset < 0:
-                raise refused(errno.EINVAL, f"mmap of imported memory (id {found.id})")
-            if -(-size // PAGE) * PAGE != found.mapped_size:
-                raise refused(
-                    errno.EINVAL, f"mmap of {size} bytes, the object has {found.mapped_size}"
-                )
+            found = self._mappable(offset, size)
             strike(self.machine, "mmap")
             mapping = MemoryMapping(self, found, size)
-            if not found.gpuaddr:  # KGSL_MEMFLAGS_USE_CPU_MAP
-                found.gpuaddr = mapping.address
-                self.space.insert(found)
+            self._mapped(found, mapping)
             self._mappings = [old for old in self._mappings if old.view is not None]
             self._mappings.append(mapping)
             return mapping
+
+    def _mappable(self, offset: int, size: int) -> MemoryObject:
+        """The object that mmap names; OSError where it may not be mapped so."""
+        found = self.objects.get(offset >> 12) or self.space.find(offset)
+        if size <= 0 or offset % PAGE or found is None or not found.id_valid:
+            raise refused(errno.EINVAL, f"mmap of {size} bytes at {offset:#x}: no such object")
+        if found.offset < 0:
+            raise refused(errno.EINVAL, f"mmap of imported memory (id {found.id})")
+        if -(-size // PAGE) * PAGE != found.mapped_size:
+            raise refused(errno.EINVAL, f"mmap of {size} bytes, the object has {found.mapped_size}")
+        return found
+
+    def _mapped(self, found: MemoryObject, mapping: MemoryMapping) -> None:
+        if not found.gpuaddr:  # KGSL_MEMFLAGS_USE_CPU_MAP
+            found.gpuaddr = mapping.address
+            self.space.insert(found)
 
     def drop(self, found: MemoryObject) -> None:
         """Drop one hold of an object; the last one unmaps it from the GPU. Under the lock."""
         if found.holds == 1:
             self.space.remove(found)
-            self.objects.pop(found.id, None)
+            if self.objects.get(found.id) is found:  # a number may be given again
+                del self.objects[found.id]
         self.machine.release(found)
 
     def destroy(self, context: Context) -> None:
@@ -187,14 +211,16 @@ class VirtualNode:
     def read_text(self, path: str) -> str:
         """What /proc and /sys say of the driver."""
         self._need_open()
-        facts = self.machine.facts
-        known = {
-            "/sys/class/kgsl/kgsl-3d0/gpu_model": f"Adreno{facts.name[1:]}\n",
-            "/sys/class/kgsl/kgsl-3d0/gpu_busy_percentage": "0 %\n",
-        }
+        known = self._texts()
         if path not in known:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return known[path]
+
+    def _texts(self) -> dict[str, str]:
+        return {
+            "/sys/class/kgsl/kgsl-3d0/gpu_model": f"Adreno{self.machine.facts.name[1:]}\n",
+            "/sys/class/kgsl/kgsl-3d0/gpu_busy_percentage": "0 %\n",
+        }
 
     def culprit(self, *, address: int | None = None, pc: int | None = None) -> Culprit | None:
         """See hcq.culprit.Witness."""

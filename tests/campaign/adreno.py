@@ -24,7 +24,8 @@ class AdrenoStand(Stand):
     as a program of a user."""
 
     def __init__(self, chip: str, seed: int) -> None:
-        self.chip, self.seed = chip, seed
+        self.name, self.seed = chip, seed
+        self.chip = chip.partition("+")[0]
         self._switch_on()
         self._opened = False
 
@@ -35,7 +36,7 @@ class AdrenoStand(Stand):
     def open(self, stage: str = "", plant: Callable[[], object] | None = None) -> None:
         if plant is not None:
             plant()
-        self.device: Any = hcq.open(f"virtual:{self.chip}", chip=self.machine)
+        self.device: Any = hcq.open(f"virtual:{self.name}", chip=self.machine)
         self._opened = True
         self.limit(short=False)
 

@@ -8,7 +8,8 @@ from functools import partial
 from nv.virtual.gpu import CHIPS
 from tests.campaign.adreno import AdrenoStand
 from tests.campaign.amd import AmStand, UsbStand
-from tests.campaign.kinds_adreno import CHIPS as ADRENO_CHIPS
+from tests.campaign.kinds_adreno import CHIPS as KGSL_CHIPS
+from tests.campaign.kinds_msm import CHIPS as MSM_CHIPS
 from tests.campaign.nvidia import NvStand
 from tests.campaign.pci import IommufdStand, PciStand, SysfsStand
 from tests.campaign.stand import Stand
@@ -20,5 +21,5 @@ STANDS: dict[str, Callable[[int], Stand]] = {
     "iommufd": IommufdStand,
     "sysfs": SysfsStand,
     **{chip: partial(NvStand, chip) for chip in CHIPS},
-    **{chip: partial(AdrenoStand, chip) for chip in ADRENO_CHIPS},
+    **{chip: partial(AdrenoStand, chip) for chip in (*KGSL_CHIPS, *MSM_CHIPS)},
 }

@@ -8,6 +8,7 @@ from tests.campaign import (
     kinds_firmware,
     kinds_host,
     kinds_link,
+    kinds_msm,
     kinds_nvidia,
 )
 from tests.campaign.kind import Kind, Layer, cases_of
@@ -19,6 +20,7 @@ KINDS: list[Kind] = [
     *kinds_nvidia.KINDS,
     *kinds_host.KINDS,
     *kinds_adreno.KINDS,
+    *kinds_msm.KINDS,
 ]
 
 _HEAD = """# Faults

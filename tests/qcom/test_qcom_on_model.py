@@ -35,7 +35,7 @@ def opened() -> Iterator[Opened]:
         device.close()
 
 
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", [*CHIPS, "a630+msm", "a740+msm"])
 def test_copies_fills_and_the_clock(opened: Opened, chip: str) -> None:
     device = opened(chip)
     data = np.random.default_rng(2).integers(0, 256, 5000, np.uint8)
@@ -68,7 +68,7 @@ def test_tensors(opened: Opened, chip: str) -> None:
     assert np.allclose(found, powers / powers.sum(-1, keepdims=True), atol=1e-5)
 
 
-@pytest.mark.parametrize("chip", ["a630", "a740"])
+@pytest.mark.parametrize("chip", ["a630", "a740", "a660+msm"])
 def test_graphs_and_queues_that_wait(opened: Opened, chip: str) -> None:
     device = opened(chip)
     one, two, other = (device.alloc(4096) for _ in range(3))
@@ -104,6 +104,18 @@ def test_a_page_fault_loses_the_context_alone(opened: Opened, chip: str) -> None
     queue = device.queue().fill(good, 9)
     queue.timeline.wait(queue.submit())
     assert (good.numpy(np.uint32) == 9).all()
+
+
+def test_msm_tells_nobody_of_a_page_fault(opened: Opened) -> None:
+    device = opened("a630+msm")
+    good = device.alloc(4096)
+    address = VirtAddr(int(good.address) + (1 << 30))
+    with device.queue() as queue:
+        queue.fill(Buffer(device.driver.core, address, 64, good.placement), 7).fill(good, 9)
+    device.synchronize()
+    assert (good.numpy(np.uint32) == 9).all()
+    machine = device.driver.interface.node.machine  # type: ignore[attr-defined]
+    assert [report.address for report in machine.log] == [address]
 
 
 @needs_mesa

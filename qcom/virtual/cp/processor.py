@@ -280,9 +280,8 @@ class CommandProcessor:
         machine = self.machine
         self._strike(dispatch.code_address)
         processors = machine.processors  # making them is work, and no part of the program
-        memory = LaunchMemory(
-            self.space, self.engine.abort, halt=machine.options.halt_on_page_fault
-        )
+        halt = self.engine.halts_at_page_faults
+        memory = LaunchMemory(self.space, self.engine.abort, halt=halt)
         self.engine.processing = True
         try:
             outcome = processors.launch(dispatch, memory, self.engine.abort)
@@ -293,7 +292,7 @@ class CommandProcessor:
             machine.culprits = [*machine.culprits, *memory.culprits][-16:]
             for text in outcome.violations:
                 machine.violate(text)
-        if memory.faults and machine.options.halt_on_page_fault:
+        if memory.faults and halt:
             raise memory.faults[0]
         where = f" at {outcome.pc:#x}: {outcome.text}" if outcome.pc else ""
         if outcome.ending is Ending.DONE:

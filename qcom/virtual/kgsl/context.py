@@ -62,6 +62,20 @@ class Context:
         for call in due:
             call()
 
+    def begin(self, submission: Submission) -> None:
+        """The GPU begins a submission of this context."""
+
+    def blame(self) -> None:
+        """A submission of this context was at fault."""
+        self.status = ResetStatus.GUILTY
+        self.faulted = True
+        self.invalid = not self.tolerates_faults
+
+    @property
+    def halts_at_page_faults(self) -> bool:
+        """Whether a page fault of a shader ends the submission."""
+        return self.node.machine.options.halt_on_page_fault
+
     @property
     def tolerates_faults(self) -> bool:
         """Whether a fault skips the submission instead of ending the context."""
@@ -90,3 +104,4 @@ class Submission:
     timestamp: int
     buffers: tuple[tuple[int, int], ...] = ()
     syncs: tuple[SyncPoint, ...] = ()
+    named: frozenset[int] = frozenset()  # ids of objects that it names (msm)

@@ -29,24 +29,34 @@ GPU_READ_ONLY = 0x0100_0000  # KGSL_MEMFLAGS_GPUREADONLY
 
 
 class AddressSpace:
-    """One process's page table. `lock` is the machine's."""
+    """One process's page table. `lock` is the machine's. wide: first address and size of the range
+    that `place` uses, low: the one below 4 GiB."""
 
-    def __init__(self, lock: threading.RLock) -> None:
+    def __init__(
+        self,
+        lock: threading.RLock,
+        wide: tuple[int, int] = (WIDE_START, WIDE_SIZE),
+        low: tuple[int, int] = (LOW_START, LOW_SIZE),
+    ) -> None:
         self.lock = lock
         self._starts: list[int] = []
         self._objects: list[MemoryObject] = []
         self._tables: list[NDArray[np.uint64]] = []
-        self._wide = RangeAllocator(WIDE_START, WIDE_SIZE, PAGE, name="GPU addresses")
-        self._low = RangeAllocator(LOW_START, LOW_SIZE, PAGE, name="GPU addresses below 4 GiB")
+        self._wide = RangeAllocator(*wide, PAGE, name="GPU addresses")
+        self._low = RangeAllocator(*low, PAGE, name="GPU addresses below 4 GiB")
         self._given: dict[int, RangeAllocator] = {}
 
     def place(self, found: MemoryObject, align: int, *, low: bool) -> None:
         """Give an object an address, with an unmapped page behind it, and map it."""
+        self.reserve(found, align, low=low)
+        self.insert(found)
+
+    def reserve(self, found: MemoryObject, align: int = PAGE, *, low: bool = False) -> None:
+        """Give an object an address and map nothing there."""
         ranges = self._low if low else self._wide
         address = ranges.allocate(found.mapped_size + PAGE, max(align, PAGE))
         self._given[address] = ranges
         found.gpuaddr = address
-        self.insert(found)
 
     def insert(self, found: MemoryObject) -> None:
         """Map an object at its address."""
@@ -67,9 +77,9 @@ class AddressSpace:
         if not found.gpuaddr:
             return
         at = bisect.bisect(self._starts, found.gpuaddr) - 1
-        assert self._objects[at] is found
-        del self._starts[at], self._objects[at]
-        clear(self._tables)
+        if at >= 0 and self._objects[at] is found:  # else its address is only reserved
+            del self._starts[at], self._objects[at]
+            clear(self._tables)
         ranges = self._given.pop(found.gpuaddr, None)
         if ranges is not None:
             ranges.free(found.gpuaddr)
@@ -90,7 +100,11 @@ class AddressSpace:
             raise PageFault(address, access, "translation", client)
         if access is Access.WRITE and found.flags & GPU_READ_ONLY:
             raise PageFault(address, access, "permission", client)
+        self.touched(found)
         return found
+
+    def touched(self, found: MemoryObject) -> None:
+        """The GPU accesses an object; for kernel drivers that want to know."""
 
     def read(self, address: int, size: int, client: str = "CP") -> bytes:
         """Read memory as the GPU sees it; PageFault."""

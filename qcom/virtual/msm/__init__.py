@@ -1,0 +1,1 @@
+"""A model of msm, the upstream kernel driver: DRM calls, submit queues, fences."""

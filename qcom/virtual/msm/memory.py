@@ -1,0 +1,194 @@
+"""GEM objects of msm: handles, addresses, and how long memory stays.
+
+Source: Linux drivers/gpu/drm/msm: msm_gem.c (msm_gem_new_impl, msm_gem_cpu_prep, msm_gem_madvise,
+msm_gem_close), msm_drv.c (msm_ioctl_gem_info).
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import struct
+from typing import TYPE_CHECKING, Any
+
+from hcq.errors import OutOfMemory
+from hcq.uapi import constants
+from qcom.virtual.kgsl.refusal import refused, strike
+from qcom.virtual.memory.objects import PAGE, MemoryObject
+from qcom.virtual.memory.space import GPU_READ_ONLY
+from qcom.virtual.msm.queue import MsmQueue
+
+if TYPE_CHECKING:
+    from qcom.virtual.msm.node import MsmNode
+
+FIRST_OFFSET = 1 << 32  # of mmap: DRM_FILE_PAGE_OFFSET_START
+_LONGEST_NAME = 32
+
+
+class GemObject(MemoryObject):
+    """uses: submissions that name it, as (queue, fence, whether it writes). is_mapped: some
+    submission has named it; before that its address is only reserved. needed: it was not given up
+    by MADV_DONTNEED."""
+
+    def __init__(self, number: int, size: int, flags: int, offset: int, address: int) -> None:
+        read_only = flags & constants("msm_drm").MSM_BO_GPU_READONLY
+        super().__init__(
+            number, size, GPU_READ_ONLY if read_only else 0, offset, address, cached=False
+        )
+        self.msm_flags = flags
+        self.name = b""
+        self.uses: list[tuple[MsmQueue, int, bool]] = []
+        self.is_mapped = False
+        self.needed = True
+
+
+def find(node: MsmNode, handle: int, code: int = errno.ENOENT) -> GemObject:
+    """The object of a handle; OSError. Under the machine's lock."""
+    found = node.objects.get(handle)
+    if found is None or not found.id_valid:
+        raise refused(code, f"this file has no handle {handle}")
+    assert isinstance(found, GemObject)
+    return found
+
+
+def is_busy(node: MsmNode, found: GemObject, *, for_writing: bool) -> bool:
+    """Whether submissions that write it, or for a writer any, have not ended."""
+    found.uses = [use for use in found.uses if use[0].is_pending(use[1])]
+    return any(writes or for_writing for _, _, writes in found.uses)
+
+
+def address_of(node: MsmNode, found: GemObject) -> int:
+    """The address, given at the first question; OSError where there is none left."""
+    if not found.gpuaddr:
+        try:
+            node.space.reserve(found)
+        except OutOfMemory as error:
+            raise refused(errno.ENOSPC, f"{found.size} bytes of GPU addresses") from error
+    return found.gpuaddr
+
+
+def gem_new(node: MsmNode, call: Any) -> None:
+    """GEM_NEW."""
+    codes, machine = constants("msm_drm"), node.machine
+    if call.flags & ~codes.MSM_BO_FLAGS:
+        raise refused(errno.EINVAL, f"flags {call.flags:#x} of memory")
+    flags = call.flags
+    if flags & codes.MSM_BO_CACHE_MASK == codes.MSM_BO_UNCACHED:
+        flags = flags & ~codes.MSM_BO_CACHE_MASK | codes.MSM_BO_WC
+    caching = flags & codes.MSM_BO_CACHE_MASK
+    if caching not in (codes.MSM_BO_WC, codes.MSM_BO_CACHED, codes.MSM_BO_CACHED_COHERENT):
+        raise refused(errno.EINVAL, f"cache flags {caching:#x}")
+    if not call.size:
+        raise refused(errno.EINVAL, "size is 0")
+    if caching == codes.MSM_BO_CACHED:
+        machine.violate("MSM_BO_CACHED is deprecated: nothing cleans the cache")
+    size = -(-call.size // PAGE) * PAGE
+    with machine.lock:
+        try:
+            offset = machine.memory.allocate(size)
+        except OutOfMemory as error:
+            raise refused(errno.ENOMEM, f"{size} bytes") from error
+        handle = next(number for number in itertools.count(1) if number not in node.objects)
+        made = GemObject(handle, size, flags, offset, machine.memory.address + offset)
+        node.objects[handle] = made
+        call.handle = handle
+
+
+def gem_info(node: MsmNode, call: Any) -> None:
+    """GEM_INFO."""
+    codes = constants("msm_drm")
+    if call.pad:
+        raise refused(errno.EINVAL, "pad is not 0")
+    numbers = (codes.MSM_INFO_GET_OFFSET, codes.MSM_INFO_GET_IOVA, codes.MSM_INFO_SET_IOVA,
+               codes.MSM_INFO_GET_FLAGS)  # fmt: skip
+    names = (codes.MSM_INFO_SET_NAME, codes.MSM_INFO_GET_NAME)
+    if call.info not in (*numbers, *names) or (call.info in numbers and call.len):
+        node.machine.asked[f"GEM_INFO {call.info}"] += call.info not in numbers
+        raise refused(errno.EINVAL, f"info {call.info} with {call.len} bytes")
+    with node.machine.lock:
+        found = find(node, call.handle)
+        for name in codes.names(call.info, prefix="MSM_INFO_"):
+            strike(node.machine, name)
+        if call.info == codes.MSM_INFO_GET_OFFSET:
+            call.value = FIRST_OFFSET + found.offset
+        elif call.info == codes.MSM_INFO_GET_IOVA:
+            call.value = address_of(node, found)
+        elif call.info == codes.MSM_INFO_GET_FLAGS:
+            call.value = found.msm_flags
+        elif call.info == codes.MSM_INFO_SET_IOVA:
+            _set_address(node, found, call.value)
+        elif call.info == codes.MSM_INFO_SET_NAME:
+            if call.len >= _LONGEST_NAME:
+                raise refused(errno.EINVAL, f"a name of {call.len} bytes")
+            found.name = node.memory.read(call.value, call.len)
+        else:
+            if call.value and call.len < len(found.name):
+                raise refused(errno.EINVAL, f"room for {call.len} bytes of a name")
+            if call.value:
+                node.memory.write(call.value, found.name)
+            call.len = len(found.name)
+
+
+def _set_address(node: MsmNode, found: GemObject, address: int) -> None:
+    """An address of the program's choice, or 0: none."""
+    if found.gpuaddr:
+        if address:
+            raise refused(errno.EBUSY, f"handle {found.id} lies at {found.gpuaddr:#x}")
+        if is_busy(node, found, for_writing=True):
+            raise refused(errno.EBUSY, f"handle {found.id} is in use")
+        node.space.remove(found)
+        found.is_mapped = False
+    elif address:
+        start, end = 1 << 32, (1 << 32) + node.va_size
+        if address % PAGE or not start <= address <= end - found.mapped_size:
+            raise refused(errno.EINVAL, f"address {address:#x}")
+        if node.space.overlaps(address, found.mapped_size):
+            raise refused(errno.EBUSY, f"something lies at {address:#x}")
+        found.gpuaddr = address
+
+
+def gem_cpu_fini(node: MsmNode, call: Any) -> None:
+    """GEM_CPU_FINI: nothing is done to caches."""
+    with node.machine.lock:
+        find(node, call.handle)
+
+
+def gem_madvise(node: MsmNode, call: Any) -> None:
+    """GEM_MADVISE. Memory that is not needed may go at once: here it does."""
+    codes = constants("msm_drm")
+    if call.madv not in (codes.MSM_MADV_WILLNEED, codes.MSM_MADV_DONTNEED):
+        raise refused(errno.EINVAL, f"advice {call.madv}")
+    with node.machine.lock:
+        found = find(node, call.handle)
+        found.needed = call.madv == codes.MSM_MADV_WILLNEED
+        call.retained = 1
+
+
+def gem_close(node: MsmNode, argument: memoryview) -> None:
+    """GEM_CLOSE: memory stays while submissions use it, and addresses with it; CPU mappings keep
+    the memory alone."""
+    handle = struct.unpack_from("<I", argument)[0]
+    with node.machine.lock:
+        found = find(node, handle, errno.EINVAL)
+        found.id_valid = False
+        del node.objects[handle]
+        is_busy(node, found, for_writing=True)  # drops uses that have ended
+        if not found.uses:
+            _let_go(node, found)
+            return
+        queue, fence, _ = found.uses[-1]
+        pending = {id(use[0]): use for use in found.uses}  # the last one of each queue
+        waiting = [len(pending)]
+
+        def one_ended() -> None:
+            waiting[0] -= 1
+            if not waiting[0]:
+                _let_go(node, found)
+
+        for queue, fence, _ in pending.values():
+            queue.events.append((queue.fences[fence], one_ended))
+
+
+def _let_go(node: MsmNode, found: GemObject) -> None:
+    node.space.remove(found)
+    node.machine.release(found)

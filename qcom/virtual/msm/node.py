@@ -1,0 +1,85 @@
+"""The render node of msm in one program.
+
+A file of DRM has handles, submit queues and an address space of its own; here the program's files
+share one set.
+Source: Linux drivers/gpu/drm/drm_gem.c (drm_gem_mmap), drm_vma_manager.h (where offsets begin),
+drivers/gpu/drm/msm: msm_drv.c, adreno/adreno_gpu.c (addresses).
+"""
+
+from __future__ import annotations
+
+import errno
+
+from qcom.virtual.kgsl.refusal import refused
+from qcom.virtual.machine import VirtualMachine
+from qcom.virtual.memory.objects import PAGE, MemoryObject
+from qcom.virtual.memory.space import AddressSpace
+from qcom.virtual.msm.calls import MsmCalls
+from qcom.virtual.msm.memory import FIRST_OFFSET
+from qcom.virtual.msm.queue import MsmQueue
+from qcom.virtual.node import Ioctls, MemoryMapping, VirtualNode
+
+VA_START = 1 << 32  # ADRENO_VM_START
+_NEWER_STEP = 3  # of generation 6: from the a650 family on addresses have 16 GiB
+
+
+class _Space(AddressSpace):
+    def __init__(self, node: MsmNode) -> None:
+        super().__init__(node.machine.lock, (VA_START, node.va_size), (PAGE, PAGE))
+        self._node = node
+
+    def touched(self, found: MemoryObject) -> None:
+        """A submission keeps in place what it names; the rest may be gone."""
+        node = self._node
+        if found.id and found.id not in node.named:
+            node.machine.violate(
+                f"a submission uses memory that it does not name (handle {found.id}): the kernel "
+                "driver may take it away"
+            )
+
+
+class MsmNode(VirtualNode):
+    """See VirtualNode. named: handles that the submission names which runs. faults: of the address
+    space. queues: by number."""
+
+    driver = "msm"
+    path = "/dev/dri/renderD128"
+
+    def __init__(self, machine: VirtualMachine, *, owns_machine: bool = False) -> None:
+        self.machine = machine
+        self.named: frozenset[int] = frozenset()
+        self.faults = 0
+        self.queues: dict[int, MsmQueue] = {}
+        super().__init__(machine, owns_machine=owns_machine)
+
+    @property
+    def va_size(self) -> int:
+        """Bytes of the address space (address_space_size in a6xx_catalog.c)."""
+        facts = self.machine.facts
+        wide = facts.generation == 7 or facts.step >= _NEWER_STEP
+        return (16 if wide else 4) << 30
+
+    def _new_space(self) -> AddressSpace:
+        return _Space(self)
+
+    def _new_calls(self) -> Ioctls:
+        return MsmCalls(self)
+
+    def _mappable(self, offset: int, size: int) -> MemoryObject:
+        place = offset - FIRST_OFFSET
+        found = next((one for one in self.objects.values() if one.offset == place), None)
+        if size <= 0 or offset % PAGE or found is None or not found.id_valid:
+            raise refused(errno.EINVAL, f"mmap of {size} bytes at {offset:#x}: no such object")
+        if size > found.mapped_size:
+            raise refused(errno.EINVAL, f"mmap of {size} bytes, the object has {found.mapped_size}")
+        return found
+
+    def _mapped(self, found: MemoryObject, mapping: MemoryMapping) -> None:
+        """GPU and CPU mappings are independent."""
+
+    def _end_program(self) -> None:
+        super()._end_program()
+        self.queues = {}
+
+    def _texts(self) -> dict[str, str]:
+        return {}

@@ -1,0 +1,54 @@
+"""Submit queues of msm: fences, faults, and which memory a submission keeps in place.
+
+Source: Linux drivers/gpu/drm/msm: msm_submitqueue.c, msm_gpu.c (recover_worker).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qcom.virtual.kgsl.context import Context, Submission
+
+if TYPE_CHECKING:
+    from qcom.virtual.msm.node import MsmNode
+
+
+class MsmQueue(Context):
+    """One submit queue. number: of the file. faults: hangs of its submissions; a hang skips one
+    submission, and the others go on. last: the last fence that was given out."""
+
+    def __init__(self, number: int, machine_id: int, node: MsmNode) -> None:
+        super().__init__(machine_id, node, 0)
+        self.number = number
+        self.file = node
+        self.faults = 0
+        self.last = 0
+        self.fences: dict[int, int] = {}  # fence: the machine's timestamp, while it has not retired
+
+    def retire(self, timestamp: int) -> None:
+        """See Context."""
+        super().retire(timestamp)
+        self.fences = {fence: at for fence, at in self.fences.items() if not self.is_retired(at)}
+
+    def begin(self, submission: Submission) -> None:
+        """See Context."""
+        self.file.named = submission.named
+
+    def blame(self) -> None:
+        """See Context."""
+        self.faults += 1
+        self.file.faults += 1
+
+    @property
+    def halts_at_page_faults(self) -> bool:
+        """Page faults of shaders are logged, and the GPU goes on (a6xx_fault_handler)."""
+        return False
+
+    @property
+    def tolerates_faults(self) -> bool:
+        """See Context."""
+        return True
+
+    def is_pending(self, fence: int) -> bool:
+        """Whether a submission has not ended."""
+        return fence in self.fences
