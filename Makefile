@@ -22,39 +22,40 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 SETUP := tools/house/setup.sh $(VENV)
+ALL := demo dev firmware regen nv adreno?
 
 .PHONY: demo dev test test-slow test-masks mutants faults soak test-kernel test-foreign test-turnip hw check bench docs regen golden clean
 
 dev:
-	@$(SETUP) demo dev firmware regen nv
+	@$(SETUP) $(ALL)
 
 demo:
 	@$(SETUP) demo
 	@$(PYTHON) -m tools.cli demo
 
 test:
-	@$(SETUP) demo dev firmware regen nv
+	@$(SETUP) $(ALL)
 	$(PYTHON) -m pytest -q -n auto --dist worksteal -m "not slow and not hardware and not foreign" tests
 
 test-slow:
-	@$(SETUP) demo dev firmware regen nv
+	@$(SETUP) $(ALL)
 	$(PYTHON) -m pytest -q -n auto --dist worksteal -m "slow and not hardware and not foreign" tests
 	$(PYTHON) -m tests.seeds
 
 test-masks:
-	@$(SETUP) demo dev firmware regen nv
+	@$(SETUP) $(ALL)
 	$(PYTHON) -m tests.masks
 
 mutants:
-	@$(SETUP) demo dev firmware regen nv
+	@$(SETUP) $(ALL)
 	$(PYTHON) -m tests.mutants
 
 faults:
-	@$(SETUP) demo dev firmware regen nv
+	@$(SETUP) $(ALL)
 	$(PYTHON) -m tests.campaign $(if $(SEED),--seed $(SEED))
 
 soak:
-	@$(SETUP) demo dev firmware regen nv
+	@$(SETUP) $(ALL)
 	$(PYTHON) -m tests.campaign.soak --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
 
 test-kernel:
@@ -77,7 +78,7 @@ hw:
 	$(PYTHON) -m tests.hw
 
 check:
-	@$(SETUP) demo dev firmware regen nv
+	@$(SETUP) $(ALL)
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy am compiler hcq nv qcom tools ugpu usbgpu
 	$(PYTHON) -m tools.house.layers
