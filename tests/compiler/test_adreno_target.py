@@ -59,7 +59,7 @@ def test_a_share_of_the_corpus(chip: str, turn: int) -> None:
 
 @needs_mesa
 @pytest.mark.slow
-@pytest.mark.parametrize("chip", chips.names())
+@pytest.mark.parametrize("chip", ["a630", "a740"])  # one of each generation; shares run on others
 def test_the_whole_corpus_compiles(chip: str) -> None:
     for kernel in corpus_kernels(chip).values():
         image = compile_text(emit(kernel, target(chip)), target(chip))

@@ -138,14 +138,15 @@ def _pass(block: Block, state: State, scalar_unit: bool, broken: _Broken | None)
 
 
 def _check(op: Op, one: Touched, scalar: bool, state: State, broken: _Broken) -> None:
-    results = [("(ss)", state.ss), ("(sy)", state.sy)]
+    both = one.reads | one.writes
+    results = [("(ss)", state.ss, both), ("(sy)", state.sy, both)]
     if scalar:
-        wide = _width(op)
-        results.append(("(ss)", state.scalar_half if not wide else state.scalar_full))
+        for halves, wide in ((one.reads, _reads_full(op)), (one.writes, _writes_full(op))):
+            results.append(("(ss)", state.scalar_full if wide else state.scalar_half, halves))
     else:
-        results += [("(ss)", state.scalar_half), ("(ss)", state.scalar_full)]
-    for flag, late in results:
-        for half in sorted((one.reads | one.writes) & late.keys()):
+        results += [("(ss)", state.scalar_half, both), ("(ss)", state.scalar_full, both)]
+    for flag, late, halves in results:
+        for half in sorted(halves & late.keys()):
             broken.append((op, flag, half, late[half], "is not yet the result of"))
     if not scalar:
         for flag, late in (("(ss)", state.taken_ss), ("(ss) or (sy)", state.taken_either)):
@@ -157,9 +158,14 @@ def _check(op: Op, one: Touched, scalar: bool, state: State, broken: _Broken) ->
                 broken.append((op, flag, -1, late[0], "is not yet written by"))
 
 
-def _width(op: Op) -> bool:
+def _reads_full(op: Op) -> bool:
     """Whether a scalar instruction reads full registers."""
     return op.full if op.category in (2, 3) else not op.moved[1].half
+
+
+def _writes_full(op: Op) -> bool:
+    """Whether a scalar instruction writes full registers."""
+    return not (op.target if op.category in (2, 3) else op.moved[0]).half
 
 
 def _note(op: Op, one: Touched, scalar: bool, state: State) -> None:
@@ -170,8 +176,7 @@ def _note(op: Op, one: Touched, scalar: bool, state: State) -> None:
     if late_ss or name == "resinfo.b" or (shared and not scalar):
         results.append(state.ss)
     if scalar:
-        short = op.target.half if op.category in (2, 3) else op.moved[0].half
-        results.append(state.scalar_full if short else state.scalar_half)
+        results.append(state.scalar_half if _writes_full(op) else state.scalar_full)
     atomic = name.startswith("atomic.")
     if op.category == 5 or name in _LOADS or name.startswith(("atomic.b.", "atomic.g.")):
         results.append(state.sy)

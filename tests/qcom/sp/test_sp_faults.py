@@ -266,6 +266,19 @@ def test_the_scalar_unit_of_generation_7() -> None:
     assert rules(first, SS | vector, chip="a740") == ()
 
 
+def test_each_register_of_the_scalar_unit_has_its_width() -> None:
+    """A conversion waits for a half that was written as a whole, not where it writes a whole."""
+    shared = 48 * 4
+    whole = i("mov-immed", DST=shared + 8, SRC_TYPE=3, DST_TYPE=3, SRC=5)
+    half = i("mov-immed", DST=shared, SRC_TYPE=2, DST_TYPE=2, SRC=5)
+    widened = i("mov-gpr", DST=shared + 8, SRC_TYPE=2, DST_TYPE=3, SRC=shared)
+    of_a_whole = i("mov-gpr", DST=shared, SRC_TYPE=2, DST_TYPE=3, SRC=shared + 16)
+    assert rules(whole, half, widened, chip="a740") == ()
+    assert "(ss)" in rules(whole, of_a_whole, chip="a740")[0]  # hr52.x is half of r50.x
+    again = i("mov-immed", DST=shared, SRC_TYPE=3, DST_TYPE=3, SRC=1)
+    assert "(ss)" in rules(half, again, chip="a740")[0]
+
+
 def test_constants_that_the_code_stores() -> None:
     store = i("stc", DST=8, SRC=r(4), SIZE=1, TYPE=3)
     use = i("add.u", DST=r(6), SRC1=0x1008, SRC2=k(1), FULL=1)
