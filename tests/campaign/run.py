@@ -13,6 +13,7 @@ from pathlib import Path
 from hcq.errors import DeviceHang, UgpuError
 from tests.campaign.kind import Case, Kind, Recovery, Result
 from tests.campaign.stand import Stand
+from tests.support.holdings import apart
 
 #: seconds from the start of a stage to its error; a wait that passes every limit takes longer
 LIMIT_S = 20.0
@@ -38,6 +39,15 @@ def run(case: Case, kind: Kind, make: Callable[[], Stand], *, leaks: bool = True
     loaded for the first time does not. leaks: whether to look for that: not beside other cases."""
     result = Result(case)
     start = time.monotonic()
+    with apart():
+        _run_and_count(case, kind, make, result, leaks)
+    result.seconds = time.monotonic() - start
+    return result
+
+
+def _run_and_count(
+    case: Case, kind: Kind, make: Callable[[], Stand], result: Result, leaks: bool
+) -> None:
     try:
         for last in (False, False, True):
             before = counts()
@@ -54,8 +64,6 @@ def run(case: Case, kind: Kind, make: Callable[[], Stand], *, leaks: bool = True
                 raise Failed("leaked", str(more))
     except Failed as failed:
         result.failed[failed.args[0]] = failed.args[1]
-    result.seconds = time.monotonic() - start
-    return result
 
 
 def _settled(before: dict[str, int]) -> dict[str, int]:

@@ -13,6 +13,7 @@ import pytest
 
 from hcq.errors import Closed, DeviceLost
 from hcq.transport.base import Transport
+from tests.support import holdings
 from tests.support.descriptors import leaked, settled
 from tests.support.transport_stands import STANDS, Stand, Subject, much, rule
 
@@ -188,11 +189,12 @@ def address_space() -> int:
 def test_nothing_is_left(stand: Stand) -> None:
     """Descriptors, mappings and address space, over many lives."""
     stand.hold(use_all)
-    descriptors, mappings = settled(), mapped_files()
-    # What is not given back grows each time; a thread that came first may bring an arena, once.
-    assert any(growth(stand) < SLACK for _ in range(4))
-    assert not leaked(descriptors)
-    assert mapped_files() <= mappings
+    with holdings.apart():
+        descriptors, mappings = settled(), mapped_files()
+        # What is not given back grows each time; a thread that came first may bring an arena, once.
+        assert any(growth(stand) < SLACK for _ in range(4))
+        assert not leaked(descriptors)
+        assert mapped_files() <= mappings
 
 
 def growth(stand: Stand) -> int:

@@ -27,6 +27,7 @@ from qcom.device import open_device
 from qcom.virtual.isa.decoder.decode import program
 from qcom.virtual.isa.decoder.table import table
 from tests.qcom.kgsl_double import Double
+from tests.support import holdings
 from tests.support.adreno import MESA, compiled, module, needs_mesa
 from tests.support.interrupts import interrupted
 
@@ -413,11 +414,12 @@ def test_an_exception_at_any_line_of_an_allocation(opened: Opened) -> None:
     def allocate() -> None:
         device.alloc(4096).close()
 
-    for place in interrupted(allocate):
-        gc.collect()
-        device.synchronize()
-        device.alloc(64).close()
-        assert len(double.objects) == live, place
+    with holdings.apart():
+        for place in interrupted(allocate):
+            gc.collect()
+            device.synchronize()
+            device.alloc(64).close()
+            assert len(double.objects) == live, place
 
 
 def test_a_reset_that_is_cut_off_can_be_repeated(opened: Opened) -> None:
