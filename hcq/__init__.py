@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from hcq.device import Device as Device
     from hcq.errors import UgpuError as UgpuError
     from hcq.graph import Capture as Capture
+    from hcq.listing import list_devices as list_devices
     from hcq.memory import Placement as Placement
     from hcq.program import Kernel as Kernel
     from hcq.program import Parameter as Parameter
     from hcq.program import Program as Program
     from hcq.queue import Queue as Queue
     from hcq.queue import QueueKind as QueueKind
-    from hcq.registry import list_devices as list_devices
     from hcq.registry import open as open
     from hcq.remote.lease import lease as lease
     from hcq.target import TargetSpec as TargetSpec
@@ -45,7 +45,7 @@ _HOMES = {
     "Timeline": "hcq.timeline",
     "UgpuError": "hcq.errors",
     "lease": "hcq.remote.lease",
-    "list_devices": "hcq.registry",
+    "list_devices": "hcq.listing",
     "open": "hcq.registry",
 }
 

@@ -6,7 +6,7 @@ auto             UGPU_DEVICE if set, the first real device in vfio-pci's hands o
 cpu              host threads
 virtual:<chip>   a register-level model of a chip, with the real driver on it
 virtual:<chip>+usb   the same behind a virtual USB3 bridge
-virtual:<chip>+msm   the same above another kernel driver (KERNEL_DRIVERS)
+virtual:<chip>+msm   the same above another kernel driver (hcq.catalogue.KERNEL_DRIVERS)
 pci:<address>    bare metal
 thunderbolt:<id> the card in the enclosure with that unique id, wherever it is plugged in
 nvrm:<n>         an NVIDIA GPU through the stock kernel driver, /dev/nvidia<n>
@@ -22,21 +22,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import inspect
 import itertools
-import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from hcq import trace
+from hcq import listing, trace
+from hcq.catalogue import ENDPOINTS, KERNEL_DRIVERS, load, over_usb, pci_drivers, virtual_chips
 from hcq.checks import option_types, path_like, seconds
 from hcq.config import config
 from hcq.errors import BadArgument, DeviceNotFound, NotSupported
-from hcq.node_drivers import NODE_DRIVERS, nodes_of
+from hcq.node_drivers import NODE_DRIVERS
 from hcq.recovery import FAULT_POLICIES
 from hcq.transport.node import NodeAttachment
 
@@ -45,89 +44,8 @@ if TYPE_CHECKING:
     from hcq.transport.base import PciIdentity, Transport
     from hcq.transport.endpoint import Endpoint
 
-SYSFS_PCI = Path("/sys/bus/pci/devices")
-SYSFS_USB = Path("/sys/bus/usb/devices")
-NODES = Path("/dev")
-
 #: "module:function", called with a device and source, gives a Program
 COMPILER = "compiler.front.source:compile_source"
-# Packages that drive chips. Of each, `<package>.chips` tells what there is: `pci_drivers()`, a
-# PciDriver for each PCI id, `virtual_names()`, the chips with a model, and `summary(chip)`;
-# `<package>.virtual.gpu:attach(chip, ...)` attaches to one; its keywords are the model's.
-VENDORS = ("am", "nv", "qcom")
-# Of these, `<package>.virtual.gpu:endpoint(chip, ...)` gives a card to put behind a virtual bus.
-ENDPOINTS = ("am",)
-# Of these, `attach` takes `kernel_driver`: models of several kernel drivers, the usual one first.
-KERNEL_DRIVERS = {"qcom": ("kgsl", "msm")}
-
-
-class ChipSummary(NamedTuple):
-    """A chip for people. title: its name; products: boards that have it; isa: processor as LLVM or
-    PTX names it; proven: which board ran our driver, and in which report; "" where none has."""
-
-    title: str
-    products: tuple[str, ...]
-    isa: str
-    proven: str = ""
-
-    @property
-    def facts(self) -> dict[str, object]:
-        """For a DeviceEntry."""
-        products = ", ".join(self.products)
-        return {"products": products, "isa": self.isa, "proven_on_silicon": self.proven or "no"}
-
-
-class PciDriver(NamedTuple):
-    """A driver for a PCI function. `entry`: "module:function", called with name, attachment and the
-    driver's options. reach_bits: width of the bus addresses that the chip emits; least_bars: bytes
-    that each BAR must have for the driver to work, as (BAR, bytes). by_clock: (BAR, offset) of
-    registers that the driver uses by the clock (hcq.transport.replay). names: "module:function",
-    called with a recording, gives the names of its registers (am.names). chip: what it is. window:
-    "module", with what hcq.window asks for; "" where a driver cannot look without booting.
-    needs_host_memory: see hcq.transport.base.Traits.host_memory.
-    """
-
-    description: str
-    entry: str
-    reach_bits: int = 47
-    least_bars: tuple[tuple[int, int], ...] = ()
-    by_clock: tuple[tuple[int, int], ...] = ()
-    names: str = ""
-    chip: ChipSummary | None = None
-    window: str = ""
-    needs_host_memory: bool = True
-
-
-def virtual_chips() -> dict[str, str]:
-    """Chips that have a model, with the package that they belong to; the chips' folders tell."""
-    return {chip: vendor for vendor in VENDORS for chip in _load(f"{vendor}.chips:virtual_names")()}
-
-
-def pci_drivers() -> dict[tuple[int, int], PciDriver]:
-    """How to drive each (vendor, device) that there is a chip's folder for."""
-    drivers: dict[tuple[int, int], PciDriver] = {}
-    for vendor in VENDORS:
-        drivers |= _load(f"{vendor}.chips:pci_drivers")()
-    return drivers
-
-
-def attach_virtual(chip: str, /, **options: object) -> Attachment | NodeAttachment:
-    """Attach to a model of a chip; options are the model's. DeviceNotFound for an unknown name."""
-    attach = functools.partial(_attach_of(chip), chip)
-    made: Attachment | NodeAttachment = attach(**options)
-    if not isinstance(made, Attachment | NodeAttachment):
-        raise TypeError(f"the model of {chip} returned {made!r}")
-    return made
-
-
-def _attach_of(chip: str) -> Callable[..., Any]:  # a model's entry point; its caller checks
-    vendor = virtual_chips().get(chip)
-    if vendor is None:
-        have = ", ".join(f"virtual:{known}" for known in sorted(virtual_chips()))
-        raise DeviceNotFound(f"no virtual chip {chip!r}; there are: {have}")
-    return _load(f"{vendor}.virtual.gpu:attach")
-
-
 _recorded = itertools.count(1)
 # Options of `pci:` names that are the transport's (hcq.transport.attach), not the driver's.
 PCI_OPTIONS = frozenset(("via", "bind", "no_iommu", "narrow_link"))
@@ -151,13 +69,21 @@ class Attachment:
     on_image: Callable[[str, bytes], object] | None = None
 
 
-@dataclass(frozen=True)
-class DeviceEntry:
-    """A device that `open` would find. facts: what is known without touching it."""
+def attach_virtual(chip: str, /, **options: object) -> Attachment | NodeAttachment:
+    """Attach to a model of a chip; options are the model's. DeviceNotFound for an unknown name."""
+    attach = functools.partial(_attach_of(chip), chip)
+    made: Attachment | NodeAttachment = attach(**options)
+    if not isinstance(made, Attachment | NodeAttachment):
+        raise TypeError(f"the model of {chip} returned {made!r}")
+    return made
 
-    name: str
-    description: str
-    facts: dict[str, object] = field(default_factory=dict)
+
+def _attach_of(chip: str) -> Callable[..., Any]:  # a model's entry point; its caller checks
+    vendor = virtual_chips().get(chip)
+    if vendor is None:
+        have = ", ".join(f"virtual:{known}" for known in sorted(virtual_chips()))
+        raise DeviceNotFound(f"no virtual chip {chip!r}; there are: {have}")
+    return load(f"{vendor}.virtual.gpu:attach")
 
 
 def open(name: str = "auto", **options: object) -> Device:
@@ -182,14 +108,10 @@ def open(name: str = "auto", **options: object) -> Device:
     if wait_s:
         if name == "auto":
             raise BadArgument("wait_s requires the name of a device, got 'auto'")
-        keep_trying = _load("hcq.transport.hotplug:keep_trying")
+        keep_trying = load("hcq.transport.hotplug:keep_trying")
         return _device(keep_trying(lambda: open(name, **options), wait_s))
     if name == "auto":
-        ready = [e.name for e in _pci_devices(SYSFS_PCI) if e.facts["driver"] == "vfio-pci"]
-        ready += [e.name for e in _node_devices(NODES) if e.facts["usable"]]
-        usb = [e for e in _usb_devices() if e.facts["usable"] and e.facts["accessible"]]
-        ready += [e.name for e in usb]
-        found = config().device or next(iter(ready), "cpu")
+        found = config().device or next(iter(listing.ready()), "cpu")
         return open(found if found != "auto" else "cpu", **options)
     _start_tracing()
     on_fault = options.pop("on_fault", "raise")
@@ -202,14 +124,14 @@ def open(name: str = "auto", **options: object) -> Device:
     folder = config().observe_folder
     if folder is not None and not name.startswith(UNOBSERVED):
         core = device.driver.core
-        core.observer = _load("hcq.observe:offer")(core, folder)
+        core.observer = load("hcq.observe:offer")(core, folder)
     return device
 
 
 def _open_named(name: str, options: dict[str, object]) -> Device:
     kind, _, rest = name.partition(":")
     if name == "cpu":
-        make = _load("hcq.cpu.device:open_device")
+        make = load("hcq.cpu.device:open_device")
         _check_options(name, make, options, given=1)
         return _device(make(name, **options))
     if kind == "virtual":
@@ -217,16 +139,16 @@ def _open_named(name: str, options: dict[str, object]) -> Device:
     if kind == "pci":
         return _open_pci(name, rest, options)
     if kind == "thunderbolt":
-        address = _load("usbgpu.thunderbolt:address_of")(rest, pci_drivers().keys())
+        address = load("usbgpu.thunderbolt:address_of")(rest, pci_drivers().keys())
         return _open_pci(name, address, options)
     if kind == "vfio-user":
-        connect = _load("hcq.transport.vfio_user.client:VfioUserTransport")
+        connect = load("hcq.transport.vfio_user.client:VfioUserTransport")
         return _open_attached(name, Attachment(connect(rest)), options)
     if kind == "usb":
-        attach_usb = _load("usbgpu.attach:attach")
+        attach_usb = load("usbgpu.attach:attach")
         return _open_attached(name, Attachment(attach_usb(rest, _behind_bridge)), options)
     if kind == "ugpud":
-        lease = _load("hcq.remote.lease:open_device")
+        lease = load("hcq.remote.lease:open_device")
         _check_options(name, lease, options, given=2)
         return _device(lease(name, rest, **options))
     if kind == "recording":
@@ -234,11 +156,11 @@ def _open_named(name: str, options: dict[str, object]) -> Device:
     if kind in NODE_DRIVERS:
         if not rest.isdecimal():
             raise DeviceNotFound(f"expected a number after {kind}: as in {kind}:0, got {name!r}")
-        attach = _load(NODE_DRIVERS[kind].attach)
+        attach = load(NODE_DRIVERS[kind].attach)
         return _open_node(name, attach(int(rest)), options)
     if kind in PLANNED:
         raise NotSupported(f"{name}: devices of kind {kind!r} are not built yet")
-    have = ", ".join(entry.name for entry in list_devices())
+    have = ", ".join(entry.name for entry in listing.list_devices())
     raise DeviceNotFound(f"no device {name!r}; there are: {have}")
 
 
@@ -257,16 +179,6 @@ def _start_tracing() -> None:
     path = config().trace_file
     if path is not None:
         trace.subscribe(trace.JsonLines(path))
-
-
-def list_devices(sysfs: Path = SYSFS_PCI) -> list[DeviceEntry]:
-    """List the devices that `open` accepts, real ones first. Touches no hardware."""
-    virtual = []
-    for chip, vendor in sorted(virtual_chips().items()):
-        summary: ChipSummary = _load(f"{vendor}.chips:summary")(chip)
-        virtual.append(DeviceEntry(f"virtual:{chip}", f"model of {summary.title}", summary.facts))
-    cpu = DeviceEntry("cpu", "host threads")
-    return [*_pci_devices(sysfs), *_usb_devices(), *_node_devices(NODES), cpu, *virtual]
 
 
 def _open_virtual(name: str, chip: str, options: dict[str, object]) -> Device:
@@ -288,9 +200,9 @@ def _attach_over(name: str, chip: str, bus: str, options: dict[str, object]) -> 
     """Put a model of a chip into a virtual enclosure, or open one that exists again."""
     vendor = virtual_chips().get(chip)
     if bus != "usb" or vendor not in ENDPOINTS:
-        have = ", ".join(f"virtual:{known}+usb" for known in _over_usb())
+        have = ", ".join(f"virtual:{known}+usb" for known in over_usb())
         raise DeviceNotFound(f"no virtual device {name!r}; there are: {have}")
-    make, plug_in = _load(f"{vendor}.virtual.gpu:endpoint"), _load("usbgpu.virtual.attach:plug_in")
+    make, plug_in = load(f"{vendor}.virtual.gpu:endpoint"), load("usbgpu.virtual.attach:plug_in")
     enclosure = options.pop("enclosure", None)
     for_model = set(list(inspect.signature(make).parameters)[1:]) & set(options)
     option_types(make, options)
@@ -306,23 +218,18 @@ def _attach_over(name: str, chip: str, bus: str, options: dict[str, object]) -> 
             card.close()
         raise
     try:
-        bridge = _load("usbgpu.asm24:CustomBridge")(usb, sleep=clock.sleep)
-        transport = _load("usbgpu.transport:UsbTransport")(bridge, name, clock=clock)
+        bridge = load("usbgpu.asm24:CustomBridge")(usb, sleep=clock.sleep)
+        transport = load("usbgpu.transport:UsbTransport")(bridge, name, clock=clock)
     except BaseException:
         usb.close()
         raise
     return Attachment(transport, card.firmware, card.model)
 
 
-def _over_usb() -> list[str]:
-    """Chips whose model can be put into a virtual enclosure."""
-    return [chip for chip, vendor in sorted(virtual_chips().items()) if vendor in ENDPOINTS]
-
-
 def _open_node(name: str, attachment: NodeAttachment, options: Mapping[str, object]) -> Device:
     """Hand a node to the driver above it; the node is closed when that fails."""
     try:
-        make = _load(NODE_DRIVERS[attachment.driver].entry)
+        make = load(NODE_DRIVERS[attachment.driver].entry)
         _check_options(name, make, options, given=2)
         return _device(make(name, attachment, **options))
     except BaseException:
@@ -333,14 +240,14 @@ def _open_node(name: str, attachment: NodeAttachment, options: Mapping[str, obje
 def _open_recording(name: str, path: Path, options: Mapping[str, object]) -> Device:
     """Run the driver of a recorded device on its recording."""
     try:
-        recording = _load("hcq.transport.recording:Recording.load")(path.read_text("ascii"))
+        recording = load("hcq.transport.recording:Recording.load")(path.read_text("ascii"))
     except OSError as error:
         raise DeviceNotFound(f"cannot open {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise BadArgument(f"{path} is not a recording") from error
     identity = recording.identity
     known = pci_drivers().get((identity.vendor, identity.device))
-    replay = _load("hcq.transport.replay:ReplayTransport")
+    replay = load("hcq.transport.replay:ReplayTransport")
     transport = replay(recording, name, by_clock=known.by_clock if known else ())
     return _open_attached(name, Attachment(transport, recording.firmware or None), options)
 
@@ -353,7 +260,7 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
         wanted = options.pop("record", None)
         path = _record_path() if wanted is None else Path(path_like("record", wanted))
         if path is not None:
-            make_recorder = _load("hcq.transport.record:RecordingTransport")
+            make_recorder = load("hcq.transport.record:RecordingTransport")
             recorder = make_recorder(attachment.transport, path, time.monotonic)
             attachment = replace(attachment, transport=recorder, on_image=recorder.image)
             opening = recorder.opening()
@@ -361,7 +268,7 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
         known = pci_drivers().get((identity.vendor, identity.device))
         if known is None:
             raise DeviceNotFound(f"{name}: no driver supports PCI id {identity}")
-        make = _load(known.entry)
+        make = load(known.entry)
         _check_options(name, make, options, given=2)
         with opening:
             try:
@@ -388,19 +295,19 @@ def _behind_bridge(identity: PciIdentity) -> None:
 
 def _open_pci(name: str, address: str, options: dict[str, object]) -> Device:
     """Open a function that a driver of ours knows; refused before anything is unbound or opened."""
-    full, identity = _load("hcq.transport.attach:identify")(address)
+    full, identity = load("hcq.transport.attach:identify")(address)
     known = pci_drivers().get((identity.vendor, identity.device))
     if known is None:
-        have = ", ".join(entry.name for entry in _pci_devices(SYSFS_PCI)) or "none"
+        have = ", ".join(entry.name for entry in listing.pci_devices(listing.SYSFS_PCI)) or "none"
         raise DeviceNotFound(
             f"{name} is {identity}, which no driver supports; supported devices here: {have}",
             present=True,
         )
-    make = _load(known.entry)
+    make = load(known.entry)
     for_transport = {key: options.pop(key) for key in PCI_OPTIONS & set(options)}
     driver_options = {key: value for key, value in options.items() if key != "record"}
     _check_options(name, make, driver_options, given=2, also=PCI_OPTIONS)
-    attach_pci = _load("hcq.transport.attach:attach_pci")
+    attach_pci = load("hcq.transport.attach:attach_pci")
     transport = attach_pci(
         full, reach_bits=known.reach_bits, least_bars=dict(known.least_bars), **for_transport
     )
@@ -408,64 +315,9 @@ def _open_pci(name: str, address: str, options: dict[str, object]) -> Device:
     return _open_attached(own, Attachment(transport), options)
 
 
-def _pci_devices(sysfs: Path) -> list[DeviceEntry]:
-    if not sysfs.is_dir():
-        return []
-    entries = []
-    drivers = pci_drivers()
-    for function in sorted(sysfs.iterdir()):
-        try:
-            identity = tuple(int((function / key).read_text(), 16) for key in ("vendor", "device"))
-        except (OSError, ValueError):
-            continue  # vanished while we looked, or not a PCI function
-        if identity not in drivers:
-            continue
-        driver, group = function / "driver", function / "iommu_group"
-        facts: dict[str, object] = {
-            "pci_id": f"{identity[0]:04x}:{identity[1]:04x}",
-            "driver": driver.resolve().name if driver.exists() else None,
-            "iommu_group": group.resolve().name if group.exists() else None,
-        }
-        known = drivers[identity]
-        if known.chip is not None:
-            facts |= known.chip.facts
-        entries.append(DeviceEntry(f"pci:{function.name}", known.description, facts))
-    return entries
-
-
-def _usb_devices() -> list[DeviceEntry]:
-    """Bridges; which card is behind one shows only when it is opened."""
-    if not SYSFS_USB.is_dir():
-        return []
-    listed = _load("usbgpu.found:listed")
-    return [DeviceEntry(name, "USB bridge", facts) for name, facts in listed(SYSFS_USB)]
-
-
-def _node_devices(folder: Path) -> list[DeviceEntry]:
-    """Devices that have a node of a stock kernel driver; usable: this user may open it."""
-    entries = []
-    for kind, driver in NODE_DRIVERS.items():
-        for number, path in nodes_of(driver, folder, _load):
-            facts: dict[str, object] = {
-                "node": str(path),
-                "usable": os.access(path, os.R_OK | os.W_OK),
-            }
-            entries.append(DeviceEntry(f"{kind}:{number}", driver.description, facts))
-    return entries
-
-
 def compiler() -> Callable[..., Any]:
     """The compiler's entry for source of a user's own (`Device.compile`)."""
-    return _load(COMPILER)
-
-
-def _load(path: str) -> Callable[..., Any]:  # a driver's entry point; _device checks its result
-    module, _, function = path.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in function.split("."):
-        found = getattr(found, part)
-    entry: Callable[..., Any] = found
-    return entry
+    return load(COMPILER)
 
 
 def _check_options(

@@ -19,10 +19,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, cast
 
+from hcq.catalogue import PciDriver, pci_drivers, virtual_chips
 from hcq.errors import DeviceNotFound, NotSupported
 from hcq.fields import RegisterBlock
 from hcq.ladder import Diagnosis
-from hcq.registry import Attachment, PciDriver, attach_virtual, pci_drivers, virtual_chips
+from hcq.registry import Attachment, attach_virtual
 from hcq.transport.attach import attach_pci, identify
 from hcq.transport.base import PciIdentity
 from hcq.transport.vfio_user.client import VfioUserTransport

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 import hcq
-from hcq.registry import DeviceEntry
+from hcq.listing import DeviceEntry
 from hcq.transport.hotplug import Watcher
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.system import System

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from am import chips
 from am.chips.facts import ChipFacts
+from hcq.catalogue import pci_drivers
 from hcq.config import Config, config
 from hcq.errors import UgpuError
-from hcq.registry import pci_drivers
 from hcq.transport import pci_function
 from hcq.transport.system import System
 from hcq.transport.vfio_container import ACCESS_REMEDY

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from hcq.registry import pci_drivers
+from hcq.catalogue import pci_drivers
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.pci_path import hops, ports
 from hcq.transport.sysfs import bar_sizes

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from hcq.registry import DeviceEntry
+from hcq.listing import DeviceEntry
 from nv import abi
 from nv.chips import proven
 

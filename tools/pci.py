@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from hcq.catalogue import pci_drivers
 from hcq.errors import DeviceBusy, DeviceNotFound
-from hcq.registry import pci_drivers
 from hcq.transport.binding import Binding, give_back, plan, probe, release
 from hcq.transport.checks import check_bars, check_link, check_power, check_siblings
 from hcq.transport.eject import eject, steps

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hcq
+from hcq.catalogue import pci_drivers, virtual_chips
 from hcq.errors import BadArgument, DeviceNotFound, TransportError, UgpuError, UsageError
 from hcq.node_drivers import NODE_DRIVERS
-from hcq.registry import pci_drivers, virtual_chips
 from hcq.transport.recording import (
     Allocation,
     Content,

@@ -12,8 +12,8 @@ import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from hcq.catalogue import pci_drivers
 from hcq.fields import Register, RegisterValue
-from hcq.registry import pci_drivers
 from hcq.transport.recording import (
     Allocation,
     Content,

@@ -7,8 +7,8 @@ import pkgutil
 from collections.abc import Iterator
 
 from am.chips.facts import ChipFacts
+from hcq.catalogue import ChipSummary, PciDriver
 from hcq.errors import DeviceNotFound
-from hcq.registry import ChipSummary, PciDriver
 
 _REGISTER_NAMES = "am.names:register_names"
 _OPEN = "am.device:open_device"

@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from dataclasses import replace
 
-from hcq.registry import ChipSummary, PciDriver
+from hcq.catalogue import ChipSummary, PciDriver
 from qcom.chips.facts import ChipFacts
 
 MODELLED = ("a630", "a660", "a740", "a750")

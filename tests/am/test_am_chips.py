@@ -21,7 +21,7 @@ from am.device import AmDevice, open_device
 from am.regs import load
 from am.virtual.gpu import attach, build_chip
 from am.virtual.options import ChipOptions
-from hcq import registry
+from hcq import catalogue
 from hcq.errors import BadArgument, DeviceNotFound, DiscoveryError
 from tests.support.kernels import contract_object
 
@@ -78,9 +78,9 @@ def test_a_folder_says_what_is_asked_of_it(facts: ChipFacts) -> None:
     assert f"psp_{'_'.join(map(str, facts.versions['MP0']))}_sos.bin" in facts.firmware_files
     vendor = facts.generation.vendor
     assert [chips.find(vendor, device) for device in facts.pci_ids] == [facts] * len(facts.pci_ids)
-    described = [registry.pci_drivers()[vendor, device].description for device in facts.pci_ids]
+    described = [catalogue.pci_drivers()[vendor, device].description for device in facts.pci_ids]
     assert described == [f"AMD {facts.title}"] * len(facts.pci_ids)
-    assert registry.virtual_chips()[facts.name] == "am"
+    assert catalogue.virtual_chips()[facts.name] == "am"
 
 
 def test_cold_warm_and_reset(chip: Any, facts: ChipFacts) -> None:
@@ -163,7 +163,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_a_chip_is_one_folder(toy: str) -> None:
     """Its name, its PCI id and its model are found, and it works."""
     assert f"virtual:{toy}" in [entry.name for entry in hcq.list_devices()]
-    assert registry.pci_drivers()[0x1002, 0x7FFE].description == "AMD Toy"
+    assert catalogue.pci_drivers()[0x1002, 0x7FFE].description == "AMD Toy"
     with hcq.open(f"virtual:{toy}") as device:
         assert isinstance(device, AmDevice)
         assert device.info()["compute_units"] == 12

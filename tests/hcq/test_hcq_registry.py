@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import hcq
-from hcq.registry import list_devices, virtual_chips
+from hcq.catalogue import virtual_chips
+from hcq.listing import list_devices
 
 VIRTUAL = [f"virtual:{chip}" for chip in sorted(virtual_chips())]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hcq import registry
+from hcq import catalogue, listing, registry
 from hcq.errors import BadArgument, BarTooSmall, DeviceBusy, DeviceNotFound, FirmwareSilent
 from hcq.transport import attach as pci
 from tests.support.am_navi31 import attach, shared_facts
@@ -22,7 +22,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VfioMachine:
     made.add(GPU, driver="amdgpu")
     made.add(OTHER, ids=(0x10DE, 0x2684), driver="nvidia", group="8")
     monkeypatch.setattr(pci, "System", lambda: made)
-    monkeypatch.setattr(registry, "SYSFS_PCI", tmp_path / "sys/bus/pci/devices")
+    monkeypatch.setattr(listing, "SYSFS_PCI", tmp_path / "sys/bus/pci/devices")
     return made
 
 
@@ -74,5 +74,5 @@ def test_auto_takes_only_what_is_ready(machine: VfioMachine) -> None:
 
 def test_the_needs_of_the_chip_are_met_by_its_model() -> None:
     with attach(vram=256 << 20).transport as transport:
-        needs = dict(registry.pci_drivers()[0x1002, 0x744C].least_bars)
+        needs = dict(catalogue.pci_drivers()[0x1002, 0x744C].least_bars)
         assert all(transport.window(bar).size >= size for bar, size in needs.items())

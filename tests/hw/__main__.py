@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hcq.registry import DeviceEntry
+from hcq.listing import DeviceEntry
 from tests.hw import calls, machine, process
 from tests.hw.report import Report, Result
 from tools.devices import listed

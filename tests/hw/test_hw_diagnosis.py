@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import hcq
+from hcq.catalogue import load
 from hcq.errors import DriverRefused
 from nv.virtual.gpu import attach
 from tests.hw import __main__ as suite
@@ -38,8 +38,8 @@ def test_hangs(device):
 
 def test_the_calls_before_a_failure_are_decoded(tmp_path: Path) -> None:
     kept = calls.LastCalls()
-    attachment = calls.watched(hcq.registry._load("nv.virtual.gpu:attach")(), kept)
-    with hcq.registry._load("nv.device:open_device")("nvrm:0", attachment) as device:
+    attachment = calls.watched(load("nv.virtual.gpu:attach")(), kept)
+    with load("nv.device:open_device")("nvrm:0", attachment) as device:
         with pytest.raises(DriverRefused):
             gpu = device.driver.gpu
             gpu.client.ask(gpu.subdevice, "NV2080_CTRL_CMD_NVLINK_GET_NVLINK_STATUS")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import hcq
 from hcq.errors import DeviceHang, OutOfMemory, UgpuError
-from hcq.registry import DeviceEntry
+from hcq.listing import DeviceEntry
 from tests.hw import __main__ as suite
 from tests.hw import (
     process,

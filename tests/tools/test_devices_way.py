@@ -9,7 +9,7 @@ import pytest
 from hcq import registry
 from hcq.clock import Clock
 from hcq.errors import DeviceNotFound
-from hcq.registry import DeviceEntry
+from hcq.listing import DeviceEntry
 from hcq.transport.hotplug import Pauses, Watcher
 from tests.support.pci_machine import PciMachine
 from tests.support.thunderbolt_tree import RAZER, ThunderboltTree

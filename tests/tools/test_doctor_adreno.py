@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hcq import registry
+from hcq import listing, registry
 from hcq.errors import DeviceNotFound
 from tools.doctor_adreno import findings
 
@@ -57,8 +57,8 @@ def test_a_qualcomm_machine_without_a_node(tmp_path: Path) -> None:
 def test_nodes_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _node(tmp_path / "kgsl-3d0")
     _node(tmp_path / "dri/renderD128")  # of no driver that is known
-    monkeypatch.setattr(registry, "NODES", tmp_path)
-    listed = [entry.name for entry in registry.list_devices()]
+    monkeypatch.setattr(listing, "NODES", tmp_path)
+    listed = [entry.name for entry in listing.list_devices()]
     assert "kgsl:0" in listed and not any(name.startswith("msm") for name in listed)
 
 

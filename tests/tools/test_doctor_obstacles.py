@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hcq.catalogue import pci_drivers
 from hcq.errors import (
     AccessDenied,
     BarTooSmall,
@@ -23,7 +24,6 @@ from hcq.errors import (
     ModuleMissing,
     UgpuError,
 )
-from hcq.registry import pci_drivers
 from hcq.transport.vfio import VfioTransport
 from tests.support.fake_vfio import VfioMachine
 from tools import doctor

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq.registry import DeviceEntry
+from hcq.listing import DeviceEntry
 from tests.support.nv_driver_tree import CLOSED, OPEN, NvMachine
 from tools import devices, doctor, smi
 from tools.cli import main

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hcq import registry
+from hcq import listing, registry
 from hcq.errors import DeviceNotFound, NotSupported
 from tests.support.usb_script import IDENTITY
 from usbgpu import attach, found, power
@@ -103,9 +103,9 @@ def test_bridges_are_listed_with_the_other_devices(
     plug(tmp_path, "2-2", serial="", speed="480")
     plug(tmp_path, "2-3")
     plug(tmp_path, "2-4", serial="other", product="USB4 Enclosure")
-    monkeypatch.setattr(registry, "SYSFS_USB", tmp_path)
+    monkeypatch.setattr(listing, "SYSFS_USB", tmp_path)
     monkeypatch.setattr(found, "NODES", tmp_path / "bus")
-    listed = [entry for entry in registry.list_devices() if entry.name.startswith("usb:")]
+    listed = [entry for entry in listing.list_devices() if entry.name.startswith("usb:")]
     names = ["usb:2-1", "usb:2-2", "usb:2-3", "usb:other"]
     assert [entry.name for entry in listed] == names, "by port where a serial number is no name"
     assert listed[0].facts == {
@@ -129,9 +129,9 @@ def test_auto_takes_a_bridge_that_this_user_may_open(
     plug(tmp_path / "sys", "2-1", product=product)
     (tmp_path / "bus" / node).parent.mkdir(parents=True)
     (tmp_path / "bus" / node).touch()
-    monkeypatch.setattr(registry, "SYSFS_USB", tmp_path / "sys")
-    monkeypatch.setattr(registry, "SYSFS_PCI", tmp_path / "pci")
-    monkeypatch.setattr(registry, "NODES", tmp_path / "dev")
+    monkeypatch.setattr(listing, "SYSFS_USB", tmp_path / "sys")
+    monkeypatch.setattr(listing, "SYSFS_PCI", tmp_path / "pci")
+    monkeypatch.setattr(listing, "NODES", tmp_path / "dev")
     monkeypatch.setattr(found, "NODES", tmp_path / "bus")
     monkeypatch.delenv("UGPU_DEVICE", raising=False)
     opened: list[str] = []

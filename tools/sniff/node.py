@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from hcq import registry
+from hcq import catalogue, registry
 from hcq.culprit import Culprit, take_culprit
 from hcq.device import Device
 from hcq.errors import BadArgument, DeviceNotFound, NotSupported
@@ -205,7 +205,7 @@ def _load(path: str) -> Callable[..., Any]:  # an entry point named in the regis
 def attach(name: str) -> NodeAttachment:
     """The way to a device that is reached through a kernel driver's node, real or virtual."""
     kind, _, rest = name.partition(":")
-    if kind == "virtual" and rest in registry.virtual_chips():
+    if kind == "virtual" and rest in catalogue.virtual_chips():
         made = registry.attach_virtual(rest)
         if isinstance(made, NodeAttachment):
             return made

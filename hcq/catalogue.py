@@ -1,0 +1,84 @@
+"""The chips that there are drivers and models for, as the chips' folders tell.
+
+Drivers are named as "module:function" and imported when they are needed, not before.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+# Packages that drive chips. Of each, `<package>.chips` tells what there is: `pci_drivers()`, a
+# PciDriver for each PCI id, `virtual_names()`, the chips with a model, and `summary(chip)`;
+# `<package>.virtual.gpu:attach(chip, ...)` attaches to one; its keywords are the model's.
+VENDORS = ("am", "nv", "qcom")
+# Of these, `<package>.virtual.gpu:endpoint(chip, ...)` gives a card to put behind a virtual bus.
+ENDPOINTS = ("am",)
+# Of these, `attach` takes `kernel_driver`: models of several kernel drivers, the usual one first.
+KERNEL_DRIVERS = {"qcom": ("kgsl", "msm")}
+
+
+class ChipSummary(NamedTuple):
+    """A chip for people. title: its name; products: boards that have it; isa: processor as LLVM or
+    PTX names it; proven: which board ran our driver, and in which report; "" where none has."""
+
+    title: str
+    products: tuple[str, ...]
+    isa: str
+    proven: str = ""
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """For a DeviceEntry."""
+        products = ", ".join(self.products)
+        return {"products": products, "isa": self.isa, "proven_on_silicon": self.proven or "no"}
+
+
+class PciDriver(NamedTuple):
+    """A driver for a PCI function. `entry`: "module:function", called with name, attachment and the
+    driver's options. reach_bits: width of the bus addresses that the chip emits; least_bars: bytes
+    that each BAR must have for the driver to work, as (BAR, bytes). by_clock: (BAR, offset) of
+    registers that the driver uses by the clock (hcq.transport.replay). names: "module:function",
+    called with a recording, gives the names of its registers (am.names). chip: what it is. window:
+    "module", with what hcq.window asks for; "" where a driver cannot look without booting.
+    needs_host_memory: see hcq.transport.base.Traits.host_memory.
+    """
+
+    description: str
+    entry: str
+    reach_bits: int = 47
+    least_bars: tuple[tuple[int, int], ...] = ()
+    by_clock: tuple[tuple[int, int], ...] = ()
+    names: str = ""
+    chip: ChipSummary | None = None
+    window: str = ""
+    needs_host_memory: bool = True
+
+
+def virtual_chips() -> dict[str, str]:
+    """Chips that have a model, with the package that they belong to; the chips' folders tell."""
+    return {chip: vendor for vendor in VENDORS for chip in load(f"{vendor}.chips:virtual_names")()}
+
+
+def pci_drivers() -> dict[tuple[int, int], PciDriver]:
+    """How to drive each (vendor, device) that there is a chip's folder for."""
+    drivers: dict[tuple[int, int], PciDriver] = {}
+    for vendor in VENDORS:
+        drivers |= load(f"{vendor}.chips:pci_drivers")()
+    return drivers
+
+
+def over_usb() -> list[str]:
+    """Chips whose model can be put into a virtual enclosure."""
+    return [chip for chip, vendor in sorted(virtual_chips().items()) if vendor in ENDPOINTS]
+
+
+def load(path: str) -> Callable[..., Any]:  # a driver's entry point; callers check its result
+    """Import what "module:function" names."""
+    module, _, function = path.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in function.split("."):
+        found = getattr(found, part)
+    entry: Callable[..., Any] = found
+    return entry
