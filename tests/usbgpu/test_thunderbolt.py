@@ -88,6 +88,26 @@ def test_the_name_stays_when_the_socket_changes(
     assert thunderbolt.facts(function(tree, gpu))["name_of_enclosure"] == f"thunderbolt:{RAZER[2]}"
 
 
+@pytest.mark.parametrize(("socket", "router"), [(0, "0-2"), (1, "0-4")])
+def test_both_lanes_of_a_socket_belong_to_its_port(
+    tree: ThunderboltTree, socket: int, router: str
+) -> None:
+    ports_of_host = tree.host_on_die()
+    tree.enclosure(router)
+    cards = [tree.card_behind(port, 0x20 << n) for n, port in enumerate(ports_of_host)]
+    named = [thunderbolt.enclosure_of(function(tree, card)) for card in cards]
+    assert [one is not None for one in named] == [socket == 0, socket == 1]
+
+
+def test_an_enclosure_that_the_machine_does_not_tell_is_not_guessed(tree: ThunderboltTree) -> None:
+    (port,) = tree.host_on_die(1)
+    tree.enclosure("0-1", RAZER)
+    gpu = function(tree, tree.card_behind(port))
+    assert thunderbolt.enclosure_of(gpu) is not None
+    tree.enclosure("0-3", SONNET)  # of a socket without a port of its own
+    assert thunderbolt.enclosure_of(gpu) is None
+
+
 def test_a_card_in_the_machine_has_no_enclosure(tree: ThunderboltTree) -> None:
     root = tree.add("0000:00:01.0", link=(GEN4, 16))
     gpu = function(tree, tree.add("0000:01:00.0", root, ids=NAVI31, kind=0x030000, link=(GEN4, 16)))

@@ -134,6 +134,34 @@ def test_registers_and_memory_are_reached_through_the_windows() -> None:
         assert registers.read32(0x40) == 0xFFFF_FFFF, "memory decoding is off"
 
 
+def test_accesses_end_where_the_window_does() -> None:
+    with opened(TreeBridge(chain(gpu()))) as transport:
+        window = transport.window(5)
+        for access in (
+            lambda: window.read32(window.size),
+            lambda: window.read64(window.size),
+            lambda: window.write32(window.size, 1),
+            lambda: window.read(window.size - 4, 8),
+            lambda: window.write(window.size - 4, bytes(8)),
+            lambda: window.read(0, window.size + 4),
+        ):
+            with pytest.raises(BadArgument, match="inside the window"):
+                access()
+
+
+def test_configuration_is_read_after_the_writes_before_it() -> None:
+    with opened(bridge := TreeBridge(chain(gpu()))) as transport:
+        window = transport.window(5)
+        with transport.batch():
+            window.write32(0x10, 7)
+            assert bridge.registers[0x10] == 0
+            transport.config_read(0)
+            assert bridge.registers[0x10] == 7
+            window.write32(0x14, 9)
+            transport.config_write(0x3C, 1, 1)
+            assert bridge.registers[0x14] == 9
+
+
 def test_a_batch_joins_ascending_writes() -> None:
     with opened(bridge := TreeBridge(chain(gpu()))) as transport:
         window = transport.window(5)
@@ -213,6 +241,22 @@ def test_data_goes_through_the_rest_of_the_sram() -> None:
 
 
 # ---- resets, loss ------------------------------------------------------------------------------
+
+
+def test_a_closed_card_makes_no_requests() -> None:
+    card = gpu()
+    with opened(TreeBridge(chain(card))):
+        assert card.get(4, 2) == 6  # memory decoding, bus mastering
+    assert card.get(4, 2) == 2
+
+
+@pytest.mark.parametrize("kind", [ResetKind.BUS, ResetKind.POWER])
+def test_bars_have_their_size_again_after_a_reset(kind: ResetKind) -> None:
+    card = gpu()
+    with opened(TreeBridge(chain(card))) as transport:
+        assert card.bars[0].size == 1 << 30
+        transport.reset(kind)
+        assert card.bars[0].size == transport.window(0).size == 1 << 30
 
 
 def test_resets() -> None:
