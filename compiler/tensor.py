@@ -318,7 +318,7 @@ class Tensor(
         assert isinstance(storage, Storage)
         array = np.empty(self.shape, dtypes.to_numpy(self.dtype))
         if array.size:
-            storage.buffer.core.copy_out(storage.buffer, array.data.cast("B"))
+            storage.buffer.core.copies.download(storage.buffer, array.data.cast("B"))
         return dtypes.decode_bfloat16(array) if self.dtype is bfloat16 else array
 
     def item(self) -> Scalar:
@@ -453,6 +453,6 @@ def _copied(device: Device, array: NDArray[Any], wanted: DType | None) -> Node:
     size = stored.nbytes
     storage = runtime_of(device).pool.take(size)
     if size:
-        storage.buffer.core.copy_in(storage.buffer, stored.data.cast("B"))
+        storage.buffer.core.copies.upload(storage.buffer, stored.data.cast("B"))
     node.storage = storage
     return node

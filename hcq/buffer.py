@@ -104,7 +104,7 @@ class Buffer:
                 "the data is larger than the buffer", data=len(source), size=self.size
             )
         self._check_open()
-        self.core.copy_in(self, source)
+        self.core.copies.upload(self, source)
 
     def copy_to(self, out: NDArray[Any]) -> None:
         """Copy the start of the buffer into `out` (contiguous); waits for the device's work."""
@@ -118,7 +118,7 @@ class Buffer:
                 "the requested data is larger than the buffer", want=len(target), size=self.size
             )
         self._check_open()
-        self.core.copy_out(self, target)
+        self.core.copies.download(self, target)
 
     def numpy(
         self, dtype: DTypeLike = np.uint8, shape: tuple[int, ...] | None = None
@@ -164,7 +164,7 @@ class Buffer:
         self._check_open()
         if self.size % 4:
             raise BadArgument("fill offset and size must be multiples of 4 bytes", size=self.size)
-        self.core.fill(self, value & 0xFFFF_FFFF)
+        self.core.copies.fill(self, value & 0xFFFF_FFFF)
 
     def close(self) -> None:
         if not self.closed:

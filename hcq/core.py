@@ -31,6 +31,7 @@ from hcq.command import (
     uses,
     values_of,
 )
+from hcq.copies import Copies
 from hcq.crash import Keeper, evidence
 from hcq.errors import (
     BadArgument,
@@ -47,7 +48,7 @@ from hcq.ladder import Level, Recovery
 from hcq.memory import Placement
 from hcq.objectkind import load_program
 from hcq.program import Program
-from hcq.queue import HardwareQueue, Queue, QueueKind
+from hcq.queue import HardwareQueue
 from hcq.recovery import Healer
 from hcq.retired import Retired
 from hcq.timeline import Timeline
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from hcq.device import Device
     from hcq.driver import Driver
     from hcq.observe import Observer
-    from hcq.transfer import Transfer
 
 log = logging.getLogger(__name__)
 
@@ -82,11 +82,11 @@ class Core(Closing):
 
     driver: what it calls. device: the user's object. limit_s: how long a wait may take where its
     caller does not say (seconds), as the driver's clock counts it. last_failure: what the last
-    `reset` mended. resets: how many there were. keeper: writes the first failure's bundle.
-    healer: resets it. replaying: a replay that has begun, see `complete`. launches: kernels
-    submitted so far. errors: failures so far, by class. observer: serves telemetry, where it is
-    offered (hcq.observe). explainers: return further facts for a failure, from modules that know
-    more of its kernel; must not raise.
+    `reset` mended. resets: how many there were. keeper: writes the first failure's bundle. healer:
+    resets it. copies: between its memory and this process. replaying: a replay that has begun, see
+    `complete`. launches: kernels submitted so far. errors: failures so far, by class. observer:
+    serves telemetry, where it is offered (hcq.observe). explainers: return further facts for a
+    failure, from modules that know more of its kernel; must not raise.
     """
 
     device: Device
@@ -108,7 +108,7 @@ class Core(Closing):
         self.programs: weakref.WeakValueDictionary[int, Program] = weakref.WeakValueDictionary()
         self.followers = Followers(self)
         self.retired = Retired(self)
-        self._transfer: Transfer | None = None
+        self.copies = Copies(self)
         self.explainers: list[Callable[[UgpuError], Mapping[str, object]]] = []
 
     # ---- memory and programs -----------------------------------------------------------------
@@ -422,42 +422,6 @@ class Core(Closing):
         with self.lock:
             return self.healer.reset(only)
 
-    # ---- copies that wait --------------------------------------------------------------------
-
-    def copy_in(self, buffer: Buffer, data: memoryview) -> None:
-        """Buffer.copy_from: synchronous upload."""
-        self._refuse_in_capture("copy_from")
-        self.synchronize()
-        if not self.driver.write_memory(buffer, data):
-            self.transfer.upload(buffer, data)
-
-    def copy_out(self, buffer: Buffer, out: memoryview) -> None:
-        """Buffer.copy_to: synchronous download."""
-        self._refuse_in_capture("copy_to")
-        self.synchronize()
-        if not self.driver.read_memory(buffer, out):
-            self.transfer.download(buffer, out)
-
-    def fill(self, buffer: Buffer, value: int) -> None:
-        """Buffer.fill: synchronous."""
-        self._refuse_in_capture("fill")
-        self.synchronize()
-        queue = Queue(self.driver.hardware_queues(QueueKind.COPY)[0]).fill(buffer, value)
-        queue.timeline.wait(queue.submit())
-
-    def _refuse_in_capture(self, what: str) -> None:
-        if self.capturing is not None and self.capturing.is_mine:
-            raise BadArgument(f"{what} cannot be captured; record queue.copy or queue.fill")
-
-    @property
-    def transfer(self) -> Transfer:
-        """The staging buffers between host and device, made on first use."""
-        with self.lock:
-            self.check_usable()
-            if self._transfer is None:
-                self._transfer = self.driver.make_transfer()
-            return self._transfer
-
     # ---- the end -----------------------------------------------------------------------------
 
     def stop_helpers(self) -> None:
@@ -465,8 +429,7 @@ class Core(Closing):
         if self.observer is not None:
             self.observer.stop()
         self.followers.stop()
-        if self._transfer is not None:
-            self._transfer.stop()
+        self.copies.stop()
 
     def shut_down(self) -> None:
         """See Closing."""

@@ -87,10 +87,10 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     opened = request.getfixturevalue("device")
     request.getfixturevalue("program")  # loaded before we count
-    opened.driver.core.transfer.close()
+    opened.driver.core.copies.transfer.close()
     before = memory_used(opened)
     yield
-    opened.driver.core.transfer.close()
+    opened.driver.core.copies.transfer.close()
     grown = memory_used(opened) - before
     if opened.name.startswith("nvrm:"):
         assert grown <= DRIVERS_OWN, "the test leaks device memory"

@@ -125,8 +125,8 @@ def test_replaying(device: Device, check: Check) -> None:
 def test_copying(device: Device, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     data = np.arange(1 << 10, dtype=np.uint32)
     other = np.zeros_like(data)
-    monkeypatch.setattr(device.driver.core.transfer, "staging_size", 1024)
-    device.driver.core.transfer.close()
+    monkeypatch.setattr(device.driver.core.copies.transfer, "staging_size", 1024)
+    device.driver.core.copies.transfer.close()
     with device.alloc(data.nbytes) as buffer:
         for copy in (lambda: buffer.copy_from(data), lambda: buffer.copy_to(other)):
             for place in interrupted(copy):
@@ -134,7 +134,7 @@ def test_copying(device: Device, check: Check, monkeypatch: pytest.MonkeyPatch) 
                 buffer.copy_from(data)
                 assert (buffer.numpy(np.uint32) == data).all(), place
     assert (other == data).all()
-    device.driver.core.transfer.close()
+    device.driver.core.copies.transfer.close()
 
 
 @pytest.mark.parametrize("placement", list(Placement))

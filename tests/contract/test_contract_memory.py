@@ -62,7 +62,7 @@ def test_views_that_are_not_contiguous_are_copied_in_c_order(device: Device) -> 
 
 def test_transfers_larger_than_the_staging_buffers(device: Device) -> None:
     """Several rounds through both staging buffers, with a rest."""
-    transfer = device.driver.core.transfer
+    transfer = device.driver.core.copies.transfer
     if not isinstance(transfer, BulkTransfer):  # that one has the memory that there is
         transfer = Transfer(device.driver.core, staging_size=4096)
     data = pattern(5 * transfer.staging_size + 77)

@@ -1,0 +1,62 @@
+"""Copies between a device's memory and this process that end before they return."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hcq.buffer import Buffer
+from hcq.errors import BadArgument
+from hcq.queue import Queue, QueueKind
+
+if TYPE_CHECKING:
+    from hcq.core import Core
+    from hcq.transfer import Transfer
+
+
+class Copies:
+    """The copies of one device. Each waits until all work submitted before it has ended.
+    BadArgument while this thread captures a graph."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._transfer: Transfer | None = None
+
+    def upload(self, buffer: Buffer, data: memoryview) -> None:
+        """See Buffer.copy_from."""
+        self._refuse_in_capture("copy_from")
+        self._core.synchronize()
+        if not self._core.driver.write_memory(buffer, data):
+            self.transfer.upload(buffer, data)
+
+    def download(self, buffer: Buffer, out: memoryview) -> None:
+        """See Buffer.copy_to."""
+        self._refuse_in_capture("copy_to")
+        self._core.synchronize()
+        if not self._core.driver.read_memory(buffer, out):
+            self.transfer.download(buffer, out)
+
+    def fill(self, buffer: Buffer, value: int) -> None:
+        """See Buffer.fill."""
+        self._refuse_in_capture("fill")
+        self._core.synchronize()
+        queue = Queue(self._core.driver.hardware_queues(QueueKind.COPY)[0]).fill(buffer, value)
+        queue.timeline.wait(queue.submit())
+
+    @property
+    def transfer(self) -> Transfer:
+        """The staging buffers between host and device, made on first use."""
+        with self._core.lock:
+            self._core.check_usable()
+            if self._transfer is None:
+                self._transfer = self._core.driver.make_transfer()
+            return self._transfer
+
+    def stop(self) -> None:
+        """Wait until no transfer is under way; the device is about to close."""
+        if self._transfer is not None:
+            self._transfer.stop()
+
+    def _refuse_in_capture(self, what: str) -> None:
+        capturing = self._core.capturing
+        if capturing is not None and capturing.is_mine:
+            raise BadArgument(f"{what} cannot be captured; record queue.copy or queue.fill")
