@@ -1,4 +1,4 @@
-"""`ugpu lease ls|take|release`: a client of ugpud for people and scripts."""
+"""`ugpu lease ls|take|release|recover`: a client of ugpud for people and scripts."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ def run(arguments: argparse.Namespace, out: Output) -> int:
             out.say(f"lease {arguments.lease} ends")
             out.result({"released": arguments.lease})
             return 0
+        if arguments.what == "recover":
+            names = connection.call("recover", arguments.device).arguments[0]
+            out.say(f"recovering: {', '.join(names)}; see `ugpu lease ls`")
+            out.result({"recovering": names})
+            return 0
         return _take(connection, arguments, out)
 
 
@@ -34,7 +39,9 @@ def _list(connection: Connection, out: Output) -> int:
     for each in devices:
         reason = f": {each['reason']}" if each["reason"] else ""
         labels = ", ".join(each["labels"])
-        out.say(f"{each['name']:<24} {each['state']}{reason}  {labels}")
+        out.say(f"{each['name']:<24} {each['state']}{reason}  {labels}{_history(each['history'])}")
+    for trouble in {each["trouble"] for each in devices} - {""}:
+        out.say(f"history is not written: {trouble}")
     for each in found["leases"]:
         out.say(
             f"lease {each['lease']}: {each['device']}, {each['kind']}, {each['holder']}, "
@@ -47,6 +54,21 @@ def _list(connection: Connection, out: Output) -> int:
         )
     out.result({"devices": devices, **found})
     return 0
+
+
+def _history(found: dict[str, float | None]) -> str:
+    """What is known of a card's failures, in a few words; empty where there were none."""
+    if not found["failures"]:
+        return ""
+    parts = [f"{found['failures']} failures"]
+    for key, title in (("mtbf_s", "MTBF"), ("mttr_s", "MTTR")):
+        value = found[key]
+        if value is not None:
+            parts.append(f"{title} {value:.0f} s")
+    flake = found["flake_ratio"]
+    if flake is not None:
+        parts.append(f"{100 * flake:.2g}% of leases")
+    return f"  ({', '.join(parts)})"
 
 
 def _take(connection: Connection, arguments: argparse.Namespace, out: Output) -> int:

@@ -128,6 +128,7 @@ REQUESTS: Mapping[str, Sequence[str]] = {
     "lease": ("map",),  # what is wanted, see LeaseRequest -> grant
     "extend": ("number?", "real"),  # lease (nil: of this connection), seconds from now
     "release": ("number?",),
+    "recover": ("text",),  # a pattern of quarantined devices -> names of those that are tried
     # with a lease: memory and programs
     "allocate": ("number", "text"),  # size, placement -> number, address
     "free": ("number",),  # number; one that is not known is ignored

@@ -16,6 +16,7 @@ DEVICE_ERRORS = (LinkError, FirmwareError, DiscoveryError, UnitTimeout)
 PATTERNS = (0x00000000, 0xFFFFFFFF, 0xAAAAAAAA, 0x55555555)
 BYTES = 1 << 20
 LIMIT_S = 10.0
+LOOKS = 40  # at the clock of a device that is kept busy
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def check(device: Device) -> Health:
             level = device.reset().level
             if level > Level.PIPE:  # a program's fault stops queues, not the firmware behind them
                 return Health(f"it came back by a reset of level {level.label}")
-        return Health(_memory(device) or _kernels(device))
+        return Health(_memory(device) or _kernels(device) or _clocks(device))
     except UgpuError as error:
         return Health(f"{type(error).__name__}: {error.message}")
     except Exception as error:
@@ -75,3 +76,22 @@ def _kernels(device: Device) -> str:
         return "a 64 x 48 x 32 product of integers in float32 is wrong"
     total = float(Tensor(left, device=device).sum().numpy())
     return "" if total == float(left.sum()) else f"a sum is {total}, expected {float(left.sum())}"
+
+
+def _clocks(device: Device) -> str:
+    """The graphics clock of a busy device runs, where the device measures it. An idle one may be
+    gated, and the firmware averages over a while: so several looks."""
+    clock = next(
+        (each for each in device.sensors() if (each.name, each.label) == ("clock_hertz", "gfx")),
+        None,
+    )
+    if clock is None:
+        return ""
+    with device.alloc(BYTES) as buffer:
+        for _ in range(LOOKS):
+            with device.queue() as queue:
+                for _ in range(8):
+                    queue.fill(buffer, 0)
+            if clock.read() > 0:
+                return ""
+    return "the graphics clock of a busy device reads 0 Hz"

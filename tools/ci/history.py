@@ -6,16 +6,13 @@ goes on.
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..ledger import Ledger
 from .verdict import Attempt, Judgement, Verdict
-
-log = logging.getLogger(__name__)
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS judged (
@@ -28,7 +25,6 @@ CREATE TABLE IF NOT EXISTS attempt (
 CREATE INDEX IF NOT EXISTS judged_test ON judged(test);
 CREATE INDEX IF NOT EXISTS attempt_device ON attempt(device);
 """
-_BUSY_S = 10.0  # how long another process' write may take
 
 
 @dataclass(frozen=True)
@@ -46,39 +42,34 @@ class History:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.trouble = ""  # why nothing is written any more
+        self._ledger = Ledger(path, _TABLES)
 
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
-        with contextlib.closing(sqlite3.connect(self.path, timeout=_BUSY_S)) as database:
-            database.executescript(_TABLES)
-            with database:
-                yield database
+    @property
+    def trouble(self) -> str:
+        """Why nothing is written any more."""
+        return self._ledger.trouble
 
     def add(
         self, run: str, test: str, attempts: Sequence[Attempt], judgement: Judgement, time: float
     ) -> None:
         """Write one test's runs; a failure is told once and ends writing."""
-        if self.trouble:
-            return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self._opened() as database:
-                number = database.execute(
-                    "INSERT INTO judged (time, run, test, verdict, reason) VALUES (?, ?, ?, ?, ?)",
-                    (time, run, test, judgement.verdict.value, judgement.reason),
-                ).lastrowid
-                database.executemany(
-                    "INSERT INTO attempt VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                    [
-                        (number, place, device, one.passed, one.sick, one.error, one.trouble,
-                         one.bundle)
-                        for place, one in enumerate(attempts) for device in one.devices
-                    ],
-                )  # fmt: skip
-        except (sqlite3.Error, OSError) as error:
-            self.trouble = f"{self.path}: {error}"
-            log.warning("history is not written: %s; delete or move the file", self.trouble)
+
+        def insert(database: sqlite3.Connection) -> None:
+            number = database.execute(
+                "INSERT INTO judged (time, run, test, verdict, reason) VALUES (?, ?, ?, ?, ?)",
+                (time, run, test, judgement.verdict.value, judgement.reason),
+            ).lastrowid
+            database.executemany(
+                "INSERT INTO attempt VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (number, place, device, one.passed, one.sick, one.error, one.trouble,
+                     one.bundle)
+                    for place, one in enumerate(attempts) for device in one.devices
+                ],
+            )  # fmt: skip
+
+        if not self.trouble:
+            self._ledger.write(insert)
 
     def flaky(self) -> list[Line]:
         """Tests with flaky verdicts, the worst first."""
@@ -98,5 +89,5 @@ class History:
     def _lines(self, query: str, values: Sequence[object] = ()) -> list[Line]:
         if not self.path.is_file():
             return []
-        with self._opened() as database:
+        with self._ledger.opened() as database:
             return [Line(*row) for row in database.execute(query, values)]

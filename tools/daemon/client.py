@@ -68,6 +68,7 @@ class Client:
             "leases": lambda given, data: self.daemon.listed(),
             "extend": lambda given, data: self._extend(given[0], given[1]),
             "release": lambda given, data: self._release(given[0]),
+            "recover": lambda given, data: self._recover(given[0]),
             "info": lambda given, data: failures.facts_of(self.daemon.device_of(self).info()),
             "sensors": lambda given, data: self._sensors(),
         }
@@ -279,6 +280,10 @@ class Client:
     def _release(self, number: int | None) -> None:
         assert self.rights is not None
         self.daemon.release(self, number, self.rights)
+
+    def _recover(self, pattern: str) -> list[str]:
+        assert self.rights is not None
+        return self.daemon.recover(pattern, self.rights)
 
     def _held(self) -> Holder:
         if self.holder is None:

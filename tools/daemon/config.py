@@ -3,7 +3,7 @@
 [daemon]
 socket = "/run/ugpud/ugpud.sock"    # a UNIX socket; its file mode says who may connect
 mode = "0660"
-state = "/var/lib/ugpud"            # tokens
+state = "/var/lib/ugpud"            # tokens, history
 clients = 1100                      # connections at a time
 message = "64M"                     # bytes of one message, at most
 
@@ -13,6 +13,14 @@ longest_s = 86400
 drain_s = 5                         # for work under way when a lease ends; then a reset
 waiters = 1000
 preempt = false
+
+[recovery]
+rounds = 3                          # attempts at one failure, each harsher, before the quarantine
+pause_s = 5                         # before the second one, doubled before each further one
+trips = 5                           # failures within window_s, before a card is not tried again
+window_s = 3600
+reboot = "systemctl reboot"         # the last resort; default: not allowed
+reboot_every_s = 86400              # at most
 
 [tcp]
 listen = "0.0.0.0:7847"
@@ -39,6 +47,7 @@ from hcq.remote.address import PORT, user_socket
 from hcq.remote.request import byte_count
 
 from .leases import Policy
+from .recovery import RecoveryPolicy
 
 FILES = (Path("/etc/ugpud/ugpud.toml"),)
 _MOST_DEVICES = 256
@@ -77,6 +86,7 @@ class Settings:
     message: int = 64 << 20
     drain_s: float = 5.0
     policy: Policy = field(default_factory=Policy)
+    recovery: RecoveryPolicy = field(default_factory=RecoveryPolicy)
     tcp: TcpSettings | None = None
 
 
@@ -103,6 +113,7 @@ def parse(text: str, name: str = "ugpud.toml") -> Settings:
     daemon = _Section(name, "[daemon] ", top.table("daemon"))
     lease = _Section(name, "[lease] ", top.table("lease"))
     tcp = _Section(name, "[tcp] ", top.table("tcp")) if "tcp" in given else None
+    recovery = _recovery(_Section(name, "[recovery] ", top.table("recovery")))
     rows = top.take("device", list, [])
     top.end()
     usual = Policy()
@@ -128,10 +139,25 @@ def parse(text: str, name: str = "ugpud.toml") -> Settings:
         daemon.size("message", 64 << 20, 1 << 16, 1 << 30),
         drain_s,
         policy,
+        recovery,
         None if tcp is None else _tcp(tcp),
     )
     daemon.end()
     return settings
+
+
+def _recovery(section: _Section) -> RecoveryPolicy:
+    usual = RecoveryPolicy()
+    made = RecoveryPolicy(
+        section.number("rounds", usual.rounds, 1, 100),
+        section.seconds("pause_s", usual.pause_s),
+        section.number("trips", usual.trips, 1, 10_000),
+        section.seconds("window_s", usual.window_s),
+        section.take("reboot", str, usual.reboot),
+        section.seconds("reboot_every_s", usual.reboot_every_s),
+    )
+    section.end()
+    return made
 
 
 def _tcp(section: _Section) -> TcpSettings:

@@ -16,21 +16,24 @@ from concurrent.futures import ThreadPoolExecutor
 
 from hcq import threads
 from hcq.device import Device
-from hcq.errors import BadArgument, DeviceBusy, UgpuError
+from hcq.errors import AccessDenied, BadArgument, DeviceBusy, UgpuError
 from hcq.remote.channel import Channel
 from hcq.remote.request import LeaseRequest
 
 from .client import Client, Peer
 from .config import Settings
 from .handout import Handout
+from .history import CardHistory, Record
 from .leases import Card, Lease, State, Table, Waiter
 from .owned import Owned
+from .recovery import Breaker, Healing, can_help, reboot
 from .tokens import Rights, Tokens
 
 log = logging.getLogger(__name__)
 
 _STACK = 512 << 10  # bytes of a connection's thread: a thousand may wait
 _JOBS = 16
+NOTE_S = 60.0  # between two notes of the time in service
 
 
 class Daemon:
@@ -40,6 +43,7 @@ class Daemon:
         self.settings = settings
         self.now = now
         self.tokens = Tokens(settings.state / "tokens.json")
+        self.history = CardHistory.at(settings.state / "history.sqlite")
         self.owned = [
             Owned(each, f"{each.name}#{number}" if each.count > 1 else each.name)
             for each in settings.devices
@@ -49,6 +53,10 @@ class Daemon:
         self.table = Table([each.card for each in self.owned], settings.policy, now)
         self.clients: set[Client] = set()
         self._jobs = ThreadPoolExecutor(_JOBS, "ugpud job")
+        self._healers = ThreadPoolExecutor(len(self.owned), "ugpud recovery")
+        self._breakers = {each.name: Breaker(settings.recovery, now) for each in self.owned}
+        self._beyond: tuple[str, str] | None = None  # card and reason that call for a reboot
+        self._note_at = now() + NOTE_S
         self._tick = threading.Condition(self.lock)
         self._closed = False
         self._keeper = threading.Thread(target=self._keep_time, name="ugpud time", daemon=True)
@@ -80,7 +88,9 @@ class Daemon:
         with self._tick:
             while self.clients:
                 self._tick.wait()
+        self._healers.shutdown()
         self._jobs.shutdown()
+        self._note()
         for owned in self.owned:
             try:
                 owned.close()
@@ -95,7 +105,10 @@ class Daemon:
             owned.boot()
         except UgpuError as error:
             log.error("%s does not boot: %s", owned.card.name, error)
-            self._change(owned.card, State.QUARANTINED, str(error))
+            if can_help(error):
+                self._treat(owned, str(error))
+            else:
+                self._change(owned.card, State.QUARANTINED, str(error))
             return
         except BaseException:
             self._change(owned.card, State.QUARANTINED, "ugpud failed; its log has the cause")
@@ -110,6 +123,82 @@ class Daemon:
             self.table.changed(card, state, reason)
             self._tick.notify_all()
 
+    # ---- recovery ------------------------------------------------------------------------------
+
+    def _treat(self, owned: Owned, reason: str) -> None:
+        """Have a card recovered that failed; its lease is over, or is about to be."""
+        with self._tick:
+            if self._closed:
+                self.table.changed(owned.card, State.QUARANTINED, reason)
+                return
+            self.table.changed(owned.card, State.RECOVERING, reason)
+            self._tick.notify_all()
+            self._healers.submit(self._heal, owned, reason)
+
+    def _heal(self, owned: Owned, reason: str) -> None:
+        treatment = Healing(owned, self.settings.recovery, self.history, self._pause)
+        found = "ugpud failed; its log has the cause"
+        try:
+            with owned.lock:
+                found = treatment.run(reason, self._breakers[owned.name])
+        except Exception:
+            log.exception("%s: its recovery failed", owned.name)
+        self._note()
+        if not found:
+            with self._tick:
+                if self._beyond is not None and self._beyond[0] == owned.name:
+                    self._beyond = None
+                self._change(owned.card, State.READY)
+            return
+        log.error("%s is quarantined: %s", owned.name, found)
+        with self._tick:
+            self._beyond = owned.name, found
+            self._change(owned.card, State.QUARANTINED, found)
+        self._reboot_where_allowed()
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait; False where the daemon stops meanwhile."""
+        end = self.now() + seconds
+        with self._tick:
+            while not self._closed and (left := end - self.now()) > 0:
+                self._tick.wait(left)
+            return not self._closed
+
+    def _reboot_where_allowed(self) -> None:
+        """Reboot the machine for a card beyond recovery: where the policy allows it, and when no
+        lease is held."""
+        policy = self.settings.recovery
+        with self._tick:
+            held = any(lease.holds for lease in self.table.leases.values())
+            if self._beyond is None or not policy.reboot or held or self._closed:
+                return
+            (name, reason), self._beyond = self._beyond, None
+        if self.history.may_reboot(name, reason, policy.reboot_every_s):
+            reboot(policy.reboot, name, reason)
+        else:
+            log.error("%s: the machine was rebooted for a card not long ago", name)
+
+    def recover(self, pattern: str, rights: Rights) -> list[str]:
+        """Have quarantined cards recovered again; their names. For admins."""
+        with self._tick:
+            named = [each for each in self.owned if each.card.matches(pattern)]
+            bad = [each for each in named if each.card.state is State.QUARANTINED]
+            if not rights.admin or not all(rights.covers(each.card) for each in bad):
+                raise AccessDenied(f"{rights.name} may not have devices recovered: admins may")
+            if not bad:
+                have = "; ".join(f"{each.name}: {each.card.state.value}" for each in self.owned)
+                raise BadArgument(f"no quarantined device matches {pattern!r}: {have}")
+            for each in bad:
+                self._breakers[each.name].forgive()
+                self._treat(each, each.card.reason)
+            return [each.name for each in bad]
+
+    def _note(self) -> None:
+        """Write the time in service to the history."""
+        with self.lock:
+            leases = [(each.name, each.card.served) for each in self.owned]
+        self.history.serve(leases)
+
     def _keep_time(self) -> None:
         while True:
             with self._tick:
@@ -117,8 +206,11 @@ class Daemon:
                     return
                 for waiter in self.table.tick():
                     waiter.end("")
-                deadline = self.table.next_deadline()
-                self._tick.wait(None if deadline is None else max(0.0, deadline - self.now()))
+                if self.now() >= self._note_at:
+                    self._note_at = self.now() + NOTE_S
+                    self._jobs.submit(self._note)
+                deadline = min(self.table.next_deadline() or self._note_at, self._note_at)
+                self._tick.wait(max(0.0, deadline - self.now()))
 
     # ---- clients -----------------------------------------------------------------------------
 
@@ -236,7 +328,7 @@ class Daemon:
                     owned.take_back()
                 except UgpuError as error:
                     problem = str(error)
-                    log.error("%s is quarantined: %s", lease.card.name, error)
+                    log.error("%s failed: %s", lease.card.name, error)
         if holder is not None:
             with owned.lock:
                 try:
@@ -247,12 +339,13 @@ class Daemon:
                     owned.check(repair=False)
                 except UgpuError as error:
                     problem = str(error)
-                    log.error("%s is quarantined: %s", lease.card.name, error)
+                    log.error("%s failed: %s", lease.card.name, error)
         with self._tick:
             if problem:
-                self.table.changed(lease.card, State.QUARANTINED, problem)
+                self._treat(owned, problem)
             self.table.release(lease)
             self._tick.notify_all()
+        self._reboot_where_allowed()
 
     def hand_out(self, owned: Owned, lease: Lease) -> Handout:
         """Leave a device's chip to the holder of a lease."""
@@ -263,9 +356,18 @@ class Daemon:
     # ---- what clients ask --------------------------------------------------------------------
 
     def devices(self) -> list[dict[str, object]]:
-        """Return all devices and their states."""
+        """Return all devices, their states and their history."""
+        records = self.history.records()
         with self.lock:
-            return [each.card.to_map() for each in self.owned]
+            return [
+                {
+                    **each.card.to_map(),
+                    "served": each.card.served,
+                    "trouble": self.history.trouble,
+                    "history": records.get(each.name, Record()).to_map(),
+                }
+                for each in self.owned
+            ]
 
     def listed(self) -> dict[str, object]:
         """Return all leases, and those who wait, in the order in which they are served."""

@@ -2,7 +2,9 @@
 
     off -> booting -> ready <-> leased
               |         |         |
-              +---------+---------+--> quarantined (with a reason) -> booting
+              +---------+---------+--> recovering -> ready, or quarantined (with a reason)
+
+A quarantined device is recovered again when an operator asks for it.
 
 A device is leased to one holder alone, to several that share it, or watched by observers, who never
 stand in the way. Waiters are served by priority, then by the order in which they came; a waiter
@@ -30,6 +32,7 @@ class State(enum.Enum):
     BOOTING = "booting"
     READY = "ready"
     LEASED = "leased"
+    RECOVERING = "recovering"
     QUARANTINED = "quarantined"
 
 
@@ -37,7 +40,8 @@ class State(enum.Enum):
 class Card:
     """A device as the table sees it. labels: other names that a pattern may match. memory: bytes
     that leases may have. shares: how many may share it, 0 where it has one address space.
-    transport: whether it can be handed out as a vfio-user socket. reason: of the quarantine."""
+    transport: whether it can be handed out as a vfio-user socket. reason: of the quarantine, or of
+    the recovery. served: leases so far."""
 
     name: str
     labels: tuple[str, ...] = ()
@@ -47,6 +51,7 @@ class Card:
     state: State = State.OFF
     reason: str = ""
     leases: list[Lease] = field(default_factory=list)
+    served: int = 0
 
     def matches(self, pattern: str) -> bool:
         """Whether a request's pattern means it."""
@@ -261,6 +266,7 @@ class Table:
         self.leases[lease.number] = lease
         if lease.holds:
             card.state = State.LEASED
+            card.served += 1
         return lease
 
     def _free(self, request: LeaseRequest, rights: Rights) -> Iterator[Card]:

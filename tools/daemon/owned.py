@@ -11,9 +11,11 @@ import numpy as np
 import hcq
 from am.virtual.chip import Chip
 from hcq.device import Device
-from hcq.errors import ChipError, HostError, UgpuError
+from hcq.errors import ChipError, Closed, HostError, UgpuError
+from hcq.ladder import Level
 from hcq.queue import QueueKind
 
+from ..ci import health
 from .config import DeviceSettings
 from .handout import Handout, chip_of
 from .leases import Card
@@ -92,6 +94,49 @@ class Owned:
                 log.warning("%s: does not work after a lease, is reset: %s", self.card.name, error)
         device.reset()
         self._check(device)
+
+    # ---- recovery: see Patient -----------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self.card.name
+
+    @property
+    def is_open(self) -> bool:
+        return self.device is not None
+
+    def reset(self, to: Level | None) -> Level:
+        """See Patient."""
+        return self._opened().reset(None if to is None else to.label).level
+
+    def harsher(self, than: Level) -> list[Level]:
+        """See Patient."""
+        core = self._opened().driver.core
+        with core.lock:
+            _, planned = core.driver.recovery_plan()
+        levels = (each.level for each in planned if not each.refusal)
+        return list(dict.fromkeys(level for level in levels if level > than))
+
+    def reopen(self) -> None:
+        """See Patient."""
+        handout, self._handout = self._handout, None
+        device, self.device = self.device, None
+        if handout is not None:
+            handout.close()
+        if device is not None:
+            device.close()
+        self.boot()
+
+    def prove(self) -> None:
+        """See Patient."""
+        found = health.check(self._opened())
+        if not found:
+            raise ChipError(f"{self.name} fails its self-test: {found.trouble}")
+
+    def _opened(self) -> Device:
+        if self.device is None:
+            raise Closed(f"{self.name} is not open")
+        return self.device
 
     def close(self) -> None:
         """Close it; idempotent."""

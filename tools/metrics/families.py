@@ -50,7 +50,7 @@ STATES = ("ok", "failed", "closing", "no answer", "not open")
 
 
 @dataclass
-class _Families:
+class Families:
     """Families under construction by name, in the order of their first sample."""
 
     made: dict[str, Metric] = field(default_factory=dict)
@@ -75,7 +75,7 @@ def families(
     cards: Sequence[Card], expected: Iterable[str] = (), *, dcgm: bool = False
 ) -> Iterator[Metric]:
     """The metrics of all cards. expected: names of devices that must be there."""
-    made = _Families()
+    made = Families()
     several = Counter(card.device for card in cards)
     for card in cards:
         found = card.last
@@ -94,7 +94,7 @@ def families(
     yield from made.made.values()
 
 
-def _card(made: _Families, card: Card, device: str) -> None:
+def _card(made: Families, card: Card, device: str) -> None:
     for state in STATES:
         words = {"device": device, "state": state}
         made.gauge("ugpu_state", "1 for the device's state.", float(card.state == state), **words)
@@ -151,7 +151,7 @@ _DCGM: dict[str, tuple[str, Callable[[Telemetry], float | None]]] = {
 }  # fmt: skip
 
 
-def _dcgm(made: _Families, found: Telemetry, device: str) -> None:
+def _dcgm(made: Families, found: Telemetry, device: str) -> None:
     labels = {
         "gpu": device, "UUID": device, "device": device, "modelName": found.target,
         "Hostname": platform.node(),

@@ -66,10 +66,12 @@ def run(
     interval_s: float = 5.0,
     expected: Sequence[str] = (),
     dcgm: bool = False,
+    daemon: str | None = None,
     stop: threading.Event | None = None,
 ) -> int:
     """Serve until SIGINT, SIGTERM or `stop`. once: print the metrics and return. textfile: write
-    them to this file every `interval_s` seconds instead of serving."""
+    them to this file every `interval_s` seconds instead of serving. daemon: a ugpud whose cards
+    and leases are served besides; "": the usual one."""
     try:
         import prometheus_client
         from prometheus_client import CollectorRegistry
@@ -84,6 +86,11 @@ def run(
         fleet = stack.enter_context(Fleet(config().observe_folder))
         registry = CollectorRegistry(auto_describe=False)
         registry.register(Collector(fleet, expected, dcgm=dcgm))  # type: ignore[arg-type]
+        if daemon is not None:
+            from .leases import Desk  # needs prometheus_client
+
+            desk = stack.enter_context(Desk(daemon or None))
+            registry.register(desk)
         if once:
             text = prometheus_client.generate_latest(registry).decode()
             out.console.out(text, highlight=False, end="")

@@ -73,6 +73,8 @@ def _metrics(parser: argparse.ArgumentParser) -> None:
         metavar="DEVICE",
         help="a device that must be open; may be repeated",
     )
+    add("--daemon", nargs="?", const="", metavar="WHERE",
+        help="also the cards and leases of a ugpud: a socket, or tls://HOST[:PORT]")  # fmt: skip
     add("--compat", choices=["dcgm"], help="metrics under NVIDIA's names besides")
     add("--print", choices=sorted(FILES), dest="file",
         help="print the alert rules for Prometheus or the dashboard for Grafana")  # fmt: skip
@@ -87,4 +89,5 @@ def metrics(arguments: argparse.Namespace, out: Output) -> int:
     return run(
         out, listen=arguments.listen, once=arguments.once, textfile=arguments.textfile,
         interval_s=arguments.interval, expected=arguments.expect, dcgm=arguments.compat == "dcgm",
+        daemon=arguments.daemon,
     )  # fmt: skip

@@ -1,0 +1,137 @@
+"""What became of the daemon's cards over months: service, leases, failures, in one SQLite file.
+
+Mean time between failures (MTBF) is time in service by failures; mean time to recover (MTTR) is of
+those that were recovered; the flake rate is failures by leases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..ledger import Ledger
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS service (
+    device TEXT NOT NULL, since REAL NOT NULL, until REAL NOT NULL, leases INTEGER NOT NULL,
+    PRIMARY KEY (device, since));
+CREATE TABLE IF NOT EXISTS incident (
+    id INTEGER PRIMARY KEY, device TEXT NOT NULL, time REAL NOT NULL, reason TEXT NOT NULL,
+    ended REAL, outcome TEXT NOT NULL, tried TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS reboot (time REAL NOT NULL, device TEXT NOT NULL, reason TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS incident_device ON incident(device);
+"""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One card's history. None: nothing that it could be computed from."""
+
+    failures: int = 0
+    leases: int = 0
+    service_s: float = 0.0
+    mtbf_s: float | None = None
+    mttr_s: float | None = None
+    flake_ratio: float | None = None
+
+    def to_map(self) -> dict[str, object]:
+        """Return it for clients."""
+        return asdict(self)
+
+
+class CardHistory:
+    """wall: seconds since 1970. Thread-safe."""
+
+    def __init__(self, ledger: Ledger, wall: Callable[[], float] = time.time) -> None:
+        self._ledger = ledger
+        self._wall = wall
+        self._since = wall()
+
+    @staticmethod
+    def at(path: Path) -> CardHistory:
+        """Return the history in a file, which need not be there."""
+        return CardHistory(Ledger(path, TABLES))
+
+    @property
+    def trouble(self) -> str:
+        """Why the last write failed; empty where it did not."""
+        return self._ledger.trouble
+
+    def serve(self, leases: Iterable[tuple[str, int]]) -> None:
+        """Note that cards have been in service until now; leases: how many, of each card's name,
+        since the daemon started."""
+        rows = [(name, self._since, self._wall(), count) for name, count in leases]
+        self._ledger.write(
+            lambda database: database.executemany(
+                "INSERT OR REPLACE INTO service VALUES (?, ?, ?, ?)", rows
+            )
+        )
+
+    def failed(self, device: str, reason: str) -> int | None:
+        """Note a failure; its number for `ended`, None where that cannot be written."""
+        return self._ledger.write(
+            lambda database: (
+                database.execute(
+                    "INSERT INTO incident VALUES (NULL, ?, ?, ?, NULL, '', '')",
+                    (device, self._wall(), reason),
+                ).lastrowid
+            )
+        )
+
+    def ended(self, number: int | None, outcome: str, tried: str) -> None:
+        """Note what became of a failure: "recovered" or "quarantined", and what was tried."""
+        if number is not None:
+            self._ledger.write(
+                lambda database: database.execute(
+                    "UPDATE incident SET ended = ?, outcome = ?, tried = ? WHERE id = ?",
+                    (self._wall(), outcome, tried, number),
+                )
+            )
+
+    def may_reboot(self, device: str, reason: str, every_s: float) -> bool:
+        """Note a reboot of the machine, and return True; False where the last one is less than
+        `every_s` ago, or this one cannot be written: it might be repeated for ever."""
+        now = self._wall()
+
+        def take(database: sqlite3.Connection) -> bool:
+            (last,) = database.execute("SELECT max(time) FROM reboot").fetchone()
+            if last is not None and last > now - every_s:
+                return False
+            database.execute("INSERT INTO reboot VALUES (?, ?, ?)", (now, device, reason))
+            return True
+
+        return bool(self._ledger.write(take))
+
+    def records(self) -> dict[str, Record]:
+        """Return the history of each card; empty where it cannot be read."""
+        found: dict[str, Record] = {}
+        if not self._ledger.path.is_file():
+            return found
+        with contextlib.suppress(sqlite3.Error, OSError), self._ledger.opened() as database:
+            service = database.execute(
+                "SELECT device, sum(until - since), sum(leases) FROM service GROUP BY device"
+            )
+            rows = {name: (seconds, leases) for name, seconds, leases in service}
+            incidents = database.execute(
+                "SELECT device, count(*), sum(ended - time), "
+                "avg(CASE outcome WHEN 'recovered' THEN ended - time END) "
+                "FROM incident GROUP BY device"
+            )
+            bad = {name: rest for name, *rest in incidents}
+            for name in rows.keys() | bad.keys():
+                seconds, leases = rows.get(name, (0.0, 0))
+                failures, down, repair = bad.get(name, (0, 0.0, None))
+                up = max(0.0, seconds - (down or 0.0))
+                found[name] = Record(
+                    failures,
+                    leases,
+                    up,
+                    up / failures if failures else None,
+                    repair,
+                    failures / leases if leases else None,
+                )
+        return found

@@ -1,0 +1,62 @@
+"""A SQLite file that several processes append to. A full disk or a damaged file costs history and
+nothing else: the trouble is kept, told once, and the program goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+_BUSY_S = 10.0  # how long another process' write may take
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=_BUSY_S)
+
+
+class Ledger:
+    """The database at `path`, made where it is missing. tables: SQL that creates them. Thread-safe:
+    each use has a connection of its own. trouble: why the last write failed; empty where it did
+    not."""
+
+    def __init__(
+        self,
+        path: Path,
+        tables: str,
+        connect: Callable[[Path], sqlite3.Connection] = _connect,
+    ) -> None:
+        self.path = path
+        self.trouble = ""
+        self._tables = tables
+        self._connect = connect
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[sqlite3.Connection]:
+        """Yield the database in a transaction; raises sqlite3.Error, OSError."""
+        with contextlib.closing(self._connect(self.path)) as database:
+            database.executescript(self._tables)
+            with database:
+                yield database
+
+    def write(self, work: Callable[[sqlite3.Connection], Result]) -> Result | None:
+        """Run `work` in a transaction, and return its result; None where it cannot be written."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.opened() as database:
+                found = work(database)
+        except (sqlite3.Error, OSError) as error:
+            trouble = f"{self.path}: {error}"
+            if trouble != self.trouble:
+                log.error(
+                    "history is not written: %s; make room on the disk, or move the file", trouble
+                )
+            self.trouble = trouble
+            return None
+        self.trouble = ""
+        return found
