@@ -14,10 +14,11 @@ from am.device import AmDevice
 from am.smu import BUSY
 from am.virtual.options import ChipOptions
 from hcq.errors import DeviceHang, FirmwareRejected, FirmwareSilent
-from hcq.ladder import climb
+from hcq.ladder import Level, climb
 from hcq.queue import QueueKind
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import build_chip, check_runs, opened, shared_facts, start_forever
+from tests.support.waiting import until
 
 RUNGS = [
     "take queues off", "kill waves", "soft reset", "warm start", "mode1 reset",
@@ -86,6 +87,45 @@ def test_a_stuck_smu_is_reset_by_its_debug_mailbox(chip: Any) -> None:
         device.reset()
         assert [step.name for step in device.reset_report] == ["kill waves"]
         check_runs(device, program, out, 6)
+
+
+def test_an_smu_that_was_stuck_counts_as_listening_after_a_reset(chip: Any) -> None:
+    with opened(chip) as device, device.load(faulty_object()) as program:
+        out, smu = device.alloc(64), device.driver.units.smu
+        whole, smu.limit_s = smu.limit_s, 0.01
+        mode1 = chip.mode1_reset
+
+        def cured() -> None:
+            chip.faults.smu_silent = False
+            mode1()
+
+        chip.mode1_reset = cured
+        chip.faults.smu_silent = True
+        with pytest.raises(FirmwareSilent):
+            smu.send("GetSmuVersion")
+        assert smu.stuck
+        smu.limit_s = whole
+        assert device.reset().diagnosis.reason == "the SMU has not answered a message"
+        assert not smu.stuck
+        assert device.reset().diagnosis.first == Level.QUEUE
+        check_runs(device, program, out, 5)
+
+
+def test_a_fault_that_was_not_taken_does_not_hide_the_next(chip: Any) -> None:
+    with opened(chip) as device, device.load(faulty_object()) as program:
+        out = device.alloc(64)
+        hubs = list(device.driver.units.gmc)
+
+        def latched() -> bool:
+            return any(hub.vm("L2_PROTECTION_FAULT_STATUS").read() for hub in hubs)
+
+        with device.queue() as queue:
+            arguments = (out, np.uint64(0x1234_5678_9000))
+            queue.launch(program["read_at"], grid=(1,), block=(64,), args=arguments)
+        until(latched, "the fault")
+        climb_one(device, "kill waves")
+        assert not latched()
+        check_runs(device, program, out, 1)
 
 
 def test_the_mildest_rung_that_works_is_taken(chip: Any, caplog: pytest.LogCaptureFixture) -> None:
