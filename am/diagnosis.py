@@ -89,8 +89,8 @@ def _unfinished(driver: AmDriver) -> Level:
 
 def failed_queues(driver: AmDriver, failure: UgpuError | None) -> list[RingQueue]:
     """The queues that a failure concerns; all of them where it names none."""
-    queues = driver.ring_queues
-    compute: list[RingQueue] = [*driver.compute_queues]
+    queues = driver.queues.all
+    compute: list[RingQueue] = [*driver.queues.compute]
     named = [queue for queue in queues if failure and _names(failure, queue)]
     if named:
         return named

@@ -19,17 +19,15 @@ from am.generations.record import generation_of
 from am.gfx import PRIVATE_BASE, SHARED_BASE
 from am.ih import Interrupt
 from am.image import HostImage
-from am.memory import PAGE, AddressSpace, Mapping
-from am.mqd import QueueMemory
+from am.memory import AddressSpace, Mapping
+from am.outside import OutsideMemory
 from am.programs import Programs
-from am.queue import RING_SIZE, ComputeQueue, CopyQueue, RingQueue
+from am.queues import Queues
 from am.report import Reporter
-from am.sdma import RingMemory
 from am.sensors import Metrics, make_sensors
 from am.smu import version_text
 from am.units import Units
 from hcq.buffer import Buffer
-from hcq.bulk_transfer import BulkTransfer
 from hcq.driver import Driver
 from hcq.errors import (
     ChipError,
@@ -46,18 +44,15 @@ from hcq.queue import HardwareQueue, QueueKind
 from hcq.registry import Attachment
 from hcq.target import TargetSpec, matrix_family
 from hcq.telemetry import Sensor
-from hcq.timeline import SIZE, VALUE_SIZE, Timeline
+from hcq.timeline import Timeline
 from hcq.transfer import Transfer
-from hcq.transport.bulk import BulkMemory
 from hcq.transport.life import absence_of
-from hcq.transport.view import RemoteView
 
 if TYPE_CHECKING:
     from hcq.bundle import Evidence
 
 log = logging.getLogger(__name__)
 
-EOP_SIZE = 4096
 _NOBODY = 0xFFFF  # the vendor id that configuration space without a function reads as
 PRESENCE_INTERVAL_S = 0.02
 # A card that was pulled out sends no interrupt: each waiter must look again. Our choice: half of
@@ -111,8 +106,8 @@ class AmDriver(Driver):
         self.unfinished: Level | None = None  # the harshest rung of a reset that did not end
         self.reports: list[Interrupt] = []  # entries taken from the ring and not explained yet
         self.clock_hertz = self.facts.generation.clock_hertz
-        self._signals = 0  # bytes of a bridge's memory for timelines that are in use
-        self._queues: dict[QueueKind, list[RingQueue]] = {kind: [] for kind in QueueKind}
+        self.queues = Queues(self)
+        self.outside = OutsideMemory(self)
         self._looked_at = 0.0
         try:
             self.units: Units = boot.prepare(
@@ -156,7 +151,7 @@ class AmDriver(Driver):
         units = self.units
         boot.mark(units.chip, boot.IN_USE)
         self.target = self._make_target()
-        self._make_queues()
+        self.queues.make()
         self.metrics = Metrics(units.smu, self.core.lock, self.clock.now)
         self.reporter = Reporter(self)
         self.programs = Programs(self)
@@ -221,79 +216,6 @@ class AmDriver(Driver):
             extra={"shared_base": SHARED_BASE << 48, "private_base": PRIVATE_BASE << 48},
         )
 
-    def _make_queues(self) -> None:
-        doorbells, made = self.facts.generation.doorbells, self.generation
-        with self.stages.stage("compute queue"):
-            self.eop = self.map(EOP_SIZE, Placement.DEVICE)
-            compute = made.compute_queue(self, 0, 0, doorbells.compute_ring0 * 2)
-            self._queues[QueueKind.COMPUTE].append(compute)
-            self.start_compute(compute)
-        with self.stages.stage("copy queues"):
-            self.route_copy_doorbells()
-            first = doorbells.copy_engine0 * 2
-            for engine in self.units.engines:
-                doorbell = first + engine.index * doorbells.copy_stride * 2
-                copy = made.copy_queue(self, engine, doorbell)
-                self._queues[QueueKind.COPY].append(copy)
-                self.start_copy(copy)
-
-    def route_copy_doorbells(self) -> None:
-        doorbells = self.facts.generation.doorbells
-        self.units.nbio.route_sdma_doorbells(
-            doorbells.copy_engine0 * 2, doorbells.copy_range * self.facts.copy_engines
-        )
-
-    def start_compute(self, queue: ComputeQueue) -> None:
-        """Describe an idle compute queue in its MQD and load it into the hardware."""
-        carveout = self.units.carveout
-        self.flush_tlb()
-        descriptor = self.generation.describe_queue(
-            QueueMemory(
-                mqd=carveout.mc(carveout.mqd),
-                ring=int(queue.ring.address),
-                ring_size=RING_SIZE,
-                read_pointer=queue.read_pointer,
-                write_pointer=queue.write_pointer,
-                eop=int(self.eop.address),
-                eop_size=EOP_SIZE,
-                doorbell=queue.doorbell,
-                vmid=self.vmid,
-            ),
-            self.chip.gc.map,
-        )
-        self.chip.vram.write(carveout.mqd, bytes(descriptor))
-        self.units.nbio.flush_hdp()
-        self.units.gfx.load_queue(queue.pipe, queue.queue, descriptor)
-
-    def start_copy(self, queue: CopyQueue) -> None:
-        """Set an idle copy queue up on its engine."""
-        self.flush_tlb()
-        queue.engine.start(
-            RingMemory(
-                ring=int(queue.ring.address),
-                ring_size=RING_SIZE,
-                read_pointer=queue.read_pointer,
-                write_pointer=queue.write_pointer,
-                doorbell=queue.doorbell,
-                vmid=self.vmid,
-            )
-        )
-
-    @property
-    def ring_queues(self) -> list[RingQueue]:
-        """All queues, compute queues first."""
-        return [queue for kind in QueueKind for queue in self._queues[kind]]
-
-    @property
-    def compute_queues(self) -> list[ComputeQueue]:
-        queues = self._queues[QueueKind.COMPUTE]
-        return [queue for queue in queues if isinstance(queue, ComputeQueue)]
-
-    @property
-    def copy_queues(self) -> list[CopyQueue]:
-        queues = self._queues[QueueKind.COPY]
-        return [queue for queue in queues if isinstance(queue, CopyQueue)]
-
     def shutdown(self) -> None:
         try:
             self._stop_hardware()
@@ -309,11 +231,11 @@ class AmDriver(Driver):
             if clean:
                 raise DeviceLost("the card does not respond", **absence_of(self.transport))
             return
-        for compute in self.compute_queues:
+        for compute in self.queues.compute:
             stopped = self.units.gfx.stop_queue(compute.pipe, compute.queue)
             if not stopped:
                 clean = self.units.gfx.stop_queue(compute.pipe, compute.queue, reset_waves=True)
-        for copy in self.copy_queues:
+        for copy in self.queues.copy:
             clean = copy.engine.stop() and clean
         if self.leave_warm and clean:
             boot.mark(self.chip, boot.LEFT_CLEAN)
@@ -325,9 +247,8 @@ class AmDriver(Driver):
 
     def _abandon(self) -> None:
         """Release host resources; works in any state."""
-        for queues in self._queues.values():
-            for queue in queues:
-                queue.close()
+        for queue in self.queues.all:
+            queue.close()
         self.units.close()
         self.chip.link.restore()
         self.transport.close()
@@ -377,39 +298,7 @@ class AmDriver(Driver):
 
     def make_transfer(self) -> Transfer:
         bulk = self.transport.traits.bulk
-        return super().make_transfer() if bulk is None else self._through(bulk)
-
-    def _through(self, bulk: BulkMemory) -> BulkTransfer:
-        """Map what copies go through, for good."""
-        memory = self._at_bus(bulk.address, bulk.size)
-        fence, release = self._at_bus(bulk.fence, 8), self._at_bus(bulk.release, 4)
-        return BulkTransfer(self.core, bulk, memory, fence, release, self._at_bus(bulk.start, 4))
-
-    def timeline_memory(self, control: Mapping, start: int) -> Buffer:
-        """Memory for a queue's timeline: at `start` of its control page, or where the host reads it
-        at the cost of one transfer."""
-        bulk = self.transport.traits.bulk
-        if bulk is None:
-            return self.wrap(control)[start : start + SIZE]
-        place, self._signals = self._signals, self._signals + SIZE
-
-        def read(offset: int, size: int) -> bytes:
-            return bulk.read_signals(place + offset, size)
-
-        def write(offset: int, data: bytes | bytearray | memoryview) -> None:
-            # The value alone: our queues do not use what follows it, and each byte is a transfer.
-            bulk.write_signals(place + offset, bytes(data)[: max(0, VALUE_SIZE - offset)])
-
-        memory = self._at_bus(bulk.signals + place, SIZE)
-        view = RemoteView(read, write, SIZE)
-        return Buffer(self.core, memory.address, SIZE, Placement.HOST, view)
-
-    def _at_bus(self, address: int, size: int) -> Buffer:
-        """Memory outside the chip, by its bus address; mapped by whole pages."""
-        start = address % PAGE
-        mapping = self.memory.allocate(start + size, Placement.HOST, bus=address - start)
-        whole = Buffer(self.core, mapping.address, start + size, Placement.HOST, handle=mapping)
-        return whole[start:]
+        return super().make_transfer() if bulk is None else self.outside.transfer(bulk)
 
     def nudge(self) -> None:
         """See Driver."""
@@ -429,10 +318,10 @@ class AmDriver(Driver):
     # ---- queues and failures -----------------------------------------------------------------
 
     def hardware_queues(self, kind: QueueKind) -> Sequence[HardwareQueue]:
-        return self._queues[kind]
+        return self.queues.of(kind)
 
     def poll(self) -> UgpuError | None:
-        ended = [(queue, queue.ended) for queue in self.compute_queues]
+        ended = [(queue, queue.ended) for queue in self.queues.compute]
         overflows = self.units.ih.overflows
         self.reports += self.units.ih.drain()
         while self.reports:
@@ -495,6 +384,6 @@ class AmDriver(Driver):
             "smu_firmware": version_text(self.units.smu.version),
             "firmware": {name: f"{version:#x}" for name, version in firmware.items()},
             "start": "warm" if self.warm else "cold",
-            "copy_engines": len(self.copy_queues),
+            "copy_engines": len(self.queues.copy),
             **self.transport.facts(),
         }

@@ -61,7 +61,7 @@ def gather(driver: AmDriver, error: UgpuError) -> Evidence:
 
 
 def _queues(driver: AmDriver) -> list[RingQueue]:
-    return [*driver.compute_queues, *driver.copy_queues]
+    return [*driver.queues.compute, *driver.queues.copy]
 
 
 def _queue(queue: RingQueue) -> dict[str, object]:

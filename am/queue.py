@@ -99,7 +99,7 @@ class RingQueue(HardwareQueue):
         self._arena_view = arena
         self._ring_view = self.ring.view
         self._control_view = self.control.view
-        memory = driver.timeline_memory(self.control, _TIMELINE)
+        memory = driver.outside.timeline(self.control, _TIMELINE)
         self.timeline = Timeline(driver.core, memory, f"{driver.name} {name}")
         self._pending: deque[Submission] = deque()
         self._unused: HostImage | None = None  # made for a submission that did not take place

@@ -77,7 +77,7 @@ class Reporter:
 
     def suspects(self) -> tuple[str, ...]:
         """Names of the kernels that may have caused what is reported now."""
-        return tuple(name for queue in self.driver.compute_queues for name in queue.suspects)
+        return tuple(name for queue in self.driver.queues.compute for name in queue.suspects)
 
     def _culprit(self, page: int) -> faults.Place | None:
         """The instruction behind a page fault, where a model knows it."""
@@ -133,12 +133,12 @@ class Reporter:
                 return {"chip": "does not answer", "remedy": advice.LINK}
             if not driver.units.psp.alive():
                 state["chip"] = "was reset by another program: the secure OS does not run"
-            for compute in driver.compute_queues:
+            for compute in driver.queues.compute:
                 if compute.timeline is timeline:
                     state |= driver.units.gfx.queue_state(compute.pipe, compute.queue)
                     state |= {"slots_submitted": compute.count, "slots_done": compute.done}
                     state |= self._first_wave()
-            for copy in driver.copy_queues:
+            for copy in driver.queues.copy:
                 if copy.timeline is timeline:
                     state |= copy.engine.state()
                     state |= {"slots_submitted": copy.count, "slots_done": copy.done}

@@ -81,9 +81,9 @@ class Rungs:
         self.restarted: list[RingQueue] = []
         # Of a reset that was cut off nothing is known: all queues are set up again.
         whole = driver.unfinished is not None
-        failed = driver.ring_queues if whole else failed_queues(driver, driver.core.failure)
+        failed = driver.queues.all if whole else failed_queues(driver, driver.core.failure)
         self.failed = [*failed]
-        every = len(failed) == len(driver.ring_queues)
+        every = len(failed) == len(driver.queues.all)
         self.concerned = () if every else tuple(failed)
 
     def all(self) -> list[PlainRung]:
@@ -230,7 +230,7 @@ class Rungs:
         for engine in units.engines:
             engine.reset()
         boot.start_engines(units)
-        self._restart(self.driver.ring_queues)
+        self._restart(self.driver.queues.all)
 
     def _warm_start(self) -> None:
         """Set up everything but the firmware, as for a card that another process left running."""
@@ -238,14 +238,14 @@ class Rungs:
         self._quiet()
         boot.stop(units)
         self.driver.generation.warm_attach(units, boot.Stages())
-        self.driver.route_copy_doorbells()
-        self._restart(self.driver.ring_queues)
+        self.driver.queues.route_copy_doorbells()
+        self._restart(self.driver.queues.all)
 
     def _quiet(self) -> None:
         """Take off what still can be: nothing should reach for host memory when it is cut off."""
-        for queue in self.driver.compute_queues:
+        for queue in self.driver.queues.compute:
             self.driver.units.gfx.stop_queue(queue.pipe, queue.queue, reset_waves=True)
-        for copy in self.driver.copy_queues:
+        for copy in self.driver.queues.copy:
             copy.engine.stop()
 
     def _boot_again(self, strike: Callable[[Units], None]) -> None:
@@ -264,11 +264,11 @@ class Rungs:
         units.memory.own()
         driver.generation.cold_boot(units, driver.firmware, boot.Stages())
         boot.mark(units.chip, boot.IN_USE)
-        driver.route_copy_doorbells()
+        driver.queues.route_copy_doorbells()
         driver.programs.rewrite()
         for image in list(driver.images):
             image.rewrite()
-        self._restart(driver.ring_queues)
+        self._restart(driver.queues.all)
 
     def _restart(self, queues: Sequence[RingQueue]) -> None:
         """Empty rings, fresh hardware queues, no old reports, no stale translations."""
@@ -281,10 +281,7 @@ class Rungs:
         for queue in queues:
             queue.restart()
             queue.timeline.restart()
-            if isinstance(queue, ComputeQueue):
-                driver.start_compute(queue)
-            elif isinstance(queue, CopyQueue):
-                driver.start_copy(queue)
+            driver.queues.start(queue)
         found = [*driver.reports, *driver.units.ih.drain()]
         driver.reports = [one for one in found if self._of_others(one)]
 
@@ -292,9 +289,7 @@ class Rungs:
         """Whether an entry reports a failure of a queue that goes on. Page faults do not tell whose
         they are, and count as those of the queues that failed."""
         return any(
-            reports(entry, queue)
-            for queue in self.driver.ring_queues
-            if queue not in self.restarted
+            reports(entry, queue) for queue in self.driver.queues.all if queue not in self.restarted
         )
 
     # ---- proof -------------------------------------------------------------------------------
@@ -329,7 +324,7 @@ def check_discovery(driver: AmDriver) -> str:
 
 def prove(driver: AmDriver, queues: Sequence[RingQueue] | None = None) -> None:
     """Have every queue, or each of `queues`, execute one signal."""
-    for queue in driver.ring_queues if queues is None else queues:
+    for queue in driver.queues.all if queues is None else queues:
         timeline = queue.timeline
         value = timeline.last + 1
         buffer = queue.encode([Signal(timeline, Symbol.constant(value))])

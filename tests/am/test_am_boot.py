@@ -256,7 +256,7 @@ def test_a_harvested_copy_engine_is_left_alone() -> None:
     chip = build_chip(ChipOptions(harvested=((43, 0),)))
     try:
         with opened(chip) as device:
-            assert [queue.name for queue in device.driver.copy_queues] == ["SDMA0"]
+            assert [queue.name for queue in device.driver.queues.copy] == ["SDMA0"]
             with device.alloc(64) as buffer:
                 buffer.fill(5)
                 assert buffer.numpy(np.uint32)[3] == 5
@@ -314,7 +314,7 @@ def test_a_sign_of_life_of_all_ones_is_none(chip: Any) -> None:
 def test_slots_are_counted_beyond_32_bits(chip: Any) -> None:
     """The fence holds the low half of a number that goes on rising."""
     with opened(chip) as device:
-        queue = device.driver.compute_queues[0]
+        queue = device.driver.queues.compute[0]
         count, fence = queue.count, bytes(queue.control.view[128:136])
         for submitted, low, done in (
             ((1 << 32) + 3, 1, (1 << 32) + 1),

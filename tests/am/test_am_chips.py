@@ -92,7 +92,7 @@ def test_cold_warm_and_reset(chip: Any, facts: ChipFacts) -> None:
             assert (info["chip"], info["isa"], info["start"]) == (facts.name, facts.isa, start)
             units = 2 * board.shader_engines * board.arrays_per_engine * board.wgps_per_array
             assert (info["compute_units"], info["vram_bytes"]) == (units, board.vram)
-            assert len(device.driver.copy_queues) == facts.copy_engines
+            assert len(device.driver.queues.copy) == facts.copy_engines
             check_works(device)
     assert chip.violations == []
 

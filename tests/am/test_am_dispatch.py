@@ -190,7 +190,7 @@ def test_dynamic_local_memory_comes_on_top_of_the_static(device: AmDevice) -> No
         decoder = Decoder(Places(), lambda _, size: bytes(size))
         for dynamic, granules in ((0, 1), (256, 1), (257, 2), (512, 2), (1024, 3)):
             launch = Launch(kernel, (1, 1, 1), (64, 1, 1), bytes(8), (), dynamic)
-            words = device.driver.compute_queues[0].encode([launch])
+            words = device.driver.queues.compute[0].encode([launch])
             text = list(decoder.pm4([int(word) for word in words.words[: words.command_words]]))
             last = [line for line in text if "COMPUTE_PGM_RSRC2" in line][-1]
             assert f"LDS_SIZE={granules:#x}" in last, dynamic
@@ -202,7 +202,7 @@ def test_a_grid_of_more_threads_than_a_packet_counts_is_refused(device: AmDevice
         for grid, fits in ((1 << 26, True), ((1 << 26) - 1, True), (1 << 27, False)):
             launch = Launch(program["packet"], (grid, 1, 1), (32, 1, 1), bytes(8))
             with nullcontext() if fits else pytest.raises(BadArgument, match="threads on each"):
-                device.driver.compute_queues[0].encode([launch])
+                device.driver.queues.compute[0].encode([launch])
 
 
 def test_code_for_another_chip(device: AmDevice) -> None:

@@ -111,7 +111,7 @@ def _copy_from(stand: Any, address: int, *, writes: bool = False) -> None:
 
 def _packet(*words: int) -> Any:
     def run(stand: Any) -> None:
-        queue = stand.device.driver.compute_queues[0]
+        queue = stand.device.driver.queues.compute[0]
         image = CommandBuffer(np.array(words, np.uint32), len(words), ())
         queue.submit(image, np.zeros(0, np.uint64))
         queue.timeline.advance()
@@ -122,7 +122,7 @@ def _packet(*words: int) -> Any:
 
 def _copy_packet(*words: int) -> Any:
     def run(stand: Any) -> None:
-        queue = stand.device.driver.copy_queues[0]
+        queue = stand.device.driver.queues.copy[0]
         image = CommandBuffer(np.array(words, np.uint32), len(words), ())
         queue.submit(image, np.zeros(0, np.uint64))
         queue.timeline.advance()

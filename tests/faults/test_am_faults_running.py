@@ -211,7 +211,7 @@ def test_endless_loop(chip: Any, device: AmDevice, program: Program, out: Buffer
 
 
 def test_unknown_packet(device: AmDevice, out: Buffer) -> None:
-    queue = device.driver.compute_queues[0]
+    queue = device.driver.queues.compute[0]
     image = CommandBuffer(np.array([0xC000_FE00, 0], np.uint32), 2, ())
     queue.submit(image, np.zeros(0, np.uint64))
     queue.timeline.advance()

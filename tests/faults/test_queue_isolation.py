@@ -102,7 +102,7 @@ def test_a_kernel_that_hangs(chip: Any, device: AmDevice) -> None:
         check_runs(device, program, out, 1)
         held = Held(device)
         start_forever(chip, device, program, out)
-        timeline = device.driver.compute_queues[0].timeline
+        timeline = device.driver.queues.compute[0].timeline
         with pytest.raises(DeviceHang):
             timeline.wait(limit_s=0.05)
         mend(device)

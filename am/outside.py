@@ -1,0 +1,63 @@
+"""Memory outside the chip and the host: what a bridge offers, by bus address.
+
+Behind a bridge copies and timelines lie there; see hcq.transport.bulk.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from am.memory import PAGE, Mapping
+from hcq.buffer import Buffer
+from hcq.bulk_transfer import BulkTransfer
+from hcq.memory import Placement
+from hcq.timeline import SIZE, VALUE_SIZE
+from hcq.transport.bulk import BulkMemory
+from hcq.transport.view import RemoteView
+
+if TYPE_CHECKING:
+    from am.driver import AmDriver
+
+
+class OutsideMemory:
+    """What one device uses of it."""
+
+    def __init__(self, driver: AmDriver) -> None:
+        self._driver = driver
+        self._signals = 0  # bytes for timelines that are in use
+
+    def transfer(self, bulk: BulkMemory) -> BulkTransfer:
+        """Map what copies go through, for good; the copies."""
+        memory = self._at(bulk.address, bulk.size)
+        fence, release = self._at(bulk.fence, 8), self._at(bulk.release, 4)
+        return BulkTransfer(
+            self._driver.core, bulk, memory, fence, release, self._at(bulk.start, 4)
+        )
+
+    def timeline(self, control: Mapping, start: int) -> Buffer:
+        """Memory for a queue's timeline: at `start` of its control page, or where the host reads it
+        at the cost of one transfer."""
+        bulk = self._driver.transport.traits.bulk
+        if bulk is None:
+            return self._driver.wrap(control)[start : start + SIZE]
+        place, self._signals = self._signals, self._signals + SIZE
+
+        def read(offset: int, size: int) -> bytes:
+            return bulk.read_signals(place + offset, size)
+
+        def write(offset: int, data: bytes | bytearray | memoryview) -> None:
+            # The value alone: our queues do not use what follows it, and each byte is a transfer.
+            bulk.write_signals(place + offset, bytes(data)[: max(0, VALUE_SIZE - offset)])
+
+        memory = self._at(bulk.signals + place, SIZE)
+        view = RemoteView(read, write, SIZE)
+        return Buffer(self._driver.core, memory.address, SIZE, Placement.HOST, view)
+
+    def _at(self, address: int, size: int) -> Buffer:
+        """Memory outside the chip, by its bus address; mapped by whole pages."""
+        start = address % PAGE
+        mapping = self._driver.memory.allocate(start + size, Placement.HOST, bus=address - start)
+        whole = Buffer(
+            self._driver.core, mapping.address, start + size, Placement.HOST, handle=mapping
+        )
+        return whole[start:]
