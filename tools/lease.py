@@ -88,7 +88,7 @@ def _take(connection: Connection, arguments: argparse.Namespace, out: Output) ->
     connection.on_event = on_event
     request = LeaseRequest(
         arguments.device,
-        "transport" if arguments.transport else "exclusive",
+        "transport" if arguments.transport else arguments.kind,
         byte_count(arguments.memory),
         arguments.priority,
         arguments.wait,

@@ -129,6 +129,7 @@ REQUESTS: Mapping[str, Sequence[str]] = {
     "extend": ("number?", "real"),  # lease (nil: of this connection), seconds from now
     "release": ("number?",),
     "recover": ("text",),  # a pattern of quarantined devices -> names of those that are tried
+    "telemetry": ("text",),  # a device's name -> data: JSON of hcq.telemetry
     # with a lease: memory and programs
     "allocate": ("number", "text"),  # size, placement -> number, address
     "free": ("number",),  # number; one that is not known is ignored

@@ -103,9 +103,9 @@ class DaemonProcess:
 class Running:
     """A daemon in this process, its sockets served by a thread."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, daemon: Daemon | None = None) -> None:
         self.settings = settings
-        self.daemon = Daemon(settings)
+        self.daemon = daemon if daemon is not None else Daemon(settings)
         self.listeners = Listeners(settings, self.daemon.serve, {})
         self.socket = str(settings.socket)
         self.daemon.start()

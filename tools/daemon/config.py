@@ -6,6 +6,7 @@ mode = "0660"
 state = "/var/lib/ugpud"            # tokens, history
 clients = 1100                      # connections at a time
 message = "64M"                     # bytes of one message, at most
+hotplug = ["pci:*"]                 # GPUs that are taken when they arrive; default: those below
 
 [lease]
 usual_s = 3600                      # of a lease that names no limit
@@ -85,6 +86,7 @@ class Settings:
     clients: int = 1100
     message: int = 64 << 20
     drain_s: float = 5.0
+    hotplug: tuple[str, ...] = ()
     policy: Policy = field(default_factory=Policy)
     recovery: RecoveryPolicy = field(default_factory=RecoveryPolicy)
     tcp: TcpSettings | None = None
@@ -126,7 +128,10 @@ def parse(text: str, name: str = "ugpud.toml") -> Settings:
     drain_s = lease.seconds("drain_s", 5.0)
     lease.end()
     devices = tuple(_device(name, number, row) for number, row in enumerate(rows, 1))
-    if not devices:
+    hotplug = daemon.take("hotplug", list, [])
+    if not all(isinstance(each, str) and each.startswith("pci:") for each in hotplug):
+        raise daemon.bad("hotplug", 'a list of patterns such as "pci:*"', hotplug)
+    if not devices and not hotplug:
         raise BadArgument(f"{name}: expected at least one [[device]], got none")
     if sum(each.count for each in devices) > _MOST_DEVICES:
         raise BadArgument(f"{name}: expected at most {_MOST_DEVICES} devices")
@@ -138,6 +143,7 @@ def parse(text: str, name: str = "ugpud.toml") -> Settings:
         daemon.number("clients", 1100, 1, 1 << 16),
         daemon.size("message", 64 << 20, 1 << 16, 1 << 30),
         drain_s,
+        tuple(hotplug),
         policy,
         recovery,
         None if tcp is None else _tcp(tcp),

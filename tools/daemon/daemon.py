@@ -14,16 +14,20 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import hcq
 from hcq import threads
 from hcq.device import Device
 from hcq.errors import AccessDenied, BadArgument, DeviceBusy, UgpuError
 from hcq.remote.channel import Channel
 from hcq.remote.request import LeaseRequest
+from hcq.transport.hotplug import keep_trying
+from hcq.transport.system import System
 
 from .client import Client, Peer
-from .config import Settings
+from .config import DeviceSettings, Settings
 from .handout import Handout
 from .history import CardHistory, Record
+from .hotplug import Plugs
 from .leases import Card, Lease, State, Table, Waiter
 from .owned import Owned
 from .recovery import Breaker, Healing, can_help, reboot
@@ -33,19 +37,29 @@ log = logging.getLogger(__name__)
 
 _STACK = 512 << 10  # bytes of a connection's thread: a thousand may wait
 _JOBS = 16
+SETTLE_S = 5.0  # TIMEOUT: for udev's rules and drivers after an arrival; our choice
+GONE = "the card is not on the bus"
 NOTE_S = 60.0  # between two notes of the time in service
 
 
 class Daemon:
     """Owns devices and serves clients. `start`, then `serve` for each connection; `close`."""
 
-    def __init__(self, settings: Settings, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        now: Callable[[], float] = time.monotonic,
+        *,
+        system: System | None = None,
+        opener: Callable[..., Device] = hcq.open,
+    ) -> None:
+        """system, opener: the machine's bus, and hcq.open; replaced by tests."""
         self.settings = settings
         self.now = now
         self.tokens = Tokens(settings.state / "tokens.json")
         self.history = CardHistory.at(settings.state / "history.sqlite")
         self.owned = [
-            Owned(each, f"{each.name}#{number}" if each.count > 1 else each.name)
+            Owned(each, f"{each.name}#{number}" if each.count > 1 else each.name, opener)
             for each in settings.devices
             for number in range(each.count)
         ]
@@ -53,7 +67,9 @@ class Daemon:
         self.table = Table([each.card for each in self.owned], settings.policy, now)
         self.clients: set[Client] = set()
         self._jobs = ThreadPoolExecutor(_JOBS, "ugpud job")
-        self._healers = ThreadPoolExecutor(len(self.owned), "ugpud recovery")
+        self._opener, self._system = opener, system
+        self._plugs = Plugs(settings.hotplug, self._arrived, self._departed, system)
+        self._healers = ThreadPoolExecutor(max(_JOBS, len(self.owned)), "ugpud recovery")
         self._breakers = {each.name: Breaker(settings.recovery, now) for each in self.owned}
         self._beyond: tuple[str, str] | None = None  # card and reason that call for a reboot
         self._note_at = now() + NOTE_S
@@ -66,6 +82,8 @@ class Daemon:
     def start(self) -> None:
         """Boot all devices, each in a job; those that do not boot are quarantined."""
         threads.start(self._keeper)
+        if self.settings.hotplug or any(each.name.startswith("pci:") for each in self.owned):
+            self._plugs.start()
         for owned in self.owned:
             owned.card.state = State.BOOTING
             self._jobs.submit(self._boot, owned)
@@ -78,6 +96,7 @@ class Daemon:
 
     def close(self) -> None:
         """End all leases, close all devices. Idempotent."""
+        self._plugs.close()
         with self._tick:
             self._closed = True
             clients = list(self.clients)
@@ -99,13 +118,20 @@ class Daemon:
         if self._keeper.ident is not None:
             self._keeper.join()
 
-    def _boot(self, owned: Owned) -> None:
+    def _boot(self, owned: Owned, settle_s: float = 0.0) -> None:
+        """settle_s: how long it may take until udev's rules have run."""
         start = self.now()
         try:
-            owned.boot()
+            with owned.lock:
+                if settle_s:
+                    keep_trying(owned.boot, settle_s, system=self._system)
+                else:
+                    owned.boot()
         except UgpuError as error:
             log.error("%s does not boot: %s", owned.card.name, error)
-            if can_help(error):
+            if owned.gone or not self._plugs.present(owned.settings.name):
+                self._change(owned.card, State.OFF, GONE)
+            elif can_help(error):
                 self._treat(owned, str(error))
             else:
                 self._change(owned.card, State.QUARANTINED, str(error))
@@ -122,6 +148,51 @@ class Daemon:
         with self._tick:
             self.table.changed(card, state, reason)
             self._tick.notify_all()
+
+    # ---- cards that come and go --------------------------------------------------------------
+
+    def _arrived(self, name: str) -> None:
+        with self._tick:
+            owned = next((each for each in self.owned if each.settings.name == name), None)
+            if owned is None and self._plugs.adopts(name):
+                owned = Owned(DeviceSettings(name), name, self._opener)
+                self.owned.append(owned)
+                self.table.cards.append(owned.card)
+                self._breakers[name] = Breaker(self.settings.recovery, self.now)
+            if owned is None:
+                return
+            owned.gone = False
+            if owned.card.state in (State.OFF, State.QUARANTINED) and not self._closed:
+                self.table.changed(owned.card, State.BOOTING)
+                self._jobs.submit(self._boot, owned, SETTLE_S)
+
+    def _departed(self, name: str) -> None:
+        with self._tick:
+            for owned in self.owned:
+                if owned.settings.name == name and not self._closed:
+                    self._jobs.submit(self._remove, owned)
+
+    def _remove(self, owned: Owned) -> None:
+        """A card has left the bus: its leases end, its device is closed."""
+        device = owned.device
+        if device is not None:
+            with device.driver.core.lock:
+                pass  # rungs of the ladder take a card off the bus and find it again
+        if self._plugs.present(owned.settings.name):
+            return
+        with self._tick:
+            owned.gone = True
+            if owned.card.state in (State.BOOTING, State.RECOVERING):
+                return  # what is under way fails, and finds that it is gone
+            log.error("%s: %s; remedy: ugpu doctor shows its slot", owned.name, GONE)
+            self.table.changed(owned.card, State.OFF, GONE)
+            while owned.card.leases:
+                self._tick.wait()
+        with owned.lock:
+            with self._tick:
+                back = owned.card.state is not State.OFF
+            if not back:
+                owned.close()
 
     # ---- recovery ------------------------------------------------------------------------------
 
@@ -149,6 +220,9 @@ class Daemon:
                 if self._beyond is not None and self._beyond[0] == owned.name:
                     self._beyond = None
                 self._change(owned.card, State.READY)
+            return
+        if owned.gone:
+            self._change(owned.card, State.OFF, GONE)
             return
         log.error("%s is quarantined: %s", owned.name, found)
         with self._tick:
@@ -333,15 +407,16 @@ class Daemon:
             with owned.lock:
                 try:
                     clean = holder.close(self.settings.drain_s)
-                    if not clean and owned.device is not None:
+                    if not clean and owned.device is holder.device and not owned.gone:
                         owned.device.reset()
                     holder.free_all()
-                    owned.check(repair=False)
+                    if not owned.gone:
+                        owned.check(repair=False)
                 except UgpuError as error:
                     problem = str(error)
                     log.error("%s failed: %s", lease.card.name, error)
         with self._tick:
-            if problem:
+            if problem and lease.card.state is not State.OFF:
                 self._treat(owned, problem)
             self.table.release(lease)
             self._tick.notify_all()
@@ -352,6 +427,15 @@ class Daemon:
         folder = self.settings.socket.parent / f"lease-{lease.number}"
         with owned.lock:
             return owned.hand_out(folder, self.settings.mode)
+
+    def telemetry(self, name: str, rights: Rights) -> bytes:
+        """Return a device's telemetry as JSON; BadArgument, AccessDenied, Closed."""
+        owned = next((each for each in self.owned if each.name == name), None)
+        if owned is None:
+            raise BadArgument(f"no device is named {name!r}")
+        if not rights.covers(owned.card):
+            raise AccessDenied(f"these rights ({rights.name}) do not cover {name}")
+        return owned.telemetry()
 
     # ---- what clients ask --------------------------------------------------------------------
 

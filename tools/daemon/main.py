@@ -59,8 +59,9 @@ def serve(settings: Settings) -> int:
         with daemon:
             daemon.wait_until_booted()
             for owned in daemon.owned:
-                bad = owned.card.state is State.QUARANTINED
-                print(f"{owned.card.name}: {owned.card.reason if bad else 'ready'}", flush=True)
+                card = owned.card
+                good = card.state in (State.READY, State.LEASED)
+                print(f"{card.name}: {'ready' if good else card.reason}", flush=True)
             print(f"ugpud listens at {settings.socket}", flush=True)
             if listeners.port:
                 print(f"ugpud listens on port {listeners.port} with TLS", flush=True)

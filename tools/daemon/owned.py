@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from am.virtual.chip import Chip
 from hcq.device import Device
 from hcq.errors import ChipError, Closed, HostError, UgpuError
 from hcq.ladder import Level
+from hcq.observe import Sampler
 from hcq.queue import QueueKind
 
 from ..ci import health
@@ -31,8 +33,15 @@ _MEMORY_FACTS = ("memory_bytes", "vram_bytes", "vram", "memory")
 class Owned:
     """A device and its card in the table. Its methods are called by one thread at a time."""
 
-    def __init__(self, settings: DeviceSettings, name: str) -> None:
+    def __init__(
+        self, settings: DeviceSettings, name: str, opener: Callable[..., Device] = hcq.open
+    ) -> None:
+        """opener: as hcq.open."""
         self.settings = settings
+        self.gone = False  # from the bus, while it is booted or recovered
+        self._opener = opener
+        self._sampler: tuple[Device, Sampler] | None = None
+        self._sampling = threading.Lock()
         labels = tuple(each for each in (settings.label, settings.name) if each)
         self.card = Card(name, labels, settings.memory)
         self.device: Device | None = None
@@ -41,7 +50,10 @@ class Owned:
         self.lock = threading.Lock()
 
     def boot(self) -> None:
-        """Open the device; UgpuError where that cannot be."""
+        """Open the device, anew where it is open; UgpuError where that cannot be."""
+        device, self.device = self.device, None
+        if device is not None:
+            device.close()
         self._chip = self._chip or chip_of(self.settings.name, self.settings.options)
         self.card.transport = self._chip is not None
         device = self._open()
@@ -55,7 +67,7 @@ class Owned:
         options = dict(self.settings.options)
         if self._chip is not None:
             options = {"chip": self._chip}
-        device = hcq.open(self.settings.name, **options)
+        device = self._opener(self.settings.name, **options)
         try:
             self._check(device)
         except BaseException:
@@ -95,6 +107,15 @@ class Owned:
         device.reset()
         self._check(device)
 
+    def telemetry(self) -> bytes:
+        """Return a line of JSON (hcq.telemetry); Closed where the device is not open. From any
+        thread."""
+        device = self._opened()
+        with self._sampling:
+            if self._sampler is None or self._sampler[0] is not device:
+                self._sampler = device, Sampler(device.driver.core)
+            return self._sampler[1].answer()
+
     # ---- recovery: see Patient -----------------------------------------------------------------
 
     @property
@@ -120,11 +141,8 @@ class Owned:
     def reopen(self) -> None:
         """See Patient."""
         handout, self._handout = self._handout, None
-        device, self.device = self.device, None
         if handout is not None:
             handout.close()
-        if device is not None:
-            device.close()
         self.boot()
 
     def prove(self) -> None:

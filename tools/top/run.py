@@ -10,15 +10,20 @@ from hcq.errors import MissingDependency, UsageError
 from ..console import Output
 from ..smi import gpus
 from .fleet import Fleet
+from .leased import LeasedFleet
 from .table import print_once
 
 
-def run(out: Output, *, once: bool = False, interval_s: float = 1.0) -> int:
+def run(
+    out: Output, *, once: bool = False, interval_s: float = 1.0, daemon: str | None = None
+) -> int:
     """Show the devices that processes of this user have open. once: print them and return; so it
-    is with --json, and where stdout is no terminal. MissingDependency without Textual."""
+    is with --json, and where stdout is no terminal. daemon: where a ugpud listens whose devices are
+    shown instead; "": the usual place. MissingDependency without Textual."""
     if not 0.25 <= interval_s <= 60:
         raise UsageError(f"--interval must be 0.25 to 60 seconds, got {interval_s:g}")
-    with Fleet(config().observe_folder, gpus()) as fleet:
+    made = Fleet(config().observe_folder, gpus()) if daemon is None else LeasedFleet(daemon)
+    with made as fleet:
         if once or out.as_json or not out.console.is_terminal:
             return print_once(fleet.once(), out)
         try:

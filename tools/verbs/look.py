@@ -43,13 +43,17 @@ def _top(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="print the devices and return")
     parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS",
                         help="between two looks; default: %(default)s")  # fmt: skip
+    parser.add_argument("--daemon", nargs="?", const="", metavar="WHERE",
+                        help="the devices of a ugpud: a socket, or tls://HOST[:PORT]")  # fmt: skip
 
 
 @register("look", "watch the devices that processes have open", _top)
 def top(arguments: argparse.Namespace, out: Output) -> int:
     from ..top.run import run
 
-    return run(out, once=arguments.once, interval_s=arguments.interval)
+    return run(
+        out, once=arguments.once, interval_s=arguments.interval, daemon=arguments.daemon
+    )  # fmt: skip
 
 
 def _metrics(parser: argparse.ArgumentParser) -> None:
