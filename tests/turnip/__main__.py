@@ -3,7 +3,8 @@
 turnip is built once, with its KGSL back end and its assertions on, into a cache outside the
 checkout (`--cache DIR`; about 5 minutes on two cores, 500 MB while it builds), from Debian's source
 package and without root. It reaches the model through a preload library (preload.c) that forwards
-open and ioctl of the device file. Where it cannot be built the tests are skipped with the reason.
+open and ioctl of the device file. Programs: client.c, and networks in ncnn (a wheel of PyPI), whose
+results must equal ncnn's CPU path. Where they cannot be made the tests are skipped with the reason.
 Exit status: 0 passed or skipped, 1 failed.
 """
 
@@ -16,12 +17,12 @@ from pathlib import Path
 
 from hcq.config import config
 from tests.kernel.machine import LabUnavailable
-from tests.turnip.build import CLIENT, Turnip, ensure
-from tests.turnip.judge import CHIPS, check
+from tests.turnip.build import Turnip, ensure
+from tests.turnip.judge import CHIPS, check, programs
 
 
 def main(arguments: list[str]) -> int:
-    """Build, and run the client on each chip."""
+    """Build, and run the programs on each chip."""
     parser = argparse.ArgumentParser(description="run turnip on the virtual Adreno GPUs")
     parser.add_argument("--cache", type=Path, default=config().cache_folder / "turnip")
     parser.add_argument("chips", nargs="*", default=CHIPS)
@@ -33,9 +34,10 @@ def main(arguments: list[str]) -> int:
         return 0
     failed = 0
     for chip in options.chips:
-        trouble = check(turnip, chip)
-        print(f"turnip on virtual {chip}, {CLIENT.name}: {trouble or 'passed'}")
-        failed += bool(trouble)
+        for name, command in programs(turnip).items():
+            trouble = check(turnip, chip, command)
+            print(f"turnip on virtual {chip}, {name}: {trouble or 'passed'}", flush=True)
+            failed += bool(trouble)
     return 1 if failed else 0
 
 

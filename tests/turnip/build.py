@@ -1,4 +1,4 @@
-"""turnip, a Vulkan loader and a client: built below a cache, from packages and this folder."""
+"""turnip, a Vulkan loader, a client and ncnn: made below a cache, from packages and this folder."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from tests.kernel.machine import LabUnavailable
 
 HERE = Path(__file__).parent
 CLIENT, SHADER, PRELOAD = HERE / "client.c", HERE / "scale.comp", HERE / "preload.c"
+NETWORK = HERE / "network.py"
 SUITE = "bookworm"
 TOOLS = ("bison", "flex", "m4", "glslang-tools", "libvulkan1", "libvulkan-dev")
 SOURCE = "mesa-25.0.7"
 ORIGIN = "http://deb.debian.org/debian/pool/main/m/mesa/mesa_25.0.7.orig.tar.xz"
 DIGEST = "592272df3cf01e85e7db300c449df5061092574d099da275d19e97ef0510f8a6"
+NCNN = "ncnn==1.0.20261020"
 _DRIVER = "build/src/freedreno/vulkan/libvulkan_freedreno.so"
 _MANIFEST = "build/src/freedreno/vulkan/freedreno_devenv_icd.x86_64.json"
 _LIMIT_S = 1800.0  # TIMEOUT: 6 minutes on two busy cores
@@ -31,13 +33,15 @@ _OFF = (
 
 @dataclass(frozen=True)
 class Turnip:
-    """What is built. manifest: for VK_DRIVER_FILES; libraries: the loader's folder."""
+    """What is built. manifest: for VK_DRIVER_FILES; libraries: the loader's folder; ncnn: the
+    Python that has it."""
 
     manifest: Path
     libraries: Path
     preload: Path
     client: Path
     shader: Path
+    ncnn: Path
 
 
 def ensure(cache: Path) -> Turnip:
@@ -57,7 +61,12 @@ def ensure(cache: Path) -> Turnip:
     _run("gcc", "-O1", f"-I{root}/usr/include", "-o", str(client), str(CLIENT),
          f"-L{libraries}", "-lvulkan")  # fmt: skip
     _run(str(root / "usr/bin/glslangValidator"), "-V", str(SHADER), "-o", str(shader))
-    return Turnip(cache / _MANIFEST, libraries, preload, client, shader)
+    ncnn = cache / "ncnn"
+    if not (ncnn / "complete").exists():
+        _run(sys.executable, "-m", "venv", "--clear", str(ncnn))
+        _run(str(ncnn / "bin/python"), "-m", "pip", "install", "-q", NCNN, "numpy")
+        (ncnn / "complete").touch()
+    return Turnip(cache / _MANIFEST, libraries, preload, client, shader, ncnn / "bin/python")
 
 
 def _build_driver(cache: Path, root: Path, venv: Path) -> None:

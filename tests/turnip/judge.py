@@ -1,4 +1,4 @@
-"""Run the client under turnip on a virtual GPU, and say what is wrong."""
+"""Run programs under turnip on a virtual GPU, and say what is wrong."""
 
 from __future__ import annotations
 
@@ -10,21 +10,32 @@ from pathlib import Path
 from qcom.virtual.gpu import build_machine
 from qcom.virtual.options import MachineOptions
 from qcom.virtual.served import Served
-from tests.turnip.build import Turnip
+from tests.turnip.build import CLIENT, NETWORK, Turnip
 
 CHIPS = ["a630", "a660", "a740", "a750"]
-_LIMIT_S = 240.0
+_LIMIT_S = 600.0  # TIMEOUT: 40 s on two busy cores for the larger network
 
 
-def check(turnip: Turnip, chip: str) -> str:
-    """What is wrong: with the results, or what the model objects to; "" where nothing is."""
+def programs(turnip: Turnip) -> dict[str, list[str]]:
+    """What is run under turnip: name and command."""
+    python = str(turnip.ncnn)
+    return {
+        CLIENT.name: [str(turnip.client), str(turnip.shader)],
+        "ncnn, six layers": [python, str(NETWORK), "six"],
+        "ncnn, residual network": [python, str(NETWORK), "residual"],
+    }
+
+
+def check(turnip: Turnip, chip: str, command: list[str]) -> str:
+    """Run a program. What is wrong: with the results, or what the model objects to; "" where
+    nothing is."""
     machine = build_machine(chip, MachineOptions(caches="coherent", hang_limit_s=60.0))
     with tempfile.TemporaryDirectory() as folder:
         socket = Path(folder) / "kgsl"
         served = Served(machine, socket)
         try:
             done = subprocess.run(
-                [str(turnip.client), str(turnip.shader)],
+                command,
                 env={
                     **os.environ,
                     "UGPU_KGSL": str(socket),

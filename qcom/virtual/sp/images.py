@@ -196,7 +196,7 @@ class Images:
 
     def _fetch(self, op: Op, image: Texture, given: Array) -> Array:
         _one_level(op, image, given)
-        single = op.name == "isam" and not op.raw("1D")
+        single = bool(op.flag("SV"))
         at = self._coordinates(given, 1 if single else 2)
         if not single:
             at[2] = given[2].view(np.int32) if op.flag("3D") or op.flag("A") else 0

@@ -63,6 +63,10 @@ def touched(op: Op) -> Touched:
         _sampled(op, found)
     elif op.category == 6:
         _moved_by_memory(op, found)
+    elif op.name == "alias":
+        if op.raw("SRC_REG_TYPE") == 0:
+            found.reads |= halves(op.scope.inner("SRC").bits, not op.raw("TYPE_SIZE"))
+        found.constants = op.raw("SRC_REG_TYPE") == 1
     return found
 
 

@@ -173,12 +173,13 @@ def sampled(name: str, chip: str, **fields: int) -> int:
     return i(name, chip, **given | fields)
 
 
-@pytest.mark.parametrize("chip", ["a630", "a740"])
-def test_texels(chip: str) -> None:
-    """isam: one texel of a 6 x 7 image for each thread; outside of it zeros."""
+@pytest.mark.parametrize(("chip", "bit"), [("a630", 0), ("a630", 1), ("a740", 0)])
+def test_texels(chip: str, bit: int) -> None:
+    """isam: one texel of a 6 x 7 image for each thread, whatever bit 18 ("1D") is; outside of it
+    zeros."""
     rng = np.random.default_rng(5)
     data = rng.random((7, 16, 4), np.float32)
-    code = [*coordinates(), sampled("isam", chip, **{"1D": 1}), *four(r(5), chip)]
+    code = [*coordinates(), sampled("isam", chip, **{"1D": bit}), *four(r(5), chip)]
     out, _ = launch(code, image(RGBA32F, 6, 7, 256), data, chip)
     for lane in range(64):
         x, y = lane & 7, lane >> 3
@@ -190,9 +191,21 @@ def test_texels(chip: str) -> None:
 def test_buffers_as_textures(form: int, width: int) -> None:
     """isam.v: consecutive elements of the access's type, also through 16-bit texels (0x18)."""
     data = np.arange(200, 300, dtype=np.uint32)
-    code = [sampled("isam", "a740", SRC1=0, TYPE=3, SV=1, **{"1D": 0}), *four(r(5), "a740")]
+    code = [sampled("isam", "a740", SRC1=0, TYPE=3, SV=1, **{"1D": 1}), *four(r(5), "a740")]
     out, _ = launch(code, buffer(form, width), data, "a740")
     assert [row[3] for row in out] == [203, 204, 205, 206]
+
+
+def test_a_source_of_a_sampler_by_an_alias() -> None:
+    """alias.tex: an immediate, a constant or a register in place of r40.x, for one instruction."""
+    data = np.arange(200, 300, dtype=np.uint32)
+    fetch = sampled("isam", "a740", SRC1=r(40), TYPE=3, SV=1, **{"1D": 1})
+    for kind, source, first in ((2, 7, 207), (0, 0, 203)):
+        # Bit 54 as Mesa sets it; bits 32 to 39 name the register.
+        alias = i("alias", "a740", SRC=source, SRC_REG_TYPE=kind, TYPE_SIZE=1)
+        alias |= 1 << 54 | r(40) << 32
+        out, _ = launch([alias, fetch, *four(r(5), "a740")], buffer(R32_UINT, 100), data, "a740")
+        assert [row[3] for row in out] == [first + k for k in range(4)]
 
 
 WRAPS = {"repeat": 0, "edge": 1, "mirror": 2, "border": 3}

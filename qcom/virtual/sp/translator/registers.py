@@ -39,6 +39,7 @@ class Registers(Text):
         self.used: set[int] = set()
         self.shared: set[int] = set()
         self.full = False
+        self.aliases: dict[tuple[bool, int], Operand] = {}  # (half, register): of alias.tex
         self._exec: str | None = None
         self._mask: str | None = None
 

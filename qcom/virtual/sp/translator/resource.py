@@ -301,9 +301,34 @@ def _ask(
 
 
 def _as_words(e: Registers, number: int, half: bool, count: int) -> list[str]:
-    if not half:
-        return [e.word(number + k) for k in range(count)]
-    return [e.convert("zext", "i16", "i32", e.short(number + k)) for k in range(count)]
+    return [_as_word(e, Operand(Kind.REGISTER, number + k, half)) for k in range(count)]
+
+
+def _as_word(e: Registers, operand: Operand) -> str:
+    value = e.bits_of(operand)
+    return e.convert("zext", "i16", "i32", value) if operand.half else value
+
+
+def _alias(e: Registers, op: Op, turn: int) -> None:
+    """alias.tex: the next instruction of category 5 reads another source in place of a register.
+    Where it is read is not published; here it is when that instruction runs."""
+    if op.raw("SCOPE_HI") or op.raw("SCOPE_LO"):
+        raise Unsupported("alias of another scope than tex")
+    half = not op.raw("TYPE_SIZE")
+    source, kind = op.scope.inner("SRC"), op.raw("SRC_REG_TYPE")
+    operand = Operand(Kind.IMMEDIATE, source.bits, half)
+    if kind < 2:
+        operand = Operand((Kind.REGISTER, Kind.CONSTANT)[kind], source.bits, half)
+    e.aliases[half, op.raw("DST")] = operand
+
+
+def _sources(e: Registers, number: int, half: bool, count: int) -> list[str]:
+    """Registers of category 5 as words, or what stands for them."""
+    found = [
+        e.aliases.get((half, number + k), Operand(Kind.REGISTER, number + k, half))
+        for k in range(count)
+    ]
+    return [_as_word(e, operand) for operand in found]
 
 
 def _put(e: Registers, number: int, half: bool, value: str) -> None:
@@ -344,13 +369,14 @@ def _texture(e: Registers, op: Op) -> tuple[str, str]:
         raise Unsupported(f"{op.name} with descriptors that differ from lane to lane")
     a1 = e.value("load i32, ptr %a1") if mode in (1, 7) else "0"
     if mode == 0:
-        pair = [e.lane("i16", e.short(bits + k), e.first()) for k in (0, 1)]
-        texture, sampler = (e.value(f"zext i16 {one} to i32") for one in pair)
+        pair = _sources(e, bits, True, 2)
+        texture, sampler = (e.lane("i32", one, e.first()) for one in pair)
         return _table(e, layout.TEXTURES, texture, SIZE), _table(e, layout.SAMPLERS, sampler, 16)
     base = str(2 * op.raw("BASE_HI") | op.scope.inner("BASE").bits)
     sampler_base = e.value(f"and i32 {a1}, 7") if mode in (1, 7) else base
     if mode in (1, 5):
-        texture, sampler = scalar_of(e, bits), scalar_of(e, bits + 1)
+        pair = _sources(e, bits, False, 2)
+        texture, sampler = (e.lane("i32", one, e.first()) for one in pair)
     elif mode == 6:
         texture, sampler = str(bits >> 4), str(bits & 15)
     else:
@@ -367,10 +393,11 @@ def _sample(e: Registers, op: Op, turn: int) -> None:
     texture, sampler = _texture(e, op)
     half = not op.raw("FULL")
     count = _coordinates(op)
-    given = _as_words(e, op.scope.inner("SRC1").bits, half, count)
+    given = _sources(e, op.scope.inner("SRC1").bits, half, count)
     given += [constant("i32", 0)] * (_COORDINATES - count)
     if op.name in ("isaml", "saml"):
-        given += _as_words(e, op.scope.inner("SRC2").bits, half, 1)
+        given += _sources(e, op.scope.inner("SRC2").bits, half, 1)
+    e.aliases.clear()
     found = _ask(e, op, texture, sampler, given, 4)
     for k in components(op):
         _put(e, op.raw("DST") + k, bool(op.raw("DST_HALF")), found[k])
@@ -381,7 +408,9 @@ def _coordinates(op: Op) -> int:
         return 1
     if any(op.flag(name) for name in ("O", "P")):
         raise Unsupported(f"{op.name} with offsets or projection")
-    if op.name == "isam" and not op.raw("1D"):
+    # Bit 18 of isam ("1D") says nothing of that: Mesa sets it for isam.v, which has one, and clears
+    # it for reads of images (ir3_compiler_nir.c, emit_intrinsic_load_image).
+    if op.flag("SV"):
         return 1
     return 2 + int(op.flag("3D") or op.flag("A"))
 
@@ -391,6 +420,7 @@ def handlers() -> dict[str, Handler]:
     found: dict[str, Handler] = {
         "ldc": _load_constants, "ldc.k": _buffer_to_constants, "ldg.k": _memory_to_constants,
         "ldib.b": _load_buffer, "stib.b": _store_buffer, "resinfo.b": _image_size,
+        "alias": _alias,
         "isam": _sample, "isaml": _sample, "sam": _sample, "saml": _sample, "getsize": _sample,
     }  # fmt: skip
     for name in ("add", "sub", "xchg", "cmpxchg", "min", "max", "and", "or", "xor"):

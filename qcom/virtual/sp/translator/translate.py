@@ -144,6 +144,7 @@ def _first_values(e: Registers, shape: Shape) -> None:
 def _emit_block(e: Registers, block: Block, flow: Flow, missing: dict[int, str]) -> None:
     e.begin(f"{'f' if e.full else 'm'}{block.start}")
     e.forget_masks()
+    e.aliases.clear()
     for op in block.ops:
         mark = len(e.lines)
         try:
