@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hcq.bundle import Evidence
+from hcq.culprit import take_culprit
 from hcq.errors import ChipError, DeviceHang, NotSupported, PageFault, UgpuError
 from hcq.ladder import Diagnosis, Ladder, Level, PlainRung, Planned, Recovery
 from hcq.timeline import Timeline
@@ -27,7 +28,7 @@ class Faults:
     def explain(self, state: ResetState) -> UgpuError:
         """The error for a context that was lost."""
         driver = self.driver
-        facts = {"state": state.value, "kernels": list(self._in_flight())}
+        facts: dict[str, object] = {"state": state.value, "kernels": list(self._in_flight())}
         if state is ResetState.INNOCENT:
             return ChipError(
                 f"{driver.name}: the GPU was reset because of another context; work was lost",
@@ -35,10 +36,16 @@ class Faults:
             )
         fault = driver.interface.fault()
         if fault is not None and fault.address is not None:
-            where = driver.find(fault.address)
+            culprit = take_culprit(driver.interface.node, address=fault.address)
+            by = ""
+            if culprit is not None:
+                by = f", by `{culprit.text}`"
+                facts |= {"instruction": culprit.text, "pc": culprit.pc}
+                if code := driver.programs.find(culprit.pc):
+                    facts |= {"kernel": code[0], "offset": code[1]}
             return PageFault(
-                f"{driver.name}: page fault at {fault.address:#x}",
-                address=fault.address, access=fault.access, fault=fault.kind, near=where, **facts,
+                f"{driver.name}: page fault at {fault.address:#x}{by}", address=fault.address,
+                access=fault.access, fault=fault.kind, near=driver.find(fault.address), **facts,
             )  # fmt: skip
         return DeviceHang(
             f"{driver.name}: the kernel driver reset the GPU because of this context (a hang, a "

@@ -99,6 +99,9 @@ def test_a_page_fault_loses_the_context_alone(opened: Opened, chip: str) -> None
     facts = caught.value.facts
     assert (facts["state"], facts["access"], facts["fault"]) == ("guilty", "write", "translation")
     assert facts["address"] == address
+    assert str(facts["instruction"]).startswith("stg.") and facts["kernel"] == "fill"
+    assert isinstance(facts["offset"], int) and facts["offset"] % 8 == 0
+    assert f"by `{facts['instruction']}`" in str(caught.value)
     device.reset()
     assert (good.numpy() == 3).all()
     queue = device.queue().fill(good, 9)
