@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hcq.errors import HostError
 
@@ -20,18 +20,26 @@ td { overflow-wrap: anywhere; }
 """
 
 
-def write(path: Path, stats: Mapping[str, Iterable[Any]]) -> None:
-    """Write the page of pytest's reports. HostError where it cannot be written."""
-    rows = []
-    for reports in stats.values():
-        for report in reports:
-            words = dict(getattr(report, "user_properties", ()))
-            if "gpu_devices" not in words or getattr(report, "when", "") != "call":
-                continue
-            verdict = words.get("gpu_verdict", "passed")
-            cells = (report.nodeid, words["gpu_devices"], f"{report.duration:.2f} s", verdict,
-                     words.get("gpu_reason", ""), words.get("gpu_bundle", ""))  # fmt: skip
-            rows.append((verdict, cells))
+@dataclass(frozen=True)
+class Row:
+    """A test's last run. devices: names with spaces between. verdict: a value of `Verdict`, or
+    "skipped"."""
+
+    test: str
+    devices: str
+    seconds: float
+    verdict: str
+    reason: str = ""
+    bundle: str = ""
+
+
+def write(path: Path, tests: Iterable[Row]) -> None:
+    """Write the page. HostError where it cannot be written."""
+    rows = [
+        (one.verdict, (one.test, one.devices, f"{one.seconds:.2f} s", one.verdict, one.reason,
+                       one.bundle))
+        for one in tests
+    ]  # fmt: skip
     counts = {kind: sum(verdict == kind for verdict, _ in rows)
               for kind in ("passed", "flaky", "device", "test")}  # fmt: skip
     lines = [

@@ -9,10 +9,9 @@ of the output, in the HTML page and in the history.
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,15 +62,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pool_of(config: pytest.Config) -> Any:
     """The devices of this process."""
     if _POOL not in config.stash:
-        from .pool import Pool
+        from .pool import Pool, lock_folder
 
         names = config.getoption("--gpu-device") or config.getini("gpu_devices")
         if not names:
             names = os.environ.get("UGPU_TEST_DEVICES", "").split()
-        runtime = os.environ.get("XDG_RUNTIME_DIR")
-        place = Path(runtime) if runtime else Path(tempfile.gettempdir())
-        folder = place / (f"ugpu-ci-{os.geteuid()}" if runtime is None else "ugpu-ci")
-        config.stash[_POOL] = Pool(names, folder, os.environ.get(ENTRY, "none"))
+        config.stash[_POOL] = Pool(names, lock_folder(), os.environ.get(ENTRY, "none"))
     return config.stash[_POOL]
 
 
@@ -128,6 +124,9 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return None
     from _pytest.runner import runtestprotocol
 
+    from .evidence import attempt, of_error
+    from .verdict import is_over
+
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     attempts: list[Any] = []
     reports: list[pytest.TestReport] = []
@@ -137,14 +136,15 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         try:
             made = runtestprotocol(item, log=False, nextitem=nextitem)
             if borrowed.loan is not None:
-                attempts.append(_attempt(borrowed, pool_of(item.config)))
+                found = of_error(borrowed.error)
+                attempts.append(attempt(borrowed.loan, found, pool_of(item.config)))
         finally:
             if borrowed.loan is not None:
                 borrowed.loan.release()
         # Without a loan the test was skipped, or no device was to be had; for the second run, the
         # first one's reports say more.
         reports = made if borrowed.loan is not None or not attempts else reports
-        if borrowed.loan is None or attempts[-1].passed or len(attempts) == 2:
+        if borrowed.loan is None or is_over(attempts):
             break
         item._initrequest()  # type: ignore[attr-defined]
     if attempts:
@@ -153,24 +153,6 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
-
-
-def _attempt(borrowed: Borrowed, pool: Any) -> Any:
-    """What a run has shown, after a test of its devices where it failed."""
-    from hcq.errors import DeviceHang
-
-    from .health import DEVICE_ERRORS
-    from .verdict import Attempt
-
-    error, names = borrowed.error, borrowed.loan.names
-    if error is None:
-        return Attempt(names)
-    bundle = str(getattr(error, "facts", {}).get("bundle", ""))
-    text = f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}"
-    return Attempt(
-        names, text.rstrip(": "), isinstance(error, DEVICE_ERRORS), pool.examine(borrowed.loan),
-        bundle, isinstance(error, DeviceHang),
-    )  # fmt: skip
 
 
 def _judge(item: pytest.Item, attempts: list[Any], reports: list[pytest.TestReport]) -> None:
@@ -206,7 +188,23 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if page:
         from .page import write
 
-        write(Path(page), terminalreporter.stats)
+        write(Path(page), _rows(terminalreporter.stats))
+
+
+def _rows(stats: Mapping[str, Iterable[Any]]) -> list[Any]:
+    """The page's rows (tools.ci.page.Row), of pytest's reports."""
+    from .page import Row
+
+    rows = []
+    for reports in stats.values():
+        for report in reports:
+            words = dict(getattr(report, "user_properties", ()))
+            if "gpu_devices" in words and getattr(report, "when", "") == "call":
+                verdict = words.get("gpu_verdict", "passed")
+                reason, bundle = words.get("gpu_reason", ""), words.get("gpu_bundle", "")
+                devices, seconds = words["gpu_devices"], report.duration
+                rows.append(Row(report.nodeid, devices, seconds, verdict, reason, bundle))
+    return rows
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

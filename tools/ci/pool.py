@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import tempfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,12 +30,30 @@ PAUSE_S = 0.05
 LENT = "lent to another test, or open in another process"
 
 
+def lock_folder() -> Path:
+    """Return the folder of locks that all pools of this user share."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        return Path(runtime) / "ugpu-ci"
+    return Path(tempfile.gettempdir()) / f"ugpu-ci-{os.geteuid()}"
+
+
+@dataclass(frozen=True)
+class Available:
+    """A device of a pool. state: "free", "lent" or "quarantined". detail: who has it, or why."""
+
+    name: str
+    state: str
+    detail: str = ""
+
+
 @dataclass
 class Loan:
     """Open devices by the pool's names, locked until `release` (idempotent)."""
 
     lent: dict[str, Device] = field(default_factory=dict)
     locks: list[int] = field(default_factory=list)
+    closed: bool = False
 
     @property
     def devices(self) -> list[Device]:
@@ -44,11 +63,17 @@ class Loan:
     def names(self) -> tuple[str, ...]:
         return tuple(self.lent)
 
-    def release(self) -> None:
-        """Close the devices, then let go of them; what a device reports at its end is lost."""
+    def close(self) -> None:
+        """Close the devices and keep their locks, so that another process can open them. What a
+        device reports at its end is lost."""
+        self.closed = True
         for device in self.lent.values():
             with contextlib.suppress(UgpuError):
                 device.close()
+
+    def release(self) -> None:
+        """Close the devices, then let go of them."""
+        self.close()
         while self.locks:
             os.close(self.locks.pop())
 
@@ -157,16 +182,41 @@ class Pool:
         self.quarantine(name, reason)
         return reason
 
+    def available(self) -> list[Available]:
+        """Return which devices are free now, without opening one."""
+        found = []
+        for name in self.names:
+            if reason := self.quarantined(name):
+                found.append(Available(name, "quarantined", reason))
+                continue
+            lock = self._lock(name)
+            if lock is None:
+                holder = self.folder / self._file(name, "lock")
+                found.append(Available(name, "lent", holder.read_text("utf-8", "replace")))
+            else:
+                os.close(lock)
+                found.append(Available(name, "free"))
+        return found
+
     def examine(self, loan: Loan) -> str:
         """Test the devices of a loan after a failure; what the first sick one has. A sick device
-        goes to quarantine."""
+        goes to quarantine. Closed devices are opened again; one that a process left behind still
+        has is not sick, but is tested before it is lent again."""
         found = ""
-        for name, device in loan.lent.items():
+        for name in loan.names:
             self._tested.discard(name)  # tested again before it is lent again
-            health = self._check(device)
-            if not health:
-                self.quarantine(name, health.trouble)
-                found = found or f"{name}: {health.trouble}"
+            try:
+                if loan.closed:
+                    loan.lent[name] = self._opener(name)
+                trouble = self._check(loan.lent[name]).trouble
+            except DeviceBusy:
+                continue
+            except UgpuError as error:
+                trouble = f"{type(error).__name__}: {error.message}"
+            if trouble:
+                self.quarantine(name, trouble)
+                found = found or f"{name}: {trouble}"
+        loan.closed = False
         return found
 
     def quarantine(self, name: str, reason: str) -> None:
@@ -206,6 +256,8 @@ class Pool:
         except BaseException:
             os.close(handle)
             raise
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"pid {os.getpid()}".encode(), 0)  # for people; the lock is the flock
         return handle
 
     @staticmethod

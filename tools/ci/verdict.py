@@ -6,6 +6,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+MOST_RUNS = 2
+
 
 class Verdict(enum.Enum):
     """PASSED needs none. FLAKY: failed once for no reason that shows, and then passed."""
@@ -45,6 +47,11 @@ class Judgement:
 
     verdict: Verdict
     reason: str
+
+
+def is_over(attempts: Sequence[Attempt]) -> bool:
+    """Whether the last run passed, or was the second one: no other follows."""
+    return attempts[-1].passed or len(attempts) == MOST_RUNS
 
 
 def judge(attempts: Sequence[Attempt]) -> Judgement:

@@ -1,33 +1,122 @@
-"""The verb `ci`: what the history of tests on GPUs shows."""
+"""The verb `ci`: run a suite of commands, show which devices are free, and the history."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sqlite3
 from pathlib import Path
 
 from hcq.errors import HostError, UsageError
 
-from ..ci.history import History
 from ..console import Output
 from .verb import register
 
 
 def _ci(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    run = actions.add_parser("run", help="run a suite of commands on devices, with verdicts")
+    run.add_argument("suite", type=Path, metavar="SUITE", help="TOML file: docs/testing.md")
+    run.add_argument("--out", type=Path, metavar="DIR", help="folder for output and crash bundles")
+    run.add_argument("--junit", type=Path, metavar="FILE", help="JUnit report")
+    run.add_argument("--html", type=Path, metavar="FILE", help="page with the verdicts")
+    run.add_argument("--history", type=Path, metavar="FILE", help="SQLite file of all verdicts")
+    run.add_argument(
+        "--variable", default="UGPU_DEVICE", metavar="NAME",
+        help="environment variable that names a case's device; default: %(default)s",
+    )  # fmt: skip
+    run.add_argument(
+        "--wait", type=float, default=600.0, metavar="S",
+        help="how long a case waits for devices that others have; default: %(default)g",
+    )  # fmt: skip
+    run.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    devices = actions.add_parser("devices", help="show which devices are free")
+    devices.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    for each in (run, devices):
+        each.add_argument(
+            "--devices", nargs="+", metavar="NAME", default=[],
+            help="names as for ugpu.open; default: UGPU_TEST_DEVICES",
+        )  # fmt: skip
+    extend = actions.add_parser("extend", help="in a command of a suite: extend its time limit")
+    extend.add_argument("seconds", type=float)
     history = actions.add_parser("history", help="name flaky tests and weak devices")
     history.add_argument("file", type=Path, help="what `pytest --gpu-history` has written")
 
 
-@register("run", "hardware CI: what its history shows", _ci)
+@register("run", "hardware CI: run a suite of commands, show devices and history", _ci)
 def ci(arguments: argparse.Namespace, out: Output) -> int:
-    if not arguments.file.is_file():
-        raise UsageError(f"no history at {arguments.file}; `pytest --gpu-history FILE` writes one")
-    history = History(arguments.file)
+    if arguments.action == "run":
+        return _run(arguments, out)
+    if arguments.action == "devices":
+        return _devices(arguments, out)
+    if arguments.action == "extend":
+        from ..ci.command import extend
+
+        extend(os.environ, arguments.seconds)
+        return 0
+    return _history(arguments.file, out)
+
+
+def _names(arguments: argparse.Namespace) -> list[str]:
+    names = arguments.devices or os.environ.get("UGPU_TEST_DEVICES", "").split()
+    if not names:
+        raise UsageError("no devices; name some by --devices or UGPU_TEST_DEVICES")
+    return list(names)
+
+
+def _run(arguments: argparse.Namespace, out: Output) -> int:
+    import uuid
+
+    from ..ci import junit, page, suite
+    from ..ci.bench import Bench, results_folder
+    from ..ci.history import History
+    from ..ci.pool import Pool, lock_folder
+
+    cases = suite.read(arguments.suite)
+    pool = Pool(_names(arguments), lock_folder(), uuid.uuid4().hex[:12])
+    folder = results_folder(arguments.out)
+    history = History(arguments.history) if arguments.history else None
+    bench = Bench(
+        pool, cases, folder, os.environ, arguments.variable, history, arguments.wait, out.say
+    )
+    results = []
+    try:
+        for case in cases.cases:
+            results.append(bench.run(case))
+    finally:
+        pool.end()
+        if arguments.junit:
+            junit.write(arguments.junit, arguments.suite.stem, results)
+        if arguments.html:
+            page.write(arguments.html, [one.row for one in results])
+    passed = sum(one.passed for one in results)
+    out.say(f"{passed} of {len(results)} cases passed; output and bundles: {folder}")
+    out.result([vars(one.row) for one in results])
+    return 0 if passed == len(results) else 1
+
+
+def _devices(arguments: argparse.Namespace, out: Output) -> int:
+    from ..ci.pool import Pool, lock_folder
+
+    found = Pool(_names(arguments), lock_folder(), "none").available()
+    out.table(("device", "state", ""), [(one.name, one.state, one.detail) for one in found])
+    out.result([vars(one) for one in found])
+    return 0
+
+
+def _history(path: Path, out: Output) -> int:
+    from ..ci.history import History
+
+    if not path.is_file():
+        raise UsageError(
+            f"no history at {path}; `pytest --gpu-history FILE` or `ugpu ci run --history FILE` "
+            "writes one"
+        )
+    history = History(path)
     try:
         flaky, weak = history.flaky(), history.weak()
     except sqlite3.DatabaseError as error:
-        raise HostError(f"{arguments.file}: not a history: {error}") from None
+        raise HostError(f"{path}: not a history: {error}") from None
     if out.as_json:
         out.console.print_json(
             data={"flaky": [vars(one) for one in flaky], "weak": [vars(one) for one in weak]}

@@ -1,0 +1,200 @@
+"""Run a suite of commands on lent devices: `ugpu ci run`.
+
+A command gets the names of its devices in environment variables and opens them itself. Devices are
+tested before the first lease and after each failure; a case that fails is run once more, on another
+device where one fits, and gets a verdict as a test of the pytest plugin does.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hcq import bundle
+from hcq.errors import DeviceBusy, DeviceNotFound, HostError, UsageError
+
+from .command import LEASE, Ended, run
+from .evidence import SKIPPED, attempt, of_exit
+from .history import History
+from .page import Row
+from .pool import Loan, Pool
+from .suite import Case, Suite
+from .verdict import Attempt, Judgement, Verdict, is_over, judge
+
+DEVICES = "UGPU_CI_DEVICES"  # all devices of a case, with spaces between
+_TAIL = 4000  # bytes of a failing command's output that reports show
+
+
+@dataclass(frozen=True)
+class Result:
+    """A case with its last run. verdict: None where no device was lent: `error` says why. skipped:
+    the command skipped itself. output: the end of what it wrote. hooks: hooks that failed."""
+
+    case: Case
+    attempts: tuple[Attempt, ...] = ()
+    judgement: Judgement | None = None
+    seconds: float = 0.0
+    skipped: bool = False
+    error: str = ""
+    output: str = ""
+    hooks: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether the case passed in its last run, or skipped itself."""
+        return bool(self.attempts) and self.attempts[-1].passed and not self.error
+
+    @property
+    def row(self) -> Row:
+        """The case in the page."""
+        names = " ".join(self.attempts[-1].devices) if self.attempts else ""
+        if self.judgement is None:
+            return Row(self.case.name, names, self.seconds, "error", self.error)
+        verdict = "skipped" if self.skipped else self.judgement.verdict.value
+        found = " ".join(one.bundle for one in self.attempts if one.bundle)
+        return Row(self.case.name, names, self.seconds, verdict, self.judgement.reason, found)
+
+
+@dataclass
+class Bench:
+    """folder: receives output and bundles of each run. environment: of the commands; the variables
+    named `variable` (the first device), UGPU_CI_DEVICES (all), UGPU_CI_CASE, UGPU_CI_LEASE and
+    UGPU_CRASHES are set in it. say: receives a line for each step."""
+
+    pool: Pool
+    suite: Suite
+    folder: Path
+    environment: Mapping[str, str]
+    variable: str = "UGPU_DEVICE"
+    history: History | None = None
+    wait_s: float = 600.0
+    say: Callable[[str], None] = lambda line: None
+    now: Callable[[], float] = time.monotonic
+    _hooks: list[str] = field(default_factory=list)
+
+    def run(self, case: Case) -> Result:
+        """Run one case, twice where it fails."""
+        self._hooks = []
+        attempts: list[Attempt] = []
+        skipped, error, output, seconds = False, "", "", 0.0
+        while not attempts or not is_over(attempts):
+            avoid = tuple(name for one in attempts for name in one.devices)
+            try:
+                loan = self._lease(case, avoid, len(attempts))
+            except (DeviceNotFound, DeviceBusy) as refusal:
+                # For the second run no device was to be had; the first one's verdict stands.
+                error = "" if attempts else refusal.message
+                break
+            try:
+                start = self.now()
+                try:
+                    ended, place = self._command(case, loan, len(attempts))
+                    seconds = self.now() - start
+                finally:
+                    self._hook("after", self.suite.after, case, loan, len(attempts))
+                found = of_exit(
+                    ended.code, expired_s=ended.expired_s, bundles=bundle.bundles(place / "crashes")
+                )
+                attempts.append(attempt(loan, found, self.pool))
+                skipped = ended.code == SKIPPED and not found.error
+                output = _tail(place / "output") if found.error else ""
+            finally:
+                loan.release()
+            self._tell(case, attempts[-1], skipped, seconds)
+        judgement = judge(attempts) if attempts else None
+        if judgement is not None and self.history is not None:
+            self.history.add(self.pool.run, case.name, attempts, judgement, time.time())
+        if judgement is not None and judgement.verdict is not Verdict.PASSED:
+            self.say(f"{case.name}: verdict {judgement.verdict.value}: {judgement.reason}")
+        if error:
+            self.say(f"{case.name}: not run: {error}")
+        return Result(
+            case, tuple(attempts), judgement, seconds, skipped, error, output, tuple(self._hooks)
+        )
+
+    def _lease(self, case: Case, avoid: Collection[str], number: int) -> Loan:
+        """Borrow devices, close them for the command and prepare them by the hook; those that it
+        cannot prepare are quarantined, and others are borrowed."""
+        while True:
+            free = ", ".join(f"{one.name} {one.state}" for one in self.pool.available())
+            self.say(f"{case.name}: {case.demand}; {free}")
+            loan = self.pool.take(case.demand, avoid=avoid, limit_s=self.wait_s)
+            try:
+                loan.close()
+                if not self._hook("before", self.suite.before, case, loan, number):
+                    return loan
+                self._hook("after", self.suite.after, case, loan, number)
+            except BaseException:
+                loan.release()
+                raise
+            loan.release()
+
+    def _hook(self, which: str, words: tuple[str, ...], case: Case, loan: Loan, number: int) -> str:
+        """Run a hook; what is wrong with it. The devices are quarantined then."""
+        if not words:
+            return ""
+        place = self._place(case, number)
+        ended = run(
+            words, self._variables(case, loan, place), self.suite.folder, place / which,
+            self.suite.hook_limit_s,
+        )  # fmt: skip
+        trouble = ""
+        if ended.expired_s is not None or ended.code:
+            found = of_exit(ended.code, expired_s=ended.expired_s, bundles=())
+            said = " ".join(_tail(place / which).split()[-30:])
+            trouble = f"hook {which}: {found.error or f'exit code {ended.code}'} {said}".rstrip()
+            for name in loan.names:
+                self.pool.quarantine(name, trouble)
+            self._hooks.append(f"{' '.join(loan.names)}: {trouble}")
+            self.say(f"{case.name}: {' '.join(loan.names)} is quarantined: {trouble}")
+        return trouble
+
+    def _command(self, case: Case, loan: Loan, number: int) -> tuple[Ended, Path]:
+        place = self._place(case, number)
+        lease = place / "extended"
+        lease.unlink(missing_ok=True)
+        variables = {**self._variables(case, loan, place), LEASE: str(lease)}
+        return run(
+            case.command, variables, self.suite.folder, place / "output", case.limit_s, lease
+        ), place
+
+    def _variables(self, case: Case, loan: Loan, place: Path) -> dict[str, str]:
+        return {
+            **self.environment, self.variable: loan.names[0], DEVICES: " ".join(loan.names),
+            "UGPU_CI_CASE": case.name, "UGPU_CRASHES": str(place / "crashes"),
+        }  # fmt: skip
+
+    def _place(self, case: Case, number: int) -> Path:
+        """The folder of one run of a case, made where it is missing."""
+        safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in case.name)
+        place = self.folder / f"{self.suite.cases.index(case) + 1:03d}-{safe}.{number + 1}"
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise HostError(f"cannot make {place}: {error.strerror}") from None
+        return place
+
+    def _tell(self, case: Case, one: Attempt, skipped: bool, seconds: float) -> None:
+        word = "skipped" if skipped else "passed" if one.passed else f"failed: {one.error}"
+        sick = f"; {one.trouble}" if one.trouble else ""
+        self.say(f"{case.name}: {word} on {' '.join(one.devices)} in {seconds:.1f} s{sick}")
+
+
+def results_folder(wanted: Path | None) -> Path:
+    """Return the folder for output and bundles: the one asked for, or a new one. UsageError where
+    it holds other files: old bundles would be evidence of a new run."""
+    if wanted is None:
+        return Path(tempfile.mkdtemp(prefix="ugpu-ci-"))
+    if wanted.is_dir() and any(wanted.iterdir()):
+        raise UsageError(f"--out must be a new or an empty folder, got {wanted}")
+    return wanted.resolve()
+
+
+def _tail(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+        return file.read().decode("utf-8", "replace")

@@ -1,0 +1,85 @@
+"""What a failed run leaves behind: an exception, or an exit code and crash bundles."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hcq import bundle, errors
+from hcq.errors import BadArgument, DeviceHang
+
+from .health import DEVICE_ERRORS
+from .pool import Loan, Pool
+from .verdict import Attempt
+
+SKIPPED = 77  # exit code of a command that skips itself, as automake and Meson have it
+_MOST_CHARACTERS = 300
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Why a run failed. error: class and message; empty where it passed. The others are those of
+    `Attempt`."""
+
+    error: str = ""
+    device_error: bool = False
+    hang: bool = False
+    bundle: str = ""
+
+
+def of_error(error: BaseException | None) -> Evidence:
+    """Return the evidence of an exception; None: the run passed."""
+    if error is None:
+        return Evidence()
+    text = _line(str(error))
+    return Evidence(
+        f"{type(error).__name__}: {text}".rstrip(": "),
+        isinstance(error, DEVICE_ERRORS),
+        isinstance(error, DeviceHang),
+        str(getattr(error, "facts", {}).get("bundle", "")),
+    )
+
+
+def of_exit(code: int, *, expired_s: float | None, bundles: Iterable[Path]) -> Evidence:
+    """Return the evidence of a command. code: as subprocess reports it. expired_s: the time limit
+    that ended it, None where it ended itself. bundles: what it wrote; the first is of the first
+    failure. Bundles of a command that passed are of failures that it expects."""
+    if expired_s is None and code in (0, SKIPPED):
+        return Evidence()
+    if expired_s is not None:
+        told = f"still ran after {expired_s:g} s"
+    elif code < 0:
+        told = f"ended by {signal.Signals(-code).name}"
+    else:
+        told = f"exit code {code}"
+    for path in bundles:
+        try:
+            failed: Any = bundle.read(path).manifest["error"]
+            name, message = str(failed["class"]), str(failed["message"])
+        except (BadArgument, KeyError, TypeError):
+            continue  # damaged: the exit code remains
+        kind = getattr(errors, name, None)
+        known = kind if isinstance(kind, type) else Exception
+        return Evidence(
+            f"{told}; {name}: {_line(message)}",
+            issubclass(known, DEVICE_ERRORS),
+            expired_s is not None or issubclass(known, DeviceHang),
+            str(path),
+        )
+    return Evidence(told, hang=expired_s is not None)
+
+
+def attempt(loan: Loan, found: Evidence, pool: Pool) -> Attempt:
+    """Return what a run has shown; the devices of a run that failed are tested."""
+    if not found.error:
+        return Attempt(loan.names)
+    return Attempt(
+        loan.names, found.error, found.device_error, pool.examine(loan), found.bundle, found.hang
+    )
+
+
+def _line(text: str) -> str:
+    return text.splitlines()[0][:_MOST_CHARACTERS] if text else ""
