@@ -39,10 +39,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """The collector need not look at thousands of tests again and again."""
-    gc.collect()
-    gc.freeze()
+class Collector:
+    """The collector need not look at thousands of tests again and again: what is alive between two
+    modules is left out. In turns of some modules all is looked at, and after `gc.unfreeze`."""
+
+    TURNS = 8
+
+    def __init__(self) -> None:
+        self.module: object = None
+        self.left = 0
+
+    def enter(self, module: object) -> None:
+        """A test of this module begins."""
+        if module is self.module:
+            return
+        self.module = module
+        self.left -= 1
+        if self.left < 0 or not gc.get_freeze_count():
+            self.left = self.TURNS
+            gc.unfreeze()
+            gc.collect()
+            gc.freeze()
+
+
+COLLECTOR = Collector()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    COLLECTOR.enter(item.getparent(pytest.Module))
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

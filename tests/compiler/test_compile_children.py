@@ -18,6 +18,7 @@ from compiler import Tensor
 from compiler.codegen import children, process, worker
 from compiler.codegen.children import Child, Children, shared
 from compiler.codegen.complaints import brief, locate
+from compiler.codegen.located import Emitted
 from compiler.codegen.objects import compile_text
 from compiler.runtime.runtime import use_cache
 from hcq.device import Device
@@ -176,7 +177,7 @@ def test_a_tensor_whose_kernel_aborts(tmp_path: Path, monkeypatch: pytest.Monkey
 
         result = tensor * 3
         with monkeypatch.context() as patched:
-            patched.setattr("compiler.runtime.programs.emit", lambda *_: ABORTS)
+            patched.setattr("compiler.runtime.programs.emitted", lambda *_: Emitted(ABORTS, 0, ()))
             patched.setattr(device.driver, "target", TARGET)
             with pytest.raises(CompileError, match="mul_3_") as caught:
                 result.realize()

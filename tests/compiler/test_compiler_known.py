@@ -30,7 +30,7 @@ def forbid(patch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a known kernel is lowered again")
 
     patch.setattr(programs, "lower", fail)
-    patch.setattr(programs, "emit", fail)
+    patch.setattr(programs, "emitted", fail)
 
 
 @pytest.mark.parametrize("name", ["cpu", "virtual:navi31", "virtual:gh100"])
