@@ -212,7 +212,7 @@ def start_bus_and_hub(units: Units, stages: Stages) -> None:
     """What every start needs first: doorbells, HDP, MMHUB, interrupts."""
     with stages.stage("NBIO"):
         units.nbio.start()
-        units.nbio.flush_hdp()
+        units.nbio.post_hdp()
     with stages.stage("MMHUB"):
         start_hubs(units, units.gmc.mmhubs)
     with stages.stage("IH"):
@@ -230,6 +230,8 @@ def load_components(units: Units, firmware: FirmwareSet, done: int) -> None:
     components, psp = units.chip.generation.boot_components, units.psp
     if done == len(components):
         psp.wait_secure_os()
+    else:
+        psp.wait_bootloader(components[done][0])
     for position, (name, command, kind) in enumerate(components):
         image = firmware.boot.get(kind)
         if image is None or position < done:
@@ -286,7 +288,6 @@ def start_graphics(units: Units, firmware: FirmwareSet | None, stages: Stages) -
             units.gfx.start_mec(firmware.mec_start)
     with stages.stage("GFXHUB"):
         start_hubs(units, units.gmc.gfxhubs)
-        units.memory.stale = False
     if firmware is None:
         with stages.stage("engine resets"):
             reset_engines(units)

@@ -337,12 +337,8 @@ class AmDriver(Driver):
         if now - self._looked_at > PRESENCE_INTERVAL_S:
             self._looked_at = now
             if self.chip.lost():
-                return DeviceLost(
-                    f"{self.name} no longer answers",
-                    device=self.name,
-                    remedy=advice.LINK,
-                    **absence_of(self.transport),
-                )
+                facts = absence_of(self.transport) | {"device": self.name, "remedy": advice.LINK}
+                return DeviceLost(f"{self.name} no longer answers", **facts)
         return None
 
     def pause(self, limit_s: float) -> None:

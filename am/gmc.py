@@ -10,7 +10,7 @@ mapped faults, a null pointer too. Other contexts stay off.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from am import advice
 from am.chip import ALL_ONES, Chip, batched
@@ -95,7 +95,8 @@ class Hub:
     @batched
     def start(self, carveout: Carveout, root: int, dummy_address: int) -> None:
         """Set the hub up. root: entry that points to the root table; dummy_address: bus address of
-        the host page that faulting accesses go to."""
+        the host page that faulting accesses go to. In the order of addresses where the hub allows
+        it: neighbours travel together behind a bridge."""
         self._set_context(0, root)
         self._set_apertures(carveout, dummy_address)
         self._set_caches()
@@ -119,9 +120,9 @@ class Hub:
 
     def _set_apertures(self, carveout: Carveout, dummy_address: int) -> None:
         low, high = carveout.fb_base, carveout.fb_base + carveout.size - 1
-        self.mc("AGP_BASE").write(0)
-        self.mc("AGP_BOT").write(0xFFFF_FFFF_FFFF >> _AGP_SHIFT)  # bottom above top: no AGP
         self.mc("AGP_TOP").write(0)
+        self.mc("AGP_BOT").write(0xFFFF_FFFF_FFFF >> _AGP_SHIFT)  # bottom above top: no AGP
+        self.mc("AGP_BASE").write(0)
         self.mc("SYSTEM_APERTURE_LOW_ADDR").write(low >> _APERTURE_SHIFT)
         self.mc("SYSTEM_APERTURE_HIGH_ADDR").write(high >> _APERTURE_SHIFT)
         scratch = carveout.physical(carveout.scratch_page)
@@ -181,22 +182,22 @@ class Hub:
 
     # ---- TLB ---------------------------------------------------------------------------------
 
-    def flush(self, vmid: int) -> None:
-        """Invalidate everything cached for `vmid`. The caller has flushed HDP.
+    def flush(self, vmids: Sequence[int]) -> None:
+        """Invalidate everything cached for `vmids`. The caller has flushed HDP.
 
         On MMHUB a semaphore keeps the hub from power gating, which would lose the acknowledgement.
         Whoever died or was interrupted while he held it has it taken away here: writing 0 gives it
         back, whatever its state (gmc_v11_0.c).
         """
         if self.prefix != "MM":
-            self._invalidate(vmid)
+            self._invalidate(vmids)
             return
         if self._held:
             self._semaphore.write(0)
         self._held = True
         try:
             self._wait(self._semaphore, lambda value: bool(value & 1), "TLB semaphore")
-            self._invalidate(vmid)
+            self._invalidate(vmids)
         finally:
             self._semaphore.write(0)
         self._held = False
@@ -204,8 +205,12 @@ class Hub:
         private.update(RESERVED_CACHE_PRIVATE_INVALIDATION=1)
         private.read()  # posts the invalidation of the hub's private caches
 
-    def _invalidate(self, vmid: int) -> None:
-        self._request.write(self._everything[vmid])
+    def _invalidate(self, vmids: Sequence[int]) -> None:
+        for vmid in vmids:
+            self._request.write(self._everything[vmid])
+            self._await(vmid)
+
+    def _await(self, vmid: int) -> None:
         self._wait(self._acknowledge, lambda value: bool(value >> vmid & 1), "TLB acknowledgement")
 
     def _wait(self, register: BoundRegister, done: object, what: str) -> None:
@@ -239,8 +244,9 @@ class Hub:
 
     def clear_fault(self) -> None:
         register = self.vm("L2_PROTECTION_FAULT_CNTL")
-        register.update(CLEAR_PROTECTION_FAULT_STATUS_ADDR=1)
-        register.update(CLEAR_PROTECTION_FAULT_STATUS_ADDR=0)
+        found = int(register.read())
+        register.write(found, CLEAR_PROTECTION_FAULT_STATUS_ADDR=1)
+        register.write(found, CLEAR_PROTECTION_FAULT_STATUS_ADDR=0)
 
 
 class Gmc:
@@ -264,7 +270,7 @@ class Gmc:
         for hub in hubs:
             hub.start(carveout, root, dummy_address)
             hub.clear_fault()
-        self.flush_tlb()
+        self._flush(hubs, VMIDS)
 
     def take_fault(self, hubs: Sequence[Hub]) -> HubFault | None:
         """Read and clear the first fault that one of `hubs` has latched."""
@@ -280,11 +286,13 @@ class Gmc:
 
         ORDER: the tables must have reached memory (HDP) before they are walked again.
         """
-        self.nbio.flush_hdp()
-        for hub in self:
+        self._flush(self, vmids)
+
+    def _flush(self, hubs: Iterable[Hub], vmids: Sequence[int]) -> None:
+        self.nbio.post_hdp()
+        for hub in hubs:
             if hub.on:
-                for vmid in vmids:
-                    hub.flush(vmid)
+                hub.flush(vmids)
 
 
 def framebuffer_location(chip: Chip) -> tuple[int, int]:

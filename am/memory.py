@@ -62,13 +62,13 @@ class Carveout:
         self.size = size
         self.fb_base = fb_base
         self.fb_offset = fb_offset
+        # Side by side, so that an image, its command and its frame are one write.
         self.psp_private = 1 * MIB
-        self.psp_ring = 2 * MIB
-        self.psp_command = self.psp_ring + 0x1000
-        self.psp_fence = self.psp_ring + 0x2000
-        self.scratch_page = self.psp_ring + 0x3000  # default of the system aperture
-        self.mqd = self.psp_ring + 0x4000
-        self.smu_table = self.psp_ring + 0x10000
+        self.psp_command = 2 * MIB
+        self.psp_ring = 2 * MIB + 0x1000
+        self.scratch_page = 2 * MIB + 0x3000  # default of the system aperture
+        self.mqd = 2 * MIB + 0x4000
+        self.smu_table = 2 * MIB + 0x10000
         self.smu_table_size = 0x10000
         self.heap = 4 * MIB
         self.tmr_space = TMR_SPACE

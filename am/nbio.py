@@ -61,8 +61,8 @@ class Nbio:
         )
 
     def post_hdp(self) -> None:
-        """As flush_hdp, for what is followed by another posted write, a doorbell: that stays behind
-        the flush on the bus."""
+        """As flush_hdp, for what is followed by another posted write, to a doorbell or a register:
+        that stays behind the flush on the bus."""
         self.chip.bus.write32(self._flush_index, 0)
 
     def flush_hdp(self) -> None:

@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 
 RING_SIZE = 0x1000  # bytes; 64 frames, as the kernel's
 FRAME_DWORDS = 16
-COMMAND_SIZE = 0x1000
+COMMAND_SIZE = 0x1000  # the command, and our fence at the end
+_FENCE = COMMAND_SIZE - 64
+_PAGE = 4096  # alignment of an image (Linux 6.12 amdgpu_ucode.c, amdgpu_ucode_init_bo)
 PRIVATE_SIZE = 1 << 20  # and its alignment: the bootloader takes the address >> 20
 DEFAULT_TMR_SIZE = 4 << 20
 RING_TYPE_KM = 2
@@ -52,7 +54,8 @@ class Psp:
         self.private = carveout.psp_private
         self.ring = carveout.psp_ring
         self.command = carveout.psp_command
-        self.fence = carveout.psp_fence
+        self.fence = self.command + _FENCE
+        self._frames = bytearray()  # of the ring, up to the one that was written last
         self.carveout = carveout
         self.fence_value = 0
         self._staged = PRIVATE_SIZE  # bytes of the private buffer that may not be zero
@@ -102,20 +105,18 @@ class Psp:
         self._note.write(_NOTE | _REFUSED if refused else 0)
 
     def load_component(self, position: int, name: str, command: int, image: bytes) -> None:
-        """Hand component `position` to the bootloader; FirmwareRejected or FirmwareSilent if it is
-        not taken."""
-        self._wait_bootloader(name, "ready")
+        """Hand component `position` to a bootloader that is ready; FirmwareRejected or
+        FirmwareSilent if it is not taken. It is ready again afterwards."""
         self._stage(image)
-        self.nbio.flush_hdp()
+        self.nbio.post_hdp()
         self.chip.mp0.MP0_SMN_C2PMSG_36.write(self.carveout.mc(self.private) >> 20)
         self._command(position, command)
-        self._wait_bootloader(name, "done")
+        self.wait_bootloader(name, "done")
 
     def load_secure_os(self, position: int, name: str, command: int, image: bytes) -> None:
         """Hand over the last component and wait for its sign of life."""
-        self._wait_bootloader(name, "ready")
         self._stage(image)
-        self.nbio.flush_hdp()
+        self.nbio.post_hdp()
         mp0 = self.chip.mp0
         mp0.MP0_SMN_C2PMSG_36.write(self.carveout.mc(self.private) >> 20)
         before = int(mp0.MP0_SMN_C2PMSG_81.read())
@@ -138,7 +139,8 @@ class Psp:
         except UnitTimeout as error:
             raise self._failed(name, "sign of life", error) from error
 
-    def _wait_bootloader(self, name: str, what: str) -> None:
+    def wait_bootloader(self, name: str, what: str = "ready") -> None:
+        """Wait until the bootloader takes a component."""
         tells = self.chip.generation.bootloader_tells_refusal
 
         def done(value: RegisterValue) -> bool:
@@ -211,9 +213,8 @@ class Psp:
         if destroy_first:
             self.destroy_ring()
         self._wait_mailbox("ready for a ring", _READY)
-        self.chip.vram.write(self.ring, bytes(RING_SIZE))
-        self.chip.vram.write(self.fence, bytes(4096))
-        self.nbio.flush_hdp()
+        self.chip.vram.write(self.command, bytes(COMMAND_SIZE + RING_SIZE))
+        self.nbio.post_hdp()
         address = self.carveout.mc(self.ring)
         mp0.MP0_SMN_C2PMSG_69.write(address & 0xFFFF_FFFF)
         mp0.MP0_SMN_C2PMSG_70.write(address >> 32)
@@ -221,6 +222,8 @@ class Psp:
         mp0.MP0_SMN_C2PMSG_64.write(RING_TYPE_KM << 16)
         self.sleep(HANDSHAKE_S)
         self._wait_mailbox("ring created", _STATUS)
+        write_pointer = int(mp0.MP0_SMN_C2PMSG_67.read()) % (RING_SIZE // 4)
+        self._frames = bytearray(4 * write_pointer)
 
     def destroy_ring(self) -> None:
         self.chip.mp0.MP0_SMN_C2PMSG_64.write(self._ids.GFX_CTRL_CMD_ID_DESTROY_RINGS)
@@ -273,41 +276,51 @@ class Psp:
         buffer.cmd_id = self._ids[f"GFX_CMD_ID_{command}"]
         return buffer
 
-    def submit(self, buffer: Struct, what: str, *, is_image: bool = False) -> Struct:
-        """Run one command and wait for it; returns the response. FirmwareRejected if refused.
+    def submit(self, buffer: Struct, what: str, image: bytes | None = None) -> None:
+        """Run one command and wait for it. FirmwareRejected if refused.
 
-        is_image: a refusal is one of the image that the command names."""
-        vram = self.chip.vram
+        image: what the command names; it lies before the command in memory, see `place`.
+        """
+        vram, layout = self.chip.vram, self._layouts.psp_gfx_cmd_resp
         self.fence_value += 1
-        # In one write with the fence behind it, which may hold the same number of an earlier ring.
-        assert self.fence == self.command + COMMAND_SIZE
-        vram.write(self.command, bytes(buffer).ljust(COMMAND_SIZE + 4, b"\0"))
-        self._push_frame()
+        staged = b"" if image is None else image.ljust(self.command - self.place(image), b"\0")
+        command = bytes(buffer).ljust(COMMAND_SIZE, b"\0")
+        # One write, with the fence in it, which may hold the same number of an earlier ring.
+        vram.write(self.command - len(staged), staged + command + self._add_frame())
+        self.nbio.post_hdp()
+        self.chip.mp0.MP0_SMN_C2PMSG_67.write(len(self._frames) % RING_SIZE // 4)
         self._wait_fence(what)
-        size = self._layouts.psp_gfx_cmd_resp.size
-        response = self._layouts.psp_gfx_cmd_resp.view(vram.read(self.command, size)).resp
-        if response.status:
+        place = self.command + layout.offset_of("resp.status")
+        status = int.from_bytes(vram.read(place, 4), "little")
+        if status:
             # The kernel only warns here, since some PSP versions leave a status behind; a refused
             # image is worse found later, as a hang.
             raise FirmwareRejected(
                 f"the PSP refused {what}",
                 image=what,
-                status=response.status,
-                remedy=advice.FIRMWARE if is_image else advice.MODE1,
+                status=status,
+                remedy=advice.MODE1 if image is None else advice.FIRMWARE,
             )
-        return response
 
-    def _push_frame(self) -> None:
-        mp0 = self.chip.mp0
-        write_pointer = int(mp0.MP0_SMN_C2PMSG_67.read()) % (RING_SIZE // 4)
+    def place(self, image: bytes) -> int:
+        """Where an image lies in VRAM: whole pages in front of its command."""
+        if len(image) > PRIVATE_SIZE:
+            raise FirmwareRejected(
+                "the image is larger than the PSP's buffer", size=len(image), limit=PRIVATE_SIZE
+            )
+        return self.command - -(-len(image) // _PAGE) * _PAGE
+
+    def _add_frame(self) -> bytes:
+        """The ring from its start to the end of the new frame: those before it were taken."""
+        if len(self._frames) == RING_SIZE:
+            self._frames.clear()
         frame = self._layouts.psp_gfx_rb_frame.new()
         command, fence = self.carveout.mc(self.command), self.carveout.mc(self.fence)
         frame.cmd_buf_addr_lo, frame.cmd_buf_addr_hi = command & 0xFFFF_FFFF, command >> 32
         frame.fence_addr_lo, frame.fence_addr_hi = fence & 0xFFFF_FFFF, fence >> 32
         frame.fence_value = self.fence_value
-        self.chip.vram.write(self.ring + write_pointer * 4, bytes(frame))
-        self.nbio.flush_hdp()
-        mp0.MP0_SMN_C2PMSG_67.write((write_pointer + FRAME_DWORDS) % (RING_SIZE // 4))
+        self._frames += bytes(frame).ljust(4 * FRAME_DWORDS, b"\0")
+        return bytes(self._frames)
 
     def _wait_fence(self, what: str) -> None:
         def probe() -> bool:
@@ -331,13 +344,14 @@ class Psp:
 
     def load_toc(self, image: bytes) -> int:
         """Show the table of contents; returns the size of the TMR that the images need."""
-        self._stage(image)
         buffer = self.new_command("LOAD_TOC")
         toc = buffer.cmd.cmd_load_toc
-        address = self.carveout.mc(self.private)
+        address = self.carveout.mc(self.place(image))
         toc.toc_phy_addr_lo, toc.toc_phy_addr_hi = address & 0xFFFF_FFFF, address >> 32
         toc.toc_size = len(image)
-        return int(self.submit(buffer, "TOC", is_image=True).tmr_size)
+        self.submit(buffer, "TOC", image)
+        place = self.command + self._layouts.psp_gfx_cmd_resp.offset_of("resp.tmr_size")
+        return int.from_bytes(self.chip.vram.read(place, 4), "little")
 
     def setup_tmr(self, address: int, size: int) -> None:
         """Give VRAM [address, address+size) to the firmware, for good."""
@@ -353,14 +367,13 @@ class Psp:
 
     def load_firmware(self, name: str, kind: int, image: bytes) -> None:
         """Load one image of psp_gfx_fw_type `kind`."""
-        self._stage(image)
         buffer = self.new_command("LOAD_IP_FW")
         load = buffer.cmd.cmd_load_ip_fw
-        address = self.carveout.mc(self.private)
+        address = self.carveout.mc(self.place(image))
         load.fw_phy_addr_lo, load.fw_phy_addr_hi = address & 0xFFFF_FFFF, address >> 32
         load.fw_size = len(image)
         load.fw_type = kind
-        self.submit(buffer, name, is_image=True)
+        self.submit(buffer, name, image)
 
     def autoload(self) -> None:
         """Let the RLC start the graphics core with what was loaded."""

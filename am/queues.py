@@ -24,21 +24,22 @@ class Queues:
         self._made: dict[QueueKind, list[RingQueue]] = {kind: [] for kind in QueueKind}
 
     def make(self) -> None:
-        """Make the queues that the chip has, and start them."""
+        """Make the queues that the chip has, and start them. All have their memory before the first
+        one starts: one TLB flush serves them."""
         driver = self._driver
         doorbells, made = driver.facts.generation.doorbells, driver.generation
         with driver.stages.stage("compute queue"):
             self._eop = driver.map(EOP_SIZE, Placement.DEVICE)
             compute = made.compute_queue(driver, 0, 0, doorbells.compute_ring0 * 2)
             self._made[QueueKind.COMPUTE].append(compute)
-            self.start(compute)
-        with driver.stages.stage("copy queues"):
-            self.route_copy_doorbells()
             first = doorbells.copy_engine0 * 2
             for engine in driver.units.engines:
                 doorbell = first + engine.index * doorbells.copy_stride * 2
-                copy = made.copy_queue(driver, engine, doorbell)
-                self._made[QueueKind.COPY].append(copy)
+                self._made[QueueKind.COPY].append(made.copy_queue(driver, engine, doorbell))
+            self.start(compute)
+        with driver.stages.stage("copy queues"):
+            self.route_copy_doorbells()
+            for copy in self.copy:
                 self.start(copy)
 
     def route_copy_doorbells(self) -> None:
@@ -51,7 +52,8 @@ class Queues:
 
     def start(self, queue: RingQueue) -> None:
         """Describe an idle queue to the hardware."""
-        self._driver.flush_tlb()
+        if self._driver.memory.stale:
+            self._driver.flush_tlb()
         if isinstance(queue, ComputeQueue):
             self._start_compute(queue)
         elif isinstance(queue, CopyQueue):
@@ -76,7 +78,7 @@ class Queues:
             driver.chip.gc.map,
         )
         driver.chip.vram.write(carveout.mqd, bytes(descriptor))
-        driver.units.nbio.flush_hdp()
+        driver.units.nbio.post_hdp()
         driver.units.gfx.load_queue(queue.pipe, queue.queue, descriptor)
 
     def _start_copy(self, queue: CopyQueue) -> None:

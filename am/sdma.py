@@ -158,12 +158,15 @@ class Engine:
     def start(self, memory: RingMemory) -> None:
         """Set queue 0 up on an empty ring and let the engine run."""
         self.register("SEM_WAIT_FAIL_TIMER_CNTL").write(0)
+        # The registers of the ring are neighbours and travel together behind a bridge.
         control = self.queue("RB_CNTL")
         control.write(
             RB_SIZE=log2(memory.ring_size // 4), RB_VMID=memory.vmid, RPTR_WRITEBACK_ENABLE=1,
             RPTR_WRITEBACK_TIMER=_WRITEBACK_TIMER, F32_WPTR_POLL_ENABLE=1, WPTR_POLL_ENABLE=0,
             RB_PRIV=int(memory.vmid == 0),  # as the kernel's own ring, which is in VMID 0
         )  # fmt: skip
+        self.queue("RB_BASE").write(memory.ring >> 8 & 0xFFFF_FFFF)
+        self.queue("RB_BASE_HI").write(memory.ring >> 40)
         self._set_pointers(memory)
         self.register("WATCHDOG_CNTL").update(QUEUE_HANG_COUNT=_HANG_COUNT)
         self.register("UTCL1_CNTL").update(RESP_MODE=_RESP_MODE, REDO_DELAY=_REDO_DELAY)
@@ -181,8 +184,6 @@ class Engine:
             self.queue(name).write(0)
         self._pair("RB_WPTR_POLL_ADDR", memory.write_pointer)
         self._pair("RB_RPTR_ADDR", memory.read_pointer)
-        self.queue("RB_BASE").write(memory.ring >> 8 & 0xFFFF_FFFF)
-        self.queue("RB_BASE_HI").write(memory.ring >> 40)
         self.queue("MINOR_PTR_UPDATE").write(ENABLE=1)
         self.queue("RB_WPTR").write(0)
         self.queue("RB_WPTR_HI").write(0)

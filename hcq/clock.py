@@ -76,11 +76,11 @@ class Clock:
         `probe` raises DeviceLost by itself when it reads all ones. Once the limit is used up (see
         Patience), UnitTimeout carries `unit`, `waiting_for` and what `state()` says then. Spins for
         the first 50 us, since most answers are immediate, then sleeps with growing pauses of at
-        most 1 ms.
+        most 1 ms, or as long as a look took where that is more: each is a message over a link.
         """
         patience = self.patience(limit_s)
         spinning = patience.now + 5e-5
-        pause = 1e-5
+        pause, before = 1e-5, patience.now
         while True:
             result = probe()
             found = result is not None and result is not False
@@ -100,8 +100,9 @@ class Clock:
                     state=state() if state is not None else None,
                 )
             if patience.now > spinning:
-                self.sleep(pause)
+                self.sleep(max(pause, patience.now - before))
                 pause = min(pause * 2, 1e-3)
+            before = patience.now
 
 
 class Patience:

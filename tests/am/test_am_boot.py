@@ -387,7 +387,7 @@ def test_status_bits_of_an_older_bootloader_are_no_refusal(chip: Any) -> None:
     assert len(seen) > 3
 
 
-@pytest.mark.parametrize("access", [1, 5, 40, 150, 300, 500, 650, 750])
+@pytest.mark.parametrize("access", [1, 5, 40, 150, 300, 450, 550, 620])
 def test_removal_at_any_time_of_the_boot(access: int) -> None:
     chip = build_chip()
     chip.faults.lost_at_access = access

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from hcq.clock import Work
 from hcq.errors import BadArgument, DeviceBusy, DeviceLost
 from hcq.transport.endpoint import Endpoint
 from usbgpu.usb import Speed, UsbIdentity
@@ -66,7 +67,7 @@ class Enclosure:
         self.card = card
         self.lock = threading.RLock()
         self.clock = VirtualClock()
-        self.meter = Meter(self.clock, self.options.hardware.costs)
+        self.meter = Meter(self.clock, self.options.hardware.costs, busy=self._card_works)
         self.pulls: list[Pull] = []
         self._address = 1
         self._device: VirtualUsb | None = None
@@ -75,6 +76,9 @@ class Enclosure:
         self.speed = self.options.speed
         self.hardware = Hardware(card, self.speed, self.options.hardware, self.clock)
         self._start()
+
+    def _card_works(self) -> bool:
+        return self.card is not None and self.card.clock.work() is Work.ENGINES
 
     # ---- the box ------------------------------------------------------------------------------
 

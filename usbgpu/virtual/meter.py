@@ -61,16 +61,22 @@ class Count:
 
 @dataclass
 class Meter:
-    """What crossed the cable, by kind: "control in", "control out", "bulk in", "bulk out"."""
+    """What crossed the cable, by kind: "control in", "control out", "bulk in", "bulk out".
+
+    busy: whether the card is at work. A control transfer then takes its time in real time too, as
+    the card does: else the host would look ten times where a board answers the first look.
+    """
 
     clock: VirtualClock
     costs: Costs
+    busy: Callable[[], bool] = lambda: False
     counts: dict[str, Count] = field(default_factory=dict)
 
     def control(self, kind: str, size: int) -> None:
         """Count a control transfer and let it take its time."""
         self._count(f"control {kind}", size)
-        self.clock.advance(self.costs.control_s)
+        pass_time = self.clock.sleep if self.busy() else self.clock.advance
+        pass_time(self.costs.control_s)
 
     def bulk(self, kind: str, size: int, seconds: float) -> None:
         """Count a bulk transfer whose bytes took `seconds`."""
