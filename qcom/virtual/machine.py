@@ -14,6 +14,7 @@ from qcom.chips.facts import ChipFacts
 from qcom.virtual.engine import Engine
 from qcom.virtual.faults import Report
 from qcom.virtual.kgsl.context import Context
+from qcom.virtual.kgsl.counters import Counters
 from qcom.virtual.memory.objects import MemoryFile, MemoryObject
 from qcom.virtual.options import MachineOptions
 from qcom.virtual.planted import Plan, Planted
@@ -50,6 +51,7 @@ class VirtualMachine:
         self._graveyard: list[MemoryObject] = []
         self._processors: ShaderProcessors | None = None
         self._closed = False
+        self.counters = Counters(self)
         self.engine = Engine(self)
         self.clock.plays(self.engine)
 

@@ -102,6 +102,7 @@ class VirtualNode:
         self.memory: UserMemory = memory or ProcessMemory()
         self.space = self._new_space()
         self.objects: dict[int, MemoryObject] = {}
+        self.counters: list[tuple[int, int]] = []  # (group, event) of performance counters
         self._owns_machine = owns_machine
         self._handles = itertools.count(100)
         self._open: set[int] = set()
@@ -201,6 +202,8 @@ class VirtualNode:
                 self._end_program()
 
     def _end_program(self) -> None:
+        while self.counters:
+            self.machine.counters.put(*self.counters.pop())
         for context in [found for found in self.machine.contexts.values() if found.node is self]:
             self.destroy(context)
         for found in list(self.objects.values()):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from qcom.regs import constants, structs
-from qcom.virtual.kgsl import fault, memory, submit
+from qcom.virtual.kgsl import counters, fault, memory, submit
 from qcom.virtual.kgsl.context import Context, ResetStatus, after
 from qcom.virtual.kgsl.refusal import refused, strike
 from qcom.virtual.planted import Planted
@@ -46,7 +46,7 @@ class Calls:
             "GPU_COMMAND": lambda call: submit.gpu_command(node, call),
             "GET_FAULT_REPORT": self._fault_report,
         }
-        for name, handler in memory.HANDLERS.items():
+        for name, handler in {**memory.HANDLERS, **counters.HANDLERS}.items():
             handlers[name] = self._bound(handler)
         self._handlers = {
             self._codes[f"IOCTL_KGSL_{name}"]: (name, handler) for name, handler in handlers.items()
@@ -239,17 +239,28 @@ class Calls:
         return 0x4405_0001 if strange else self._machine.facts.chip_ids[0]
 
     def _set_property(self, call: Any) -> None:
-        """A power constraint, which the model accepts and ignores: its clocks do not change."""
-        constraint = self._structs.kgsl_device_constraint
+        """A power constraint of a context (adreno_set_constraint), which `Context.power` keeps: the
+        model's clocks do not change."""
+        codes, constraint = self._codes, self._structs.kgsl_device_constraint
         if call.type != self._codes.KGSL_PROP_PWR_CONSTRAINT:
             raise refused(errno.EINVAL, f"property {call.type:#x} cannot be set")
         if call.sizebytes != constraint.size:
             raise refused(errno.EINVAL, f"a constraint has {constraint.size} bytes")
         found = constraint.view(self._node.memory.read(call.value, constraint.size))
         with self._machine.lock:
-            self._context(found.context_id)
-        if found.type not in (0, 1):
-            raise refused(errno.EINVAL, f"constraint {found.type}")
+            context = self._context(found.context_id)
+            if found.type == codes.KGSL_CONSTRAINT_NONE:
+                context.power = None
+                return
+            if found.type != codes.KGSL_CONSTRAINT_PWRLEVEL:
+                raise refused(errno.EINVAL, f"constraint {found.type}")
+            level = self._structs.kgsl_device_constraint_pwrlevel
+            if found.size != level.size:
+                raise refused(errno.EINVAL, f"a power level has {found.size} bytes")
+            wanted = level.view(bytearray(self._node.memory.read(found.data, level.size))).level
+            if wanted not in (codes.KGSL_CONSTRAINT_PWR_MIN, codes.KGSL_CONSTRAINT_PWR_MAX):
+                raise refused(errno.EINVAL, f"power level {wanted}")
+            context.power = wanted
 
 
 def _structure(name: str) -> str:

@@ -34,7 +34,8 @@ class Context:
 
     invalid: a fault ended it; only destroying it is left. faulted: a fault was skipped and the
     next submission reports it once (EPROTO). events: called once a timestamp has retired.
-    page_faults: (address, KGSL_PAGEFAULT_TYPE_*) for GET_FAULT_REPORT.
+    power: level that a constraint wants, KGSL_CONSTRAINT_PWR_*. page_faults: (address,
+    KGSL_PAGEFAULT_TYPE_*) for GET_FAULT_REPORT.
     """
 
     id: int
@@ -48,6 +49,7 @@ class Context:
     faulted: bool = False
     detached: bool = False
     events: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
+    power: int | None = None
     page_faults: list[tuple[int, int]] = field(default_factory=list)
 
     def is_retired(self, timestamp: int) -> bool:

@@ -176,6 +176,9 @@ def gpuobj_import(node: VirtualNode, call: Any) -> None:
             fd = file.view(node.memory.read(call.priv, file.size)).fd
             try:
                 size = os.fstat(fd).st_size
+            except OSError as error:
+                raise refused(errno.EBADF, f"descriptor {fd}") from error
+            try:
                 pages = mmap.mmap(fd, size)
             except (OSError, ValueError) as error:
                 raise refused(errno.EINVAL, f"descriptor {fd} is not a buffer") from error
