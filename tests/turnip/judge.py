@@ -29,7 +29,7 @@ def programs(turnip: Turnip) -> dict[str, list[str]]:
 def check(turnip: Turnip, chip: str, command: list[str]) -> str:
     """Run a program. What is wrong: with the results, or what the model objects to; "" where
     nothing is."""
-    machine = build_machine(chip, MachineOptions(caches="coherent", hang_limit_s=60.0))
+    machine = build_machine(chip, MachineOptions(caches="coherent", hang_limit_s=_LIMIT_S))
     with tempfile.TemporaryDirectory() as folder:
         socket = Path(folder) / "kgsl"
         served = Served(machine, socket)
