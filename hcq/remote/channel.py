@@ -25,6 +25,19 @@ class Disconnected(DeviceLost):
     """The connection to ugpud, or to a client of it, has ended."""
 
 
+def _watched(made: socket.socket) -> None:
+    """Have the system notice a peer that is gone without a word: tcp(7)."""
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, 5),
+        (socket.TCP_KEEPINTVL, 5),
+        (socket.TCP_KEEPCNT, 3),
+        (socket.TCP_USER_TIMEOUT, 20_000),
+    ):
+        made.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 class Channel:
     """Sends from any thread; receives in one. Owns the socket.
 
@@ -36,7 +49,7 @@ class Channel:
         self._socket = made
         made.setblocking(False)
         if made.family != socket.AF_UNIX:
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _watched(made)
         secure = isinstance(made, ssl.SSLSocket)
         self._guard = threading.Lock() if secure else contextlib.nullcontext()
         self._sending = threading.Lock()
@@ -58,9 +71,16 @@ class Channel:
         """The descriptor, for those who wait for it to be readable."""
         return self._socket.fileno()
 
-    def send(self, message: Message, limit_s: float = SEND_LIMIT_S) -> None:
+    def send(
+        self,
+        message: Message,
+        limit_s: float = SEND_LIMIT_S,
+        *,
+        sequence: int = 0,
+        acknowledged: int = 0,
+    ) -> None:
         """Send one message; Disconnected where the peer is gone or takes nothing for `limit_s`."""
-        head, data = encode(message)
+        head, data = encode(message, sequence, acknowledged)
         with self._sending:
             self.sent += 1
             self._send(head, limit_s)

@@ -5,21 +5,28 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 from hcq import life, threads
-from hcq.errors import DeviceHang, DeviceLost, LinkError, UgpuError
+from hcq.errors import DeviceHang, DeviceLost, DeviceNotFound, LinkError, TransportError, UgpuError
 from hcq.remote import failures
 from hcq.remote.address import Address, connect
 from hcq.remote.channel import Channel, Disconnected
+from hcq.remote.session import Session
 from hcq.remote.wire import EVENTS, VERSION, Bytes, Limits, Message, WireError, check, is_number
 
 # TIMEOUT: how long the server may take for one call beside what the call itself waits for: loading
 # a program on a virtual device translates it
 CALL_LIMIT_S = 120.0
 AHEAD = 64  # messages that wait to be sent, before those who send more wait
+# TIMEOUT: of a reconnection's greeting, and the pauses between attempts; our choice
+HELLO_LIMIT_S = 10.0
+PAUSE_S = 0.05
+BYE_S = 1.0  # TIMEOUT: of what `close` still has to send
+_WAKE = Message("ack", [])  # of the thread that sends; it also tells the peer what was received
 
 
 class Owned:
@@ -64,7 +71,11 @@ class Connection:
     Another thread sends, so that an exception that comes at any point of a caller (a Ctrl-C) leaves
     no message half sent.
 
-    failure: why the connection ended, None while it stands. calls: round trips so far.
+    Where the daemon gives a lease a time of grace, a connection that breaks is made again and goes
+    on with what was under way (hcq.remote.session).
+
+    failure: why the connection ended, None while it stands. calls: round trips so far. resumed: how
+    many times it was made again.
     """
 
     def __init__(self, address: Address, token: str | None = None) -> None:
@@ -77,7 +88,10 @@ class Connection:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, _Call] = {}
         self._lock = threading.Lock()
-        self._channel = Channel(connect(address), Limits())
+        self.resumed = 0
+        self._token = token
+        self._closing = threading.Event()
+        self._session = Session(Channel(connect(address), Limits()))
         self._outgoing: SimpleQueue[Message | None] = SimpleQueue()
         self._room = threading.Event()
         self._threads = [
@@ -90,6 +104,8 @@ class Connection:
             life.part_opened(self)
             life.inherits(self)
             self.server = self.call("hello", VERSION, token, 0).arguments[0]
+            self._number, self._grace_s = _resumption(self.server)
+            self._session.keeps = self._grace_s > 0
         except BaseException:
             self.close()
             raise
@@ -145,19 +161,25 @@ class Connection:
 
     def close(self) -> None:
         """End the connection, and with it the lease; idempotent."""
-        self._channel.close()
+        receiver, sender = self._threads
+        if self.failure is None and not self._closing.is_set() and self._session.keeps:
+            self._outgoing.put(Message("bye", []))
+        self._closing.set()
         self._outgoing.put(None)
-        for thread in self._threads:
+        if sender.ident is not None and self.failure is None:
+            sender.join(BYE_S)
+        self._session.channel.close()
+        for thread in (receiver, sender):
             if thread.ident is not None and thread is not threading.current_thread():
                 thread.join()
-        self._channel.release()
+        self._session.channel.release()
         life.part_closed(self)
         life.inherits_no_more(self)
 
     def abandon(self) -> None:
         """See hcq.life: the connection is the parent's."""
         self.failure = Disconnected(f"{self.name} is the parent process's connection")
-        self._channel.release()
+        self._session.channel.release()
         self._lock = threading.Lock()
 
     def _check(self) -> None:
@@ -178,18 +200,31 @@ class Connection:
                 return
             if self._outgoing.qsize() <= AHEAD // 2:
                 self._room.set()
+            session = self._session
             try:
-                self._channel.send(message)
+                session.resend()
+                if message is not _WAKE or session.owes:
+                    session.send(message)
+                while session.full and self.failure is None and not self._closing.is_set():
+                    session.wait(PAUSE_S)
+                    session.resend()
             except Disconnected:
-                self._channel.close()  # the thread that receives tells
+                session.channel.close()  # the thread that receives tells
                 return
 
     def _receive(self) -> None:
         why: UgpuError | None = None  # the connection is about to end
         try:
             while True:
-                message = self._channel.receive()
+                try:
+                    message = self._session.receive()
+                except Disconnected:
+                    if why is not None or not self._resume():
+                        raise
+                    continue
                 assert message is not None
+                if self._session.owes:
+                    self._outgoing.put(_WAKE)
                 check(message, EVENTS)
                 if message.operation == "ended":
                     why = DeviceLost(f"the lease of {self.name} is over: {message.arguments[0]}")
@@ -204,12 +239,46 @@ class Connection:
                         self._give(waiting.owner(), message)
                     waiting.reply = message
                     waiting.done.set()
-        except (Disconnected, WireError) as error:
-            if isinstance(error, Disconnected):
+        except UgpuError as error:
+            if why is not None or isinstance(error, Disconnected):
                 text = f"the connection to ugpud at {self.name} ended; its lease is lost"
                 self._end(why or Disconnected(text))
             else:
                 self._end(error)
+
+    def _resume(self) -> bool:
+        """Connect again, for as long as the daemon keeps the lease; whether that worked. Raises
+        what the daemon says against it."""
+        if not self._session.keeps or self._closing.is_set():
+            return False
+        self._session.channel.close()
+        end, pause_s = time.monotonic() + self._grace_s, 0.0
+        while time.monotonic() < end and not self._closing.wait(pause_s):
+            pause_s = PAUSE_S
+            channel: Channel | None = None
+            try:
+                channel = Channel(connect(self.address), Limits())
+                hello = Message("hello", [VERSION, self._token, self._number], 1)
+                channel.send(hello, acknowledged=self._session.received)
+                reply = channel.receive(HELLO_LIMIT_S)
+                if reply is None or reply.operation != "reply":
+                    raise _refusal(reply)
+                self._session.replace(channel, reply.acknowledged)
+            except BaseException as error:
+                if channel is not None:
+                    channel.release()
+                if isinstance(error, DeviceNotFound) and self.address.path:
+                    return False  # nothing listens on this machine: the daemon is gone
+                later = isinstance(error, DeviceNotFound | Disconnected | TransportError)
+                if not later or isinstance(error, WireError):
+                    raise
+                continue
+            self.resumed += 1
+            if self._closing.is_set():
+                channel.close()
+            self._outgoing.put(_WAKE)
+            return True
+        return False
 
     def _give(self, owner: Owned | None, message: Message) -> None:
         """Tell an owner its number; one that is gone meanwhile gives it back."""
@@ -224,7 +293,7 @@ class Connection:
         with self._lock:
             self.failure = error
             waiting: Sequence[_Call] = list(self._waiting.values())
-        self._channel.close()
+        self._session.channel.close()
         self._room.set()
         for call in waiting:
             call.done.set()
@@ -239,6 +308,25 @@ class Connection:
 
     def __repr__(self) -> str:
         return f"<Connection {self.name}, {self.calls} calls>"
+
+
+def _resumption(server: object) -> tuple[int, float]:
+    """The session's number and the seconds of grace in a reply to "hello"; 0: none."""
+    found = server if isinstance(server, dict) else {}
+    number, grace_s = found.get("session", 0), found.get("grace_s", 0.0)
+    if not is_number(number) or not isinstance(grace_s, int | float):
+        raise WireError("the daemon sent a session that is not a number")
+    return number, float(grace_s) if number else 0.0
+
+
+def _refusal(reply: Message | None) -> UgpuError:
+    """What keeps a connection from being resumed."""
+    if reply is None:
+        return Disconnected("no reply to hello")
+    check(reply, EVENTS)
+    if reply.operation == "error":
+        return failures.from_wire(*reply.arguments)
+    return WireError(f"expected a reply to hello, got {reply.operation}")
 
 
 def _again(error: UgpuError) -> UgpuError:

@@ -6,8 +6,9 @@ A frame is a header of 32 bytes, a msgpack list [operation, call, arguments] and
     sequence (u64), acknowledged (u64); little-endian
 
 Each side numbers its frames from 1; `acknowledged` is the last frame of the peer that was carried
-out, so that a connection which breaks can be resumed without loss and without repetition. Frames
-with sequence 0 are not numbered: those that open a connection, and replies to them.
+received whole, so that a connection which breaks is resumed without loss and without repetition
+(hcq.remote.session). Frames with sequence 0 are not numbered: those that open a connection, replies
+to them, "ack", and all of a connection that cannot be resumed.
 
 `call` is 0 for a message without a reply. A reply has the operation "reply" or "error" and the
 same number.
@@ -61,12 +62,14 @@ class Message:
     acknowledged: int = 0
 
 
-def encode(message: Message) -> tuple[bytes, Bytes]:
-    """Return the frame as its header with the list, and its data, which is not copied."""
+def encode(message: Message, sequence: int = 0, acknowledged: int = 0) -> tuple[bytes, Bytes]:
+    """Return the frame as its header with the list, and its data, which is not copied. sequence,
+    acknowledged: in place of the message's."""
     meta: bytes = msgpack.packb([message.operation, message.call, message.arguments])
     crc = zlib.crc32(message.data, zlib.crc32(meta))
     size = memoryview(message.data).nbytes
-    header = HEADER.pack(MAGIC, len(meta), size, crc, message.sequence, message.acknowledged)
+    numbers = sequence or message.sequence, acknowledged or message.acknowledged
+    header = HEADER.pack(MAGIC, len(meta), size, crc, *numbers)
     return header + meta, message.data
 
 
@@ -122,7 +125,9 @@ def is_number(value: object, end: int = 1 << 64) -> bool:
 # them; "map": with text as keys. A "?" behind the kind also takes nil.
 REQUESTS: Mapping[str, Sequence[str]] = {
     # on a connection
-    "hello": ("number", "text?", "number"),  # version, token, session to resume
+    "hello": ("number", "text?", "number"),  # version, token, session to resume (0: a new one)
+    "ack": (),  # the header tells
+    "bye": (),  # the client ends its session
     "devices": (),  # -> a map for each device
     "leases": (),  # -> a map for each lease and waiter
     "lease": ("map",),  # what is wanted, see LeaseRequest -> grant
@@ -152,6 +157,7 @@ REQUESTS: Mapping[str, Sequence[str]] = {
 }
 EVENTS: Mapping[str, Sequence[str]] = {
     "reply": ("any",),
+    "ack": (),
     "error": ("text", "text", "map"),  # class, message, facts
     "reached": ("number", "number", "number"),  # queue, value, resets as the client counts
     "failed": ("text", "text", "map"),  # the device's failure, until "reset"

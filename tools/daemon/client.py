@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
+import select
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hcq import threads
-from hcq.errors import BadArgument, NotSupported, UgpuError
+from hcq.errors import BadArgument, DeviceLost, NotSupported, UgpuError
 from hcq.remote import failures
 from hcq.remote.channel import Channel, Disconnected
 from hcq.remote.request import Grant, LeaseRequest
+from hcq.remote.session import Session
 from hcq.remote.wire import (
     REQUESTS,
     VERSION,
@@ -36,15 +40,34 @@ log = logging.getLogger(__name__)
 HELLO_LIMIT_S = 10.0
 # what a client may ask while its lease's device has failed
 AFTER_FAILURE = ("reset", "plan", "free", "unload", "drop")
+LOOK_S = 0.05  # between looks at whether a process whose connection broke is still there
 MOST_WATCHES = 64  # threads that wait for a client's timelines
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Who connected. rights: of a user of the UNIX socket; None: a token must say."""
+    """Who connected. rights: of a user of the UNIX socket; None: a token must say. pid: of a
+    process of this machine, 0: not known."""
 
     name: str
     rights: Rights | None
+    pid: int = 0
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process may still be there."""
+        if not self.pid:
+            return True
+        try:
+            handle = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return False
+        except OSError:
+            return True
+        try:
+            return not select.select([handle], [], [], 0)[0]  # readable once it has ended
+        finally:
+            os.close(handle)
 
 
 class Client:
@@ -53,7 +76,11 @@ class Client:
 
     def __init__(self, daemon: Daemon, channel: Channel, peer: Peer) -> None:
         self.daemon = daemon
-        self.channel = channel
+        self.session = Session(channel)
+        self.number = 0  # of the session
+        self._resuming = threading.Condition()
+        self._next: tuple[Channel, int, Message] | None = None  # a connection that goes on here
+        self._over = False
         self.peer = peer
         self.name = peer.name
         self.rights = peer.rights
@@ -93,13 +120,19 @@ class Client:
 
     def run(self) -> None:
         """Serve until the client goes; then clean up behind it."""
+        handed = False  # the connection goes on as that of another Client
         try:
-            self._greet()
+            if not self._greet():
+                handed = True
+                return
             while True:
-                message = self.channel.receive()
-                assert message is not None
+                message = self._receive()
                 check(message, REQUESTS)
+                if message.operation == "bye":
+                    break
                 self._take(message)
+                if self.session.owes:
+                    self.session.send(Message("ack", []))
         except Disconnected as error:
             log.debug("%s: %s", self.name, error)
         except WireError as error:
@@ -109,29 +142,116 @@ class Client:
         except UgpuError as error:
             log.info("%s: %s", self.name, error)
         finally:
-            self.channel.close()
-            self.daemon.gone(self)
+            if not handed:
+                self.cut()
+                self.channel.close()
+                self.daemon.gone(self)
+            else:
+                self.daemon.left(self)
 
-    def _greet(self) -> None:
-        """Take "hello"; the client's rights follow from its token, or from who it is."""
+    @property
+    def channel(self) -> Channel:
+        """The present connection."""
+        return self.session.channel
+
+    def _receive(self) -> Message:
+        """Return the next message, also of a connection that goes on with a broken one."""
+        while True:
+            try:
+                message = self.session.receive()
+            except Disconnected:
+                if not self._resume():
+                    raise
+                continue
+            assert message is not None
+            return message
+
+    def _resume(self) -> bool:
+        """Wait for the client to connect again; whether it did."""
+        if not self.session.keeps:
+            return False
+        end = time.monotonic() + self.daemon.settings.grace_s
+        with self._resuming:
+            while self._next is None and not self._over:
+                wanted = self.lease is not None or self._waiter is not None
+                left = end - time.monotonic()
+                if left <= 0 or not wanted or not self.peer.lives:
+                    break
+                self._resuming.wait(min(left, LOOK_S))
+            found, self._next = self._next, None
+            if found is None or self._over:
+                self._over = True
+                self._next = found
+                return False
+        channel, acknowledged, reply = found
+        channel.limits = Limits(data=self.daemon.settings.message)
+        self.session.replace(channel, acknowledged, reply)
+        self.session.resend()
+        log.info("%s is connected again", self.name)
+        return True
+
+    def adopt(self, channel: Channel, acknowledged: int, reply: Message) -> None:
+        """Go on with another connection, in which `reply` is the first message; from its thread.
+        DeviceLost where the session is over."""
+        with self._resuming:
+            if self._over:
+                raise _lost()
+            former, self._next = self._next, (channel, acknowledged, reply)
+            self._resuming.notify_all()
+        self.channel.close()  # where that has not been noticed
+        if former is not None:
+            former[0].close()
+            former[0].release()
+
+    def cut(self) -> None:
+        """The session is over: nobody comes back to it. Idempotent, from any thread."""
+        with self._resuming:
+            self._over = True
+            late, self._next = self._next, None
+            self._resuming.notify_all()
+        if late is not None:
+            late[0].close()
+            late[0].release()
+
+    def _greet(self) -> bool:
+        """Take "hello"; the client's rights follow from its token, or from who it is. False where
+        the connection goes on with an earlier one's session."""
         message = self.channel.receive(HELLO_LIMIT_S)
         if message is None:
             raise WireError("no message came after connecting", limit_s=HELLO_LIMIT_S)
         check(message, REQUESTS)
         if message.operation != "hello":
             raise WireError(f"expected hello, got {message.operation}")
-        version, token, _ = message.arguments
+        version, token, session = message.arguments
         try:
             if version != VERSION:
                 raise BadArgument(f"this ugpud speaks version {VERSION}, the client {version}")
             if self.rights is None or token is not None:
                 self.rights = self.daemon.rights(token)
                 self.name = f"{self.rights.name} ({self.peer.name})"
+            if session:
+                found = self.daemon.session(session, self.rights)
+                reply = Message("reply", [found.welcome()], message.call)
+                found.adopt(self.channel, message.acknowledged, reply)
+                return False
         except UgpuError as error:
             self._reply(message.call, error)
             raise
         self.channel.limits = Limits(data=self.daemon.settings.message)
-        self._reply(message.call, {"version": VERSION, "role": self.rights.role})
+        self.daemon.remember(self)
+        self._reply(message.call, self.welcome())
+        self.session.keeps = self.number != 0
+        return True
+
+    def welcome(self) -> dict[str, object]:
+        """Return the reply to "hello"."""
+        assert self.rights is not None
+        return {
+            "version": VERSION,
+            "role": self.rights.role,
+            "session": self.number,
+            "grace_s": self.daemon.settings.grace_s,
+        }
 
     def _take(self, message: Message) -> None:
         operation = message.operation
@@ -147,13 +267,7 @@ class Client:
                 found = plain(message.arguments, message.data)
             else:
                 held = self._held()
-                if held.failed is not None and operation not in (
-                    "reset",
-                    "plan",
-                    "free",
-                    "unload",
-                    "drop",
-                ):
+                if held.failed is not None and operation not in AFTER_FAILURE:
                     if not message.call:
                         return  # the client was told
                     if operation != "diagnose":
@@ -181,11 +295,11 @@ class Client:
 
     def _reply(self, call: int, found: object) -> None:
         if isinstance(found, UgpuError):
-            self.channel.send(Message("error", failures.to_wire(found), call))
+            self.session.send(Message("error", failures.to_wire(found), call))
         elif isinstance(found, bytes | memoryview):
-            self.channel.send(Message("reply", [None], call, found))
+            self.session.send(Message("reply", [None], call, found))
         else:
-            self.channel.send(Message("reply", [found], call))
+            self.session.send(Message("reply", [found], call))
 
     def notify(self, operation: str, *arguments: object) -> None:
         """Send an event; a client that is gone is noticed by the thread that receives."""
@@ -196,7 +310,7 @@ class Client:
 
     def _quietly(self, operation: str, *arguments: object) -> None:
         try:
-            self.channel.send(Message(operation, list(arguments)))
+            self.session.send(Message(operation, list(arguments)))
         except Disconnected:
             self.channel.close()
 
@@ -330,6 +444,10 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<Client {self.name}>"
+
+
+def _lost() -> DeviceLost:
+    return DeviceLost("ugpud does not have this session any more; its lease is lost")
 
 
 def _plain(found: dict[str, object]) -> dict[str, object]:

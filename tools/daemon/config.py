@@ -11,6 +11,7 @@ hotplug = ["pci:*"]                 # GPUs that are taken when they arrive; defa
 [lease]
 usual_s = 3600                      # of a lease that names no limit
 longest_s = 86400
+grace_s = 30                        # for a connection that broke to be made again; 0: none
 drain_s = 5                         # for work under way when a lease ends; then a reset
 waiters = 1000
 preempt = false
@@ -86,6 +87,7 @@ class Settings:
     clients: int = 1100
     message: int = 64 << 20
     drain_s: float = 5.0
+    grace_s: float = 30.0
     hotplug: tuple[str, ...] = ()
     policy: Policy = field(default_factory=Policy)
     recovery: RecoveryPolicy = field(default_factory=RecoveryPolicy)
@@ -126,6 +128,7 @@ def parse(text: str, name: str = "ugpud.toml") -> Settings:
         lease.take("preempt", bool, usual.preempt),
     )
     drain_s = lease.seconds("drain_s", 5.0)
+    grace_s = lease.seconds("grace_s", 30.0, zero=True)
     lease.end()
     devices = tuple(_device(name, number, row) for number, row in enumerate(rows, 1))
     hotplug = daemon.take("hotplug", list, [])
@@ -143,6 +146,7 @@ def parse(text: str, name: str = "ugpud.toml") -> Settings:
         daemon.number("clients", 1100, 1, 1 << 16),
         daemon.size("message", 64 << 20, 1 << 16, 1 << 30),
         drain_s,
+        grace_s,
         tuple(hotplug),
         policy,
         recovery,
@@ -228,10 +232,11 @@ class _Section:
             raise self.bad(key, f"a number from {least} to {end - 1}", value)
         return value
 
-    def seconds(self, key: str, usual: float) -> float:
+    def seconds(self, key: str, usual: float, *, zero: bool = False) -> float:
         self._known.append(key)
         value = self._given.pop(key, usual)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 <= value < 1e9 or not (value or zero):
             raise self.bad(key, "a positive number of seconds", value)
         return float(value)
 

@@ -160,7 +160,7 @@ def peer_of(connection: socket.socket) -> Peer:
         user = f"uid {uid}"
     role = "admin" if uid in (0, os.geteuid()) else "use"
     name = f"{user}, pid {pid}"
-    return Peer(name, Rights(name, role))
+    return Peer(name, Rights(name, role), pid)
 
 
 def _remove_stale(path: Path) -> None:

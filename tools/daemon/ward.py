@@ -1,0 +1,269 @@
+"""The daemon's cards: booted, recovered where they fail, taken in and out as they come and go.
+
+`lock` guards the table and the cards' states; a device is touched under its own lock. Jobs that
+take a while run in threads of `_jobs`, and of `_healers` for what may take minutes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from hcq.device import Device
+from hcq.errors import AccessDenied, BadArgument, UgpuError
+from hcq.transport.hotplug import keep_trying
+from hcq.transport.system import System
+
+from .config import DeviceSettings, Settings
+from .history import CardHistory, Record
+from .hotplug import Plugs
+from .leases import Card, State, Table
+from .owned import Owned
+from .recovery import Breaker, Healing, can_help, reboot
+from .tokens import Rights
+
+log = logging.getLogger(__name__)
+
+_JOBS = 16
+SETTLE_S = 5.0  # TIMEOUT: for udev's rules and drivers after an arrival; our choice
+GONE = "the card is not on the bus"
+UNKNOWN = "ugpud failed; its log has the cause"
+
+
+class Ward:
+    """All cards of a daemon. system, opener: the machine's bus, and hcq.open; replaced by tests."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        now: Callable[[], float],
+        system: System | None,
+        opener: Callable[..., Device],
+    ) -> None:
+        self.settings = settings
+        self.now = now
+        self.history = CardHistory.at(settings.state / "history.sqlite")
+        self.owned = [
+            Owned(each, f"{each.name}#{number}" if each.count > 1 else each.name, opener)
+            for each in settings.devices
+            for number in range(each.count)
+        ]
+        self.lock = threading.RLock()
+        self.table = Table([each.card for each in self.owned], settings.policy, now)
+        self._tick = threading.Condition(self.lock)
+        self._closed = False
+        self._jobs = ThreadPoolExecutor(_JOBS, "ugpud job")
+        self._healers = ThreadPoolExecutor(max(_JOBS, len(self.owned)), "ugpud recovery")
+        self._opener, self._system = opener, system
+        self._plugs = Plugs(settings.hotplug, self._arrived, self._departed, system)
+        self._breakers = {each.name: Breaker(settings.recovery, now) for each in self.owned}
+        self._beyond: tuple[str, str] | None = None  # card and reason that call for a reboot
+
+    def start_cards(self) -> None:
+        """Boot all devices, each in a job, and watch the bus."""
+        if self.settings.hotplug or any(each.name.startswith("pci:") for each in self.owned):
+            self._plugs.start()
+        for owned in self.owned:
+            owned.card.state = State.BOOTING
+            self._jobs.submit(self._boot, owned)
+
+    def close_cards(self) -> None:
+        """Close all devices, when no lease is left."""
+        self._healers.shutdown()
+        self._jobs.shutdown()
+        self._note()
+        for owned in self.owned:
+            try:
+                owned.close()
+            except UgpuError as error:
+                log.error("%s does not close: %s", owned.card.name, error)
+
+    def wait_until_booted(self) -> None:
+        """Return when no device boots any more."""
+        with self._tick:
+            while any(each.card.state is State.BOOTING for each in self.owned):
+                self._tick.wait()
+
+    def devices(self) -> list[dict[str, object]]:
+        """Return all devices, their states and their history."""
+        records = self.history.records()
+        with self.lock:
+            return [
+                {
+                    **each.card.to_map(),
+                    "served": each.card.served,
+                    "trouble": self.history.trouble,
+                    "history": records.get(each.name, Record()).to_map(),
+                }
+                for each in self.owned
+            ]
+
+    def telemetry(self, name: str, rights: Rights) -> bytes:
+        """Return a device's telemetry as JSON; BadArgument, AccessDenied, Closed."""
+        owned = next((each for each in self.owned if each.name == name), None)
+        if owned is None:
+            raise BadArgument(f"no device is named {name!r}")
+        if not rights.covers(owned.card):
+            raise AccessDenied(f"these rights ({rights.name}) do not cover {name}")
+        return owned.telemetry()
+
+    def owned_by(self, card: Card) -> Owned:
+        """Return the device that a card of the table stands for."""
+        return next(each for each in self.owned if each.card is card)
+
+    def _boot(self, owned: Owned, settle_s: float = 0.0) -> None:
+        """settle_s: how long it may take until udev's rules have run."""
+        start = self.now()
+        try:
+            with owned.lock:
+                if settle_s:
+                    keep_trying(owned.boot, settle_s, system=self._system)
+                else:
+                    owned.boot()
+        except UgpuError as error:
+            log.error("%s does not boot: %s", owned.card.name, error)
+            if owned.gone or not self._plugs.present(owned.settings.name):
+                self._change(owned.card, State.OFF, GONE)
+            elif can_help(error):
+                self._treat(owned, str(error))
+            else:
+                self._change(owned.card, State.QUARANTINED, str(error))
+            return
+        except BaseException:
+            self._change(owned.card, State.QUARANTINED, UNKNOWN)
+            log.exception("%s does not boot", owned.card.name)
+            return
+        how = "attached warm" if getattr(owned.device, "warm", False) else "ready"
+        log.info("%s is %s after %.1f s", owned.card.name, how, self.now() - start)
+        self._change(owned.card, State.READY)
+
+    def _change(self, card: Card, state: State, reason: str = "") -> None:
+        with self._tick:
+            self.table.changed(card, state, reason)
+            self._tick.notify_all()
+
+    # ---- cards that come and go --------------------------------------------------------------
+
+    def _arrived(self, name: str) -> None:
+        with self._tick:
+            owned = next((each for each in self.owned if each.settings.name == name), None)
+            if owned is None and self._plugs.adopts(name):
+                owned = Owned(DeviceSettings(name), name, self._opener)
+                self.owned.append(owned)
+                self.table.cards.append(owned.card)
+                self._breakers[name] = Breaker(self.settings.recovery, self.now)
+            if owned is None:
+                return
+            owned.gone = False
+            if owned.card.state in (State.OFF, State.QUARANTINED) and not self._closed:
+                self.table.changed(owned.card, State.BOOTING)
+                self._jobs.submit(self._boot, owned, SETTLE_S)
+
+    def _departed(self, name: str) -> None:
+        with self._tick:
+            for owned in self.owned:
+                if owned.settings.name == name and not self._closed:
+                    self._jobs.submit(self._remove, owned)
+
+    def _remove(self, owned: Owned) -> None:
+        """A card has left the bus: its leases end, its device is closed."""
+        device = owned.device
+        if device is not None:
+            with device.driver.core.lock:
+                pass  # rungs of the ladder take a card off the bus and find it again
+        if self._plugs.present(owned.settings.name):
+            return
+        with self._tick:
+            owned.gone = True
+            if owned.card.state in (State.BOOTING, State.RECOVERING):
+                return  # what is under way fails, and finds that it is gone
+            log.error("%s: %s; remedy: ugpu doctor shows its slot", owned.name, GONE)
+            self.table.changed(owned.card, State.OFF, GONE)
+            while owned.card.leases:
+                self._tick.wait()
+        with owned.lock:
+            with self._tick:
+                back = owned.card.state is not State.OFF
+            if not back:
+                owned.close()
+
+    # ---- recovery ------------------------------------------------------------------------------
+
+    def _treat(self, owned: Owned, reason: str) -> None:
+        """Have a card recovered that failed; its lease is over, or is about to be."""
+        with self._tick:
+            if self._closed:
+                self.table.changed(owned.card, State.QUARANTINED, reason)
+                return
+            self.table.changed(owned.card, State.RECOVERING, reason)
+            self._tick.notify_all()
+            self._healers.submit(self._heal, owned, reason)
+
+    def _heal(self, owned: Owned, reason: str) -> None:
+        treatment = Healing(owned, self.settings.recovery, self.history, self._pause)
+        found = UNKNOWN
+        try:
+            with owned.lock:
+                found = treatment.run(reason, self._breakers[owned.name])
+        except Exception:
+            log.exception("%s: its recovery failed", owned.name)
+        self._note()
+        if not found:
+            with self._tick:
+                if self._beyond is not None and self._beyond[0] == owned.name:
+                    self._beyond = None
+                self._change(owned.card, State.READY)
+            return
+        if owned.gone:
+            self._change(owned.card, State.OFF, GONE)
+            return
+        log.error("%s is quarantined: %s", owned.name, found)
+        with self._tick:
+            self._beyond = owned.name, found
+            self._change(owned.card, State.QUARANTINED, found)
+        self._reboot_where_allowed()
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait; False where the daemon stops meanwhile."""
+        end = self.now() + seconds
+        with self._tick:
+            while not self._closed and (left := end - self.now()) > 0:
+                self._tick.wait(left)
+            return not self._closed
+
+    def _reboot_where_allowed(self) -> None:
+        """Reboot the machine for a card beyond recovery: where the policy allows it, and when no
+        lease is held."""
+        policy = self.settings.recovery
+        with self._tick:
+            held = any(lease.holds for lease in self.table.leases.values())
+            if self._beyond is None or not policy.reboot or held or self._closed:
+                return
+            (name, reason), self._beyond = self._beyond, None
+        if self.history.may_reboot(name, reason, policy.reboot_every_s):
+            reboot(policy.reboot, name, reason)
+        else:
+            log.error("%s: the machine was rebooted for a card not long ago", name)
+
+    def recover(self, pattern: str, rights: Rights) -> list[str]:
+        """Have quarantined cards recovered again; their names. For admins."""
+        with self._tick:
+            named = [each for each in self.owned if each.card.matches(pattern)]
+            bad = [each for each in named if each.card.state is State.QUARANTINED]
+            if not rights.admin or not all(rights.covers(each.card) for each in bad):
+                raise AccessDenied(f"{rights.name} may not have devices recovered: admins may")
+            if not bad:
+                have = "; ".join(f"{each.name}: {each.card.state.value}" for each in self.owned)
+                raise BadArgument(f"no quarantined device matches {pattern!r}: {have}")
+            for each in bad:
+                self._breakers[each.name].forgive()
+                self._treat(each, each.card.reason)
+            return [each.name for each in bad]
+
+    def _note(self) -> None:
+        """Write the time in service to the history."""
+        with self.lock:
+            leases = [(each.name, each.card.served) for each in self.owned]
+        self.history.serve(leases)
