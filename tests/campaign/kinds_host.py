@@ -230,6 +230,8 @@ def lines(name: str, what: type[BaseException]) -> Kind:
         name=name, layer=Layer.HOST, planted=f"{what.__name__} at a line, by `sys.settrace`",
         devices=("navi31", "gh100"), stages=("launch", "copy", "reset", "close"), error=what,
         plant=at_a_line(what), cure=_stop, may_cope=True, variants=4, recovery=Recovery.GO_ON,
+        # A close that is cut off takes DMA from engines that still run.
+        objections=("the IOMMU refuses", "bus mastering off"),
         source="signal(7)" if what is KeyboardInterrupt else "Python, MemoryError",
     )  # fmt: skip
 
