@@ -6,7 +6,7 @@ import re
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hcq.cpu.mark import declared, marked
@@ -52,6 +52,7 @@ def test_damaged_marks_are_refused(data: bytes, words: str) -> None:
         declared("k", data)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.sampled_from(sorted(SIZES)), max_size=12))
 def test_what_is_marked_is_read_as_declared(kinds: list[str]) -> None:
     text = marked("k", [f"{kind} x{number}" for number, kind in enumerate(kinds)])
