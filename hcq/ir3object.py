@@ -1,14 +1,12 @@
-"""Objects of Adreno machine code (ir3): one kernel, and what a driver must know to launch it.
+"""Objects of Adreno machine code (ir3): kernels, and what a driver must know to launch them.
 
-Little endian:
+An object is a relocatable ELF file (64 bits, little endian) without symbols and relocations:
 
-    offset 0   8 bytes   "UGPUIR3\\n"
-    8          u32       version, 1
-    12         u32       bytes of the header
-    16         u32       bytes of the code, a multiple of 8
-    20         u32       CRC-32 of header and code together
-    24                   the header: JSON in UTF-8, an object with the fields of `Ir3Kernel`
-    align 128            the code
+    e_machine        MACHINE; the gABI assigns no number to Adreno
+    EI_ABIVERSION    VERSION
+    e_flags          CRC-32 of the file with this field zero
+    .text.<name>     code of the kernel, a multiple of 8 bytes, aligned to 128
+    .ir3.<name>      JSON in UTF-8: an object with the other fields of `Ir3Kernel`
 
 Registers are numbered register * 4 + component, 0xfc is none. The constant file begins with the
 parameters, then come the driver's (which kernels of ours do not use) and the immediates.
@@ -19,14 +17,27 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from hcq.elf import (
+    ET_REL,
+    SHF_ALLOC,
+    SHF_EXECINSTR,
+    SHT_PROGBITS,
+    SHT_STRTAB,
+    read_header,
+    read_sections,
+)
 from hcq.errors import BadCodeObject
 
-MAGIC = b"UGPUIR3\n"
-VERSION = 1
-_HEAD = struct.Struct("<8sIIII")
+MACHINE = 0x6972  # "ri" in the file
+VERSION = 2
+_HEAD = struct.Struct("<16sHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_FLAGS = 48  # where e_flags stands
+_CODE, _FACTS = ".text.", ".ir3."
 CODE_ALIGN = 128  # sixteen instructions: the unit of the shader's size on gen 6 and 7
 NO_REGISTER = 0xFC
 INSTRUCTION = 8  # bytes
@@ -35,8 +46,8 @@ _PARAMETER = {"name", "offset", "size", "is_address"}  # and kind, which older o
 
 @dataclass(frozen=True)
 class Ir3Parameter:
-    """A kernel's parameter. offset, size: bytes in the constant file; an address has 8. kind: as in
-    hcq.program.Argument."""
+    """A kernel's parameter. offset, size: bytes in the constant file, at a multiple of its size
+    (1, 2, 4 or 8); an address has 8. kind: as in hcq.program.Argument."""
 
     name: str
     offset: int
@@ -84,14 +95,38 @@ class Ir3Kernel:
     def kernarg_size(self) -> int:
         return max((each.offset + each.size for each in self.parameters), default=0)
 
-    def pack(self) -> bytes:
-        """The object."""
-        facts = asdict(self)
-        del facts["code"]
+
+def pack_ir3(kernels: Sequence[Ir3Kernel]) -> bytes:
+    """The object that holds `kernels`, whose names differ."""
+    names, content, rows = b"\0", bytearray(_HEAD.size), [bytes(_SECTION.size)]
+
+    def section(name: str, kind: int, flags: int, data: bytes, align: int) -> None:
+        nonlocal names
+        content.extend(bytes(-len(content) % align))
+        place = len(names), kind, flags, 0, len(content), len(data), 0, 0, align, 0
+        rows.append(_SECTION.pack(*place))
+        content.extend(data)
+        names += name.encode() + b"\0"
+
+    for kernel in kernels:
+        facts = asdict(kernel)
+        code = facts.pop("code")
         header = json.dumps(facts, separators=(",", ":")).encode()
-        check = zlib.crc32(header + self.code)
-        start = _HEAD.pack(MAGIC, VERSION, len(header), len(self.code), check) + header
-        return start + bytes(-len(start) % CODE_ALIGN) + self.code
+        flags = SHF_ALLOC | SHF_EXECINSTR
+        section(_CODE + kernel.name, SHT_PROGBITS, flags, code, CODE_ALIGN)
+        section(_FACTS + kernel.name, SHT_PROGBITS, 0, header, 1)
+    own = ".shstrtab"
+    section(own, SHT_STRTAB, 0, names + own.encode() + b"\0", 1)
+    content.extend(bytes(-len(content) % 8))
+    table = len(content)
+    content.extend(b"".join(rows))
+    ident = b"\x7fELF\x02\x01\x01\0" + bytes([VERSION]) + bytes(7)
+    _HEAD.pack_into(
+        content, 0, ident, ET_REL, MACHINE, 1, 0, 0, table, 0,
+        _HEAD.size, 0, 0, _SECTION.size, len(rows), len(rows) - 1,
+    )  # fmt: skip
+    struct.pack_into("<I", content, _FLAGS, zlib.crc32(content))
+    return bytes(content)
 
 
 # Numbers of a header and the most they may be; all are at least 0.
@@ -103,34 +138,51 @@ _LIMITS = {
 }  # fmt: skip
 
 
-def parse_ir3(image: bytes) -> Ir3Kernel:
-    """Read and check an object; BadCodeObject says what is wrong with it."""
-    if len(image) < _HEAD.size or not image.startswith(MAGIC):
-        raise BadCodeObject("not an object of Adreno machine code", size=len(image))
-    _, version, header_size, code_size, check = _HEAD.unpack_from(image)
-    if version != VERSION:
-        raise BadCodeObject("unknown version of ir3 object", expected=VERSION, found=version)
-    end = _HEAD.size + header_size
-    start = end + -end % CODE_ALIGN
-    if len(image) != start + code_size or code_size % INSTRUCTION or not code_size:
+def parse_ir3(image: bytes) -> tuple[Ir3Kernel, ...]:
+    """Read and check an object: its kernels, at least one. BadCodeObject says what is wrong."""
+    header = read_header(image)
+    if (header.kind, header.machine) != (ET_REL, MACHINE):
         raise BadCodeObject(
-            "the ir3 object is truncated or has trailing bytes",
-            expected=start + code_size, found=len(image),
+            "not an object of Adreno machine code",
+            expected=(ET_REL, MACHINE), found=(header.kind, header.machine),
         )  # fmt: skip
-    header, code = image[_HEAD.size : end], image[start:]
-    if zlib.crc32(header + code) != check:
+    if header.abi_version != VERSION:
+        raise BadCodeObject(
+            "unknown version of ir3 object", expected=VERSION, found=header.abi_version
+        )
+    if zlib.crc32(image[:_FLAGS] + bytes(4) + image[_FLAGS + 4 :]) != header.flags:
         raise BadCodeObject("the ir3 object is damaged: its CRC-32 does not match")
+    sections = {section.name: section.data for section in read_sections(image, header)}
+    found = []
+    for name, code in sections.items():
+        if not name.startswith(_CODE):
+            continue
+        kernel = name.removeprefix(_CODE)
+        made = _kernel(sections.get(_FACTS + kernel, b""), code)
+        if made.name != kernel:
+            raise BadCodeObject("a section has another kernel's facts", section=name)
+        found.append(made)
+    if not found:
+        raise BadCodeObject("the ir3 object has no kernels")
+    return tuple(found)
+
+
+def _kernel(header: bytes, code: bytes) -> Ir3Kernel:
+    if len(code) % INSTRUCTION or not code:
+        raise BadCodeObject(
+            "a kernel's code must be a multiple of 8 bytes, and not empty", size=len(code)
+        )
     try:
         facts = json.loads(header)
     except (ValueError, RecursionError):
-        raise BadCodeObject("the header of an ir3 object is not JSON") from None
+        raise BadCodeObject("the facts of a kernel in an ir3 object are not JSON") from None
     return _checked(facts, code)
 
 
 def _checked(facts: Any, code: bytes) -> Ir3Kernel:  # what JSON holds
     names = {field.name for field in fields(Ir3Kernel)} - {"code"}
     if not isinstance(facts, dict) or set(facts) != names:
-        raise BadCodeObject("the header of an ir3 object has other fields", expected=sorted(names))
+        raise BadCodeObject("a kernel of an ir3 object has other facts", expected=sorted(names))
     for name, most in _LIMITS.items():
         number = facts[name]
         if type(number) is not int or not 0 <= number <= most:
@@ -162,7 +214,8 @@ def _parameters(given: Any) -> tuple[Ir3Parameter, ...]:  # what JSON holds
             not isinstance(parameter.name, str) or type(parameter.is_address) is not bool
             or any(type(number) is not int for number in numbers)
             or parameter.kind not in ("", "integer", "float")
-            or parameter.size not in (4, 8) or parameter.offset < end or parameter.offset % 4
+            or parameter.size not in (1, 2, 4, 8)
+            or parameter.offset < end or parameter.offset % parameter.size
         ):  # fmt: skip
             raise BadCodeObject("ir3 object: parameters overlap or are malformed", found=one)
         end = parameter.offset + parameter.size

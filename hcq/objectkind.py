@@ -6,7 +6,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from hcq.errors import BadCodeObject
-from hcq.ir3object import MAGIC
+from hcq.ir3object import MACHINE
 
 if TYPE_CHECKING:
     from hcq.driver import Driver
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 # e_machine by the calling convention of its kernels, and what the field names. ELF gABI, "Machine
 # Information"; LLVM AMDGPU usage; NVIDIA's cubins have 190 (EM_CUDA).
 _MACHINES = {
-    3: "x86", 62: "x86-64", 183: "AArch64", 190: "NVIDIA GPUs", 224: "AMD GPUs", 243: "RISC-V"
+    3: "x86", 62: "x86-64", 183: "AArch64", 190: "NVIDIA GPUs", 224: "AMD GPUs", 243: "RISC-V",
+    MACHINE: "Adreno GPUs",
 }  # fmt: skip
 _OF_ABI: dict[str, tuple[int, ...]] = {
-    "amdhsa": (224,), "ptx": (190,), "host": (62, 183), "ir3": (),
+    "amdhsa": (224,), "ptx": (190,), "host": (62, 183), "ir3": (MACHINE,),
 }  # fmt: skip
 _HEADER = struct.Struct("<16sHH")  # e_ident, e_type, e_machine
 _KINDS = {1: "relocatable object", 2: "executable", 3: "shared object", 4: "core dump"}
@@ -67,8 +68,6 @@ def _not_elf(image: bytes, abi: str) -> str:
         return "bundle of objects, which clang-offload-bundler --unbundle takes apart"
     if image.startswith(b"\x50\xed\x55\xba"):
         return "CUDA fat binary, which cuobjdump -xelf all takes apart"
-    if abi == "ir3" and image.startswith(MAGIC):
-        return ""
     if image.startswith((b"BC\xc0\xde", b"\xde\xc0\x17\x0b")):
         return "LLVM bitcode; `compile` takes the text that llvm-dis prints"
     try:

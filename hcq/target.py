@@ -31,7 +31,8 @@ class TargetSpec:
       `.reqntid`; shared memory is static, or one `.extern .shared` array whose size the launch
       gives. The driver has it assembled for its GPU.
 
-    - "ir3": an object of hcq.ir3object. Parameters stand in the constant file at natural alignment.
+    - "ir3": an object of hcq.ir3object, launched in groups of at most as many threads as a kernel
+      was compiled for. Parameters stand in the constant file at natural alignment.
       cpu and features are those of `adreno_target`.
 
     local_memory: of a group, static. dynamic_local_memory: of a group that takes a share of it

@@ -7,13 +7,13 @@ which differ between generations 6 and 7.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hcq.command import Launch, Reference, Symbol
+from hcq.command import Launch, Reference
 from hcq.errors import BadArgument
 from hcq.ir3object import NO_REGISTER, Ir3Kernel
 from qcom.chips.facts import ChipFacts
-from qcom.pm4 import Stream, halves
+from qcom.pm4 import Stream, Tables
 
 INSTRUCTION_UNIT = 128  # bytes of code that SP_CS_INSTRLEN counts
 _WORD = 1 << 32
@@ -40,11 +40,27 @@ NO_PRIVATE_MEMORY = PrivateMemory(0, 0, 0, False)
 
 @dataclass(frozen=True)
 class Prepared:
-    """A loaded kernel. code: where its instructions lie."""
+    """A loaded kernel. code: where its instructions lie. words: packets of a launch that are the
+    same for all launches."""
 
     kernel: Ir3Kernel
     code: int
     private: PrivateMemory
+    words: tuple[int, ...] = ()
+
+
+def prepare(
+    kernel: Ir3Kernel, code: int, private: PrivateMemory, facts: ChipFacts, tables: Tables
+) -> Prepared:
+    """Encode the packets that all launches of a kernel share."""
+    made = Prepared(kernel, code, private)
+    stream = Stream(tables)
+    program(stream, facts, made)
+    words = [*kernel.immediates, *[0] * (-len(kernel.immediates) % 4)]
+    words = words[: 4 * max(0, kernel.constants - kernel.immediates_at)]
+    if words:
+        _load(stream, kernel.immediates_at, words, ())
+    return replace(made, words=tuple(stream.words))
 
 
 def branch_stack(kernel: Ir3Kernel) -> int:
@@ -55,9 +71,9 @@ def branch_stack(kernel: Ir3Kernel) -> int:
 
 def check_launch(launch: Launch, kernel: Ir3Kernel) -> None:
     """BadArgument where the group's or the grid's size cannot be run."""
-    if launch.block != (kernel.threads, 1, 1):
+    if launch.block[0] > kernel.threads or launch.block[1:] != (1, 1):
         raise BadArgument(
-            f"{kernel.name} is compiled for groups of {kernel.threads} threads",
+            f"{kernel.name} is compiled for groups of up to {kernel.threads} threads along x",
             block=launch.block, expected=(kernel.threads, 1, 1),
         )  # fmt: skip
     for size, groups in zip(launch.block, launch.grid, strict=True):
@@ -68,14 +84,14 @@ def check_launch(launch: Launch, kernel: Ir3Kernel) -> None:
             )  # fmt: skip
 
 
-def encode_launch(stream: Stream, facts: ChipFacts, launch: Launch) -> None:
+def encode_launch(stream: Stream, launch: Launch) -> None:
     """Append the packets of a launch; one of no groups is nothing."""
     prepared: Prepared = launch.kernel.details
     kernel = prepared.kernel
     check_launch(launch, kernel)
     if 0 in launch.grid:
         return
-    program(stream, facts, prepared)
+    stream.insert(prepared.words, ())
     constants(stream, kernel, launch.kernarg, launch.references)
     dispatch(stream, launch.grid, launch.block)
 
@@ -101,16 +117,16 @@ def program(stream: Stream, facts: ChipFacts, prepared: Prepared) -> None:
         MERGEDREGS=int(kernel.merged_registers),
     )
     stream.write("SP_CS_INSTRLEN", units)
-    code, private = Symbol.constant(prepared.code), prepared.private
+    code, private = _halves(prepared.code), prepared.private
     registers = stream.tables.registers
     stream.write(
         "SP_CS_OBJ_FIRST_EXEC_OFFSET",
         0,
-        *halves(code),
+        *code,
         registers.SP_CS_PVT_MEM_PARAM.encode(
             MEMSIZEPERITEM=private.per_thread >> codes.SP_CS_PVT_MEM_PARAM__MEMSIZEPERITEM__SHR
         ),
-        *halves(Symbol.constant(private.address)),
+        *_halves(private.address),
         registers.SP_CS_PVT_MEM_SIZE.encode(
             TOTALPVTMEMSIZE=private.per_processor >> codes.SP_CS_PVT_MEM_SIZE__TOTALPVTMEMSIZE__SHR,
             PERWAVEMEMLAYOUT=int(private.per_wave),
@@ -137,8 +153,12 @@ def program(stream: Stream, facts: ChipFacts, prepared: Prepared) -> None:
             STATE_BLOCK=codes.SB6_CS_SHADER,
             NUM_UNIT=min(units, facts.instruction_cache),
         ),
-        *halves(code),
+        *code,
     )
+
+
+def _halves(address: int) -> tuple[int, int]:
+    return address & _WORD - 1, address >> 32
 
 
 def _numbers(
@@ -175,16 +195,12 @@ def _numbers(
 def constants(
     stream: Stream, kernel: Ir3Kernel, kernarg: bytes, references: tuple[Reference, ...]
 ) -> None:
-    """The constant file: the parameters from its start, then the immediates at their place."""
+    """The parameters, from the start of the constant file."""
     block = kernarg + bytes(-len(kernarg) % _VEC4)
     count = min(len(block) // _VEC4, kernel.constants)
     if count:
         words = [int.from_bytes(block[at : at + 4], "little") for at in range(0, 16 * count, 4)]
         _load(stream, 0, words, references)
-    words = [*kernel.immediates, *[0] * (-len(kernel.immediates) % 4)]
-    words = words[: 4 * max(0, kernel.constants - kernel.immediates_at)]
-    if words:
-        _load(stream, kernel.immediates_at, words, ())
 
 
 def _load(stream: Stream, first: int, words: list[int], references: tuple[Reference, ...]) -> None:

@@ -129,7 +129,7 @@ class _Image:
             segment.starts.append(len(self.stream))
         if isinstance(command, Launch):
             self.kernels.append(command.kernel.name)
-            encode_launch(self.stream, self.encoder.facts, command)
+            encode_launch(self.stream, command)
         elif isinstance(command, Copy):
             self._copy(command)
         elif isinstance(command, Fill):
@@ -250,7 +250,7 @@ class _Image:
                 self.encoder.own[name], (-(-part // SPAN), 1, 1), (THREADS, 1, 1),
                 block + part.to_bytes(4, "little"), tuple(references),
             )  # fmt: skip
-            encode_launch(self.stream, self.encoder.facts, launch)
+            encode_launch(self.stream, launch)
 
 
 def _ranges(starts: Sequence[int], end: int) -> tuple[tuple[int, int], ...]:

@@ -102,9 +102,9 @@ class Kgsl(KernelInterface):
         if read_only:
             flags |= names.KGSL_MEMFLAGS_GPUREADONLY
         memory = Memory(self, whole_pages(size), caching)
-        self.memories[memory] = None
         argument = self.layouts.kgsl_gpumem_alloc_id.new(flags=flags, size=memory.size)
         try:
+            self.memories[memory] = None
             self.call("GPUMEM_ALLOC_ID", names.IOCTL_KGSL_GPUMEM_ALLOC_ID, argument.raw)
             memory.handle, memory.address = argument.id, argument.gpuaddr
             memory.mapping = self.node.map(self.handle, memory.size, argument.id << MAPPING_SHIFT)

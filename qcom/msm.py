@@ -97,9 +97,9 @@ class Msm(KernelInterface):
         names = self.names
         flags = names[_FLAGS[caching]] | (names.MSM_BO_GPU_READONLY if read_only else 0)
         memory = Memory(self, whole_pages(size), caching)
-        self.memories[memory] = None
         argument = self.layouts.drm_msm_gem_new.new(size=memory.size, flags=flags)
         try:
+            self.memories[memory] = None
             self.call("GEM_NEW", names.DRM_IOCTL_MSM_GEM_NEW, argument.raw)
             memory.handle = argument.handle
             memory.address = self._info(memory.handle, "MSM_INFO_GET_IOVA")

@@ -11,7 +11,7 @@ from hcq.memory import Placement, VirtAddr
 from hcq.program import Argument, Kernel, Program
 from qcom import chips
 from qcom.chips.facts import ChipFacts
-from qcom.dispatch import NO_PRIVATE_MEMORY, Prepared, PrivateMemory
+from qcom.dispatch import NO_PRIVATE_MEMORY, Prepared, PrivateMemory, prepare
 from qcom.interface import Caching, Memory
 
 if TYPE_CHECKING:
@@ -31,37 +31,32 @@ class Programs:
         self._private: dict[bool, PrivateMemory] = {}
         self._blocks: list[Memory] = []
         # Name, entry and bytes of each kernel: not the program, which the caller may drop.
-        self._loaded: dict[Memory, tuple[str, int, int]] = {}
+        self._loaded: dict[Memory, list[tuple[str, int, int]]] = {}
 
     def load(self, image: bytes) -> Program:
         """Check an object and place its code; see Driver.load_program."""
         driver = self.driver
-        kernel = parse_ir3(image)
-        check(kernel, driver.facts)
-        private = self._private_for(kernel)
+        kernels = parse_ir3(image)
+        for kernel in kernels:
+            check(kernel, driver.facts)
+        private = [self._private_for(kernel) for kernel in kernels]
         memory = None
         try:
-            size = len(kernel.code)
+            size = sum(len(kernel.code) for kernel in kernels)
             memory = driver.interface.allocate(size, Caching.COMBINED, read_only=True)
-            memory.view[: len(kernel.code)] = kernel.code
             buffer = Buffer(
                 driver.core, VirtAddr(memory.address), memory.size, Placement.DEVICE, handle=memory
             )
             program = Program(driver.core, buffer)
-            program.kernels[kernel.name] = Kernel(
-                name=kernel.name,
-                program=program,
-                address=memory.address,
-                kernarg_size=kernel.kernarg_size,
-                arguments=tuple(
-                    Argument(one.offset, one.size, one.name, one.is_address, one.kind)
-                    for one in kernel.parameters
-                ),
-                local_size=kernel.local_size,
-                private_size=kernel.private_size,
-                details=Prepared(kernel, memory.address, private),
-            )
-            self._loaded[memory] = (kernel.name, memory.address, len(kernel.code))
+            self._loaded[memory] = places = []
+            start = 0
+            for kernel, own in zip(kernels, private, strict=True):
+                entry, size = memory.address + start, len(kernel.code)
+                memory.view[start : start + size] = kernel.code
+                places.append((kernel.name, entry, size))
+                prepared = prepare(kernel, entry, own, driver.facts, driver.encoder.tables)
+                program.kernels[kernel.name] = _loaded(program, prepared)
+                start += size
             return program
         except BaseException:
             if memory is not None:
@@ -75,9 +70,10 @@ class Programs:
 
     def find(self, address: int) -> tuple[str, int] | None:
         """The kernel whose code holds an address, and the offset in it; None if none does."""
-        for name, start, size in self._loaded.values():
-            if start <= address < start + size:
-                return name, address - start
+        for kernels in list(self._loaded.values()):
+            for name, start, size in kernels:
+                if start <= address < start + size:
+                    return name, address - start
         return None
 
     def _private_for(self, kernel: Ir3Kernel) -> PrivateMemory:
@@ -104,6 +100,23 @@ class Programs:
         while self._blocks:
             self._blocks[-1].close()
             self._blocks.pop()
+
+
+def _loaded(program: Program, prepared: Prepared) -> Kernel:
+    kernel = prepared.kernel
+    return Kernel(
+        name=kernel.name,
+        program=program,
+        address=prepared.code,
+        kernarg_size=kernel.kernarg_size,
+        arguments=tuple(
+            Argument(one.offset, one.size, one.name, one.is_address, one.kind)
+            for one in kernel.parameters
+        ),
+        local_size=kernel.local_size,
+        private_size=kernel.private_size,
+        details=prepared,
+    )
 
 
 def check(kernel: Ir3Kernel, facts: ChipFacts) -> None:

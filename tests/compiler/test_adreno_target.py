@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import json
+import textwrap
+from dataclasses import replace
+
 import pytest
+from elftools.elf.elffile import ELFFile
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,11 +19,11 @@ from compiler.dtype import float16, float32
 from compiler.graph import node as graph
 from compiler.kernel.ir import Kernel
 from hcq.errors import BadCodeObject, CompileError
-from hcq.ir3object import Ir3Kernel, Ir3Parameter, parse_ir3
+from hcq.ir3object import CODE_ALIGN, Ir3Kernel, Ir3Parameter, pack_ir3, parse_ir3
 from qcom import chips
 from tests.conftest import Golden
-from tests.support import ir3_run
-from tests.support.adreno import compiled, disassembly, module, needs_mesa, target
+from tests.support import ir3_run, kernels
+from tests.support.adreno import compiled, disassembly, kernel_of, module, needs_mesa, target
 from tests.support.compiler_cases import buffer, kernels_of
 
 SHARE = 32  # the fast suite compiles every so many cases of the corpus
@@ -54,7 +61,7 @@ def test_a_share_of_the_corpus(chip: str, turn: int) -> None:
     assert len(share) > 12
     for kernel in share.values():
         image = compile_text(emit(kernel, target(chip)), target(chip))
-        check_object(kernel, parse_ir3(image), chip)
+        check_object(kernel, kernel_of(image), chip)
 
 
 @needs_mesa
@@ -63,7 +70,7 @@ def test_a_share_of_the_corpus(chip: str, turn: int) -> None:
 def test_the_whole_corpus_compiles(chip: str) -> None:
     for kernel in corpus_kernels(chip).values():
         image = compile_text(emit(kernel, target(chip)), target(chip))
-        check_object(kernel, parse_ir3(image), chip)
+        check_object(kernel, kernel_of(image), chip)
 
 
 @needs_mesa
@@ -164,7 +171,7 @@ def test_float16_is_added_up_in_float32() -> None:
     root = graph.cast(graph.reduce("sum", numbers, (1,)), float16)
     (kernel,) = kernels_of(root, target("a660"))
     image = compile_text(emit(kernel, target("a660")), target("a660"))
-    text = disassembly(parse_ir3(image), "a660")
+    text = disassembly(kernel_of(image), "a660")
     assert "ldg.a.u16" in text or "ldg.u16" in text or "ldg.a.u32" in text
     assert "cov.f16f32" in text and "add.f" in text and "cov.f32f16" in text
 
@@ -175,7 +182,7 @@ def test_addresses_are_added_by_the_load() -> None:
     root = graph.elementwise("add", float32, *(buffer(4096, dtype=float32) for _ in range(2)))
     (kernel,) = kernels_of(root, target("a630"))
     image = compile_text(emit(kernel, target("a630")), target("a630"))
-    text = disassembly(parse_ir3(image), "a630")
+    text = disassembly(kernel_of(image), "a630")
     assert text.count("ldg.a.u32") == 2 and text.count("stg.a.u32") == 1
     assert text.count("<<2)], 4") >= 2
 
@@ -206,10 +213,11 @@ def test_the_threads_of_a_group_must_be_declared() -> None:
         compiled(text, "a630")
 
 
-def sample() -> Ir3Kernel:
+def sample(name: str = "k") -> Ir3Kernel:
     return Ir3Kernel(
-        name="k", chip_id=0x06030001, generation=6, threads=64,
-        parameters=(Ir3Parameter("out", 0, 8, True), Ir3Parameter("n", 8, 4, False, "integer")),
+        name=name, chip_id=0x06030001, generation=6, threads=64,
+        parameters=(Ir3Parameter("out", 0, 8, True), Ir3Parameter("n", 8, 4, False, "integer"),
+                    Ir3Parameter("h", 12, 2, False, "float"), Ir3Parameter("b", 14, 1, False)),
         instructions=2, full_registers=1, half_registers=0, merged_registers=True, constants=4,
         immediates=(7,), immediates_at=1, local_size=256, private_size=0, private_per_wave=True,
         branch_stack=0, double_wave=False, early_preamble=False, barrier=False,
@@ -217,27 +225,116 @@ def sample() -> Ir3Kernel:
     )  # fmt: skip
 
 
+SAMPLES = (sample(), replace(sample("other"), code=bytes(range(64))))
+OBJECT = pack_ir3(SAMPLES)
+
+
 def test_an_object_is_read_as_it_was_written() -> None:
-    assert parse_ir3(sample().pack()) == sample()
-    assert sample().kernarg_size == 12
+    assert parse_ir3(OBJECT) == SAMPLES
+    assert sample().kernarg_size == 15
 
 
-@given(place=st.integers(0, len(sample().pack()) - 1), bit=st.integers(0, 7))
+def test_an_object_is_an_elf_file_with_a_section_for_each_kernel() -> None:
+    elf = ELFFile(io.BytesIO(OBJECT))
+    assert elf["e_type"] == "ET_REL" and elf["e_machine"] == 0x6972
+    sections = {section.name: section for section in elf.iter_sections()}
+    for kernel in SAMPLES:
+        section = sections[f".text.{kernel.name}"]
+        assert section.data() == kernel.code and section["sh_offset"] % CODE_ALIGN == 0
+        facts = json.loads(sections[f".ir3.{kernel.name}"].data())
+        assert facts["threads"] == kernel.threads
+
+
+@given(place=st.integers(0, len(OBJECT) - 1), bit=st.integers(0, 7))
 def test_a_damaged_object_is_refused(place: int, bit: int) -> None:
-    image = bytearray(sample().pack())
+    image = bytearray(OBJECT)
     image[place] ^= 1 << bit
-    header = 24 + int.from_bytes(sample().pack()[12:16], "little")
-    if header <= place < header + -header % 128:  # the padding before the code
-        assert parse_ir3(bytes(image)) == sample()
-        return
     with pytest.raises(BadCodeObject):
         parse_ir3(bytes(image))
 
 
-@given(size=st.integers(0, len(sample().pack()) - 1))
+@given(size=st.integers(0, len(OBJECT) - 1))
 def test_a_truncated_object_is_refused(size: int) -> None:
     with pytest.raises(BadCodeObject):
-        parse_ir3(sample().pack()[:size])
+        parse_ir3(OBJECT[:size])
+
+
+@pytest.mark.parametrize(
+    ("kernels", "complaint"),
+    [
+        ((), "has no kernels"),
+        ((replace(sample(), code=b""),), "code must be a multiple"),
+        ((replace(sample(), code=bytes(12)),), "code must be a multiple"),
+        ((replace(sample(), threads=4096),), "threads is out of range"),
+        ((replace(sample(), parameters=(Ir3Parameter("n", 2, 4, False),)),), "malformed"),
+        ((replace(sample(), parameters=(Ir3Parameter("n", 0, 3, False),)),), "malformed"),
+    ],
+)
+def test_an_object_with_wrong_facts_is_refused(
+    kernels: tuple[Ir3Kernel, ...], complaint: str
+) -> None:
+    with pytest.raises(BadCodeObject, match=complaint):
+        parse_ir3(pack_ir3(kernels))
+
+
+# ---- modules of several kernels, parameters of all sizes -----------------------------------------
+
+SEVERAL = """
+@a.m = internal addrspace(3) global [64 x i32] poison, align 64
+@b.m = internal addrspace(3) global [16 x i32] poison, align 64
+define internal i32 @thread() alwaysinline {
+  %t = call i32 @adreno.thread()
+  ret i32 %t
+}
+define spir_kernel void @a(ptr addrspace(1) %out) #0 {
+  %t = call i32 @thread()
+  %m = getelementptr i32, ptr addrspace(3) @a.m, i32 %t
+  store i32 %t, ptr addrspace(3) %m, align 4
+  call void @adreno.barrier()
+  %x = load i32, ptr addrspace(3) @a.m, align 4
+  store i32 %x, ptr addrspace(1) %out, align 4
+  ret void
+}
+define spir_kernel void @b(ptr addrspace(1) %out, i8 %x, i16 %y, half %z, i64 %w) #1 {
+  store i32 1, ptr addrspace(3) @b.m, align 4
+  call void @adreno.barrier()
+  %l = load i32, ptr addrspace(3) @b.m, align 4
+  %a = zext i8 %x to i64
+  %b = sext i16 %y to i64
+  %c = fptosi half %z to i64
+  %d = zext i32 %l to i64
+  %ab = add i64 %a, %b
+  %abc = add i64 %ab, %c
+  %abcd = add i64 %abc, %d
+  %sum = add i64 %abcd, %w
+  store i64 %sum, ptr addrspace(1) %out, align 8
+  ret void
+}
+declare i32 @adreno.thread()
+declare void @adreno.barrier()
+attributes #0 = { nounwind "adreno-threads"="64" }
+attributes #1 = { nounwind "adreno-threads"="32" }
+"""
+
+
+@needs_mesa
+@pytest.mark.parametrize("chip", ["a630", "a740"])
+def test_a_module_of_several_kernels(chip: str) -> None:
+    first, second = parse_ir3(compile_text(SEVERAL, target(chip)))
+    assert (first.name, first.threads, first.local_size) == ("a", 64, 256)
+    assert (second.name, second.threads, second.local_size) == ("b", 32, 64)
+    places = [(one.name, one.offset, one.size) for one in second.parameters]
+    assert places == [("out", 0, 8), ("x", 8, 1), ("y", 10, 2), ("z", 12, 2), ("w", 16, 8)]
+
+
+@needs_mesa
+@pytest.mark.golden
+@pytest.mark.parametrize(("generation", "chip"), [(6, "a618"), (7, "a730")])
+def test_the_contract_suites_kernels(golden: Golden, generation: int, chip: str) -> None:
+    """The file that machines without Mesa's compiler use."""
+    image = compile_text(kernels.ADRENO, target(chip))
+    lines = textwrap.wrap(base64.b64encode(image).decode(), 96)
+    golden.check(kernels.adreno_file(generation), "\n".join(lines) + "\n")
 
 
 @pytest.mark.parametrize("name", chips.names())

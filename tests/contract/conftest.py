@@ -13,8 +13,10 @@ from hcq.device import Device
 from hcq.program import Program
 from nv.device import NvDevice
 from nv.virtual.node import VirtualNode
+from qcom.device import AdrenoDevice
+from qcom.virtual.node import VirtualNode as AdrenoNode
 from tests.support.daemon import DaemonProcess
-from tests.support.devices import DEVICES, REMOTE, SLOW_DEVICES, SLOW_REMOTE
+from tests.support.devices import DEVICES, PART, REMOTE, SLOW_DEVICES, SLOW_REMOTE
 from tests.support.kernels import contract_object
 
 #: bytes that a kernel driver of a real GPU may keep of what a test needed, as page tables; it
@@ -22,6 +24,10 @@ from tests.support.kernels import contract_object
 DRIVERS_OWN = 32 << 20
 #: parts of the suite that the fast one runs over a daemon too; `make test-slow` runs all
 REMOTE_MODULES = ("driver", "graph", "life", "queues", "recovery")
+#: the same of `PART`
+PART_MODULES = ("driver", "graph", "life", "memory", "recovery")
+#: what `PART` never runs: there a fill is a kernel, and hundreds of thousands take too long
+PART_WITHOUT = ("interrupts", "soak")
 #: devices of one name that tests have open at a time, that of the module included
 OPEN_AT_ONCE = 3
 
@@ -32,10 +38,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     each = metafunc.definition.get_closest_marker("each_driver") is not None
     more = () if each else SLOW_DEVICES
     module = metafunc.module.__name__.rpartition("test_contract_")[2]
-    remote = REMOTE if module in REMOTE_MODULES else ()
-    more = (*more, *(name for name in (*REMOTE, *SLOW_REMOTE) if name not in remote))
+    some = REMOTE if module in REMOTE_MODULES else ()
+    some = (*some, *(PART if module in PART_MODULES else ()))
+    part = () if module in PART_WITHOUT else PART
+    more = (*more, *(name for name in (*REMOTE, *SLOW_REMOTE, *part) if name not in some))
     slow = [pytest.param(name, marks=pytest.mark.slow) for name in more]
-    names = metafunc.config.getoption("--device") or [*DEVICES, *remote, *slow]
+    names = metafunc.config.getoption("--device") or [*DEVICES, *some, *slow]
     if "device" in metafunc.fixturenames:
         metafunc.parametrize("device", names, indirect=True, scope="module")
     if "opener" in metafunc.fixturenames:
@@ -110,13 +118,17 @@ def nothing_is_refused(request: pytest.FixtureRequest) -> Iterator[None]:
     before = len(refused)
     yield
     # Optional sensors are asked for: some the board lacks, some are not modelled.
-    optional = "is not modelled", "NOT_SUPPORTED: the board has no"
+    # A test asks for more memory than there is.
+    optional = "is not modelled", "NOT_SUPPORTED: the board has no", "Cannot allocate memory"
     grave = [text for text in refused[before:] if not any(part in text for part in optional)]
     assert grave == []
 
 
 def refusals(opened: Device) -> list[str]:
-    """What the resource manager and UVM have refused, on a virtual NVIDIA GPU."""
+    """What a modelled kernel driver has refused: the resource manager and UVM, or KGSL."""
+    if isinstance(opened, AdrenoDevice):
+        below = opened.driver.interface.node
+        return below.machine.refused if isinstance(below, AdrenoNode) else []
     node = opened.driver.gpu.session.node if isinstance(opened, NvDevice) else None
     return node.machine.refused if isinstance(node, VirtualNode) else []
 

@@ -105,7 +105,7 @@ def test_replaying(device: Device, check: Check) -> None:
     with device.alloc(4 * COUNT) as middle, device.alloc(4 * COUNT) as out, device.alloc(64) as own:
         with device.capture() as graph:
             compute = device.queue()
-            compute.fill(middle, 0).copy(middle, check.source).barrier()
+            compute.fill(middle, 0).barrier().copy(middle, check.source).barrier()
             value = compute.submit()
             copies = device.queue(QueueKind.COPY).wait(compute.timeline, value)
             copies.copy(out, middle).fill(own, 7)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hcq.ir3object import parse_ir3
 from qcom.kernels import THREADS, objects
-from tests.support.adreno import needs_mesa
+from tests.support.adreno import kernel_of, needs_mesa
 from tools import adreno_kernels
 
 
@@ -15,7 +14,7 @@ def test_the_files_hold_all_kernels(generation: int) -> None:
     found = objects(generation)
     assert set(found) == set(adreno_kernels.sources())
     for name, image in found.items():
-        kernel = parse_ir3(image)
+        kernel = kernel_of(image)
         assert (kernel.name, kernel.generation, kernel.threads) == (name, generation, THREADS)
 
 

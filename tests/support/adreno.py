@@ -24,7 +24,13 @@ def target(chip: str) -> TargetSpec:
 
 def compiled(text: str, chip: str) -> Ir3Kernel:
     """The kernel of a module, compiled in a child process as programs compile it."""
-    return parse_ir3(compile_text(text, target(chip)))
+    return kernel_of(compile_text(text, target(chip)))
+
+
+def kernel_of(image: bytes) -> Ir3Kernel:
+    """The one kernel of an object."""
+    (kernel,) = parse_ir3(image)
+    return kernel
 
 
 def disassembly(kernel: Ir3Kernel, chip: str) -> str:

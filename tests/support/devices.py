@@ -10,7 +10,10 @@ SLOW_DEVICES = (
     *(f"virtual:{chip}" for chip in chips.names() if f"virtual:{chip}" not in DEVICES),
     *("virtual:tu102", "virtual:ga102", "virtual:ad102", "virtual:gb202"),
     "virtual:navi31+usb",
+    "virtual:a740",
 )
+# Runs part of the fast suite, and all of the slow one: a driver above a kernel driver.
+PART = ("virtual:a630",)
 # Devices of a ugpud, which the contract suite starts: the same again, over a socket.
 REMOTE = ("ugpud:cpu",)
 SLOW_REMOTE = ("ugpud:virtual:navi31", "ugpud:virtual:gh100")

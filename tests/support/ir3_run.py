@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 import hcq
 from compiler.codegen.emit import emit
 from compiler.codegen.objects import compile_text
-from hcq.ir3object import Ir3Kernel, parse_ir3
+from hcq.ir3object import Ir3Kernel
 from qcom import chips
 from qcom.virtual.isa.decoder.decode import program
 from qcom.virtual.isa.decoder.table import table
 from tests.oracles.ir3 import Machine, Memory
 from tests.support import corpus_ptx
-from tests.support.adreno import target
+from tests.support.adreno import kernel_of, target
 from tests.support.operation_corpus import corpus
 
 Array = NDArray[Any]
@@ -83,7 +83,7 @@ def check(made: corpus_ptx.Program, chip: str, run: Launch = launch) -> None:
         if before is not None:
             arrays[step.outputs[0]] = before
         text = emit(step.kernel, target(chip))
-        kernel = parse_ir3(compile_text(text, target(chip)))
+        kernel = kernel_of(compile_text(text, target(chip)))
         places = [*step.outputs, *step.inputs]
         found = run(kernel, chip, step.kernel.grid, [arrays[place] for place in places])
         for place, array in zip(places, found, strict=True):

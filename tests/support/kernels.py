@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import threading
 from pathlib import Path
@@ -10,7 +11,7 @@ import llvmlite.binding as llvm
 
 from hcq.emu import jit
 from hcq.kept import kept
-from hcq.target import TargetSpec
+from hcq.target import TargetSpec, adreno_chip
 from tests.support import ptx_kernels
 
 _lock = threading.Lock()  # LLVM's targets are initialised once, its contexts used by one at a time
@@ -199,18 +200,17 @@ define void @wide(ptr %kernarg, ptr %launch) {{
 }}
 """
 
-AMD = """
-target triple = "amdgcn-amd-amdhsa"
-define internal i32 @index() alwaysinline {
-  %group = call i32 @llvm.amdgcn.workgroup.id.x()
-  %dispatch = call ptr addrspace(4) @llvm.amdgcn.kernarg.segment.ptr()
-  %thread = call i32 @llvm.amdgcn.workitem.id.x()
+# of GPUs but NVIDIA's; {kernel}, {group}, {thread}: how AMD's and Adreno's differ
+GPU = """
+define internal i32 @index() alwaysinline {{
+  %group = call i32 @{group}()
+  %thread = call i32 @{thread}()
   %base = mul i32 %group, 64
   %i = add i32 %base, %thread
   ret i32 %i
-}
-define amdgpu_kernel void @scale(
-    ptr addrspace(1) %out, ptr addrspace(1) %x, i32 %count, i32 %factor) #0 !kernel_arg_type !0 {
+}}
+define {kernel} void @scale(
+    ptr addrspace(1) %out, ptr addrspace(1) %x, i32 %count, i32 %factor) #0 !kernel_arg_type !0 {{
   %i = call i32 @index()
   %inside = icmp ult i32 %i, %count
   br i1 %inside, label %body, label %done
@@ -223,10 +223,10 @@ body:
   br label %done
 done:
   ret void
-}
-define amdgpu_kernel void @add(
+}}
+define {kernel} void @add(
     ptr addrspace(1) %out, ptr addrspace(1) %x, ptr addrspace(1) %y, i32 %count) #0
-    !kernel_arg_type !1 {
+    !kernel_arg_type !1 {{
   %i = call i32 @index()
   %inside = icmp ult i32 %i, %count
   br i1 %inside, label %body, label %done
@@ -241,8 +241,8 @@ body:
   br label %done
 done:
   ret void
-}
-define amdgpu_kernel void @spin(ptr addrspace(1) %flag) #0 !kernel_arg_type !2 {
+}}
+define {kernel} void @spin(ptr addrspace(1) %flag) #0 !kernel_arg_type !2 {{
   br label %loop
 loop:
   %value = load atomic i32, ptr addrspace(1) %flag syncscope("one-as") acquire, align 4
@@ -250,24 +250,38 @@ loop:
   br i1 %set, label %done, label %loop
 done:
   ret void
-}
-define amdgpu_kernel void @wide(ptr addrspace(1) %out, i64 %value, i8 %small) #0
-    !kernel_arg_type !3 {
+}}
+define {kernel} void @wide(ptr addrspace(1) %out, i64 %value, i8 %small) #0
+    !kernel_arg_type !3 {{
   %extended = zext i8 %small to i64
   %sum = add i64 %value, %extended
   store i64 %sum, ptr addrspace(1) %out
   ret void
-}
-declare i32 @llvm.amdgcn.workgroup.id.x()
-declare i32 @llvm.amdgcn.workitem.id.x()
-declare ptr addrspace(4) @llvm.amdgcn.kernarg.segment.ptr()
-attributes #0 = { "amdgpu-no-implicitarg-ptr" "amdgpu-no-queue-ptr" "amdgpu-no-dispatch-id"
-  "amdgpu-flat-work-group-size"="64,64" }
-!0 = !{!"uint*", !"uint*", !"uint", !"uint"}
-!1 = !{!"uint*", !"uint*", !"uint*", !"uint"}
-!2 = !{!"uint*"}
-!3 = !{!"ulong*", !"ulong", !"uchar"}
+}}
+declare i32 @{group}()
+declare i32 @{thread}()
+attributes #0 = {{ {attributes} }}
+!0 = !{{!"uint*", !"uint*", !"uint", !"uint"}}
+!1 = !{{!"uint*", !"uint*", !"uint*", !"uint"}}
+!2 = !{{!"uint*"}}
+!3 = !{{!"ulong*", !"ulong", !"uchar"}}
 """
+AMD = 'target triple = "amdgcn-amd-amdhsa"' + GPU.format(
+    kernel="amdgpu_kernel", group="llvm.amdgcn.workgroup.id.x", thread="llvm.amdgcn.workitem.id.x",
+    attributes='"amdgpu-no-implicitarg-ptr" "amdgpu-no-queue-ptr" "amdgpu-no-dispatch-id" '
+    '"amdgpu-flat-work-group-size"="64,64"',
+)  # fmt: skip
+ADRENO = GPU.format(
+    kernel="spir_kernel", group="adreno.group.x", thread="adreno.thread",
+    attributes='nounwind "adreno-threads"="64"',
+)  # fmt: skip
+_GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+
+
+def adreno_file(generation: int) -> str:
+    """The file below tests/golden that holds the object for a generation in base64: machines
+    without Mesa's compiler run the contract suite too. `make golden` writes it."""
+    return f"adreno/contract_gen{generation}.txt"
 
 
 def contract_object(target: TargetSpec) -> bytes:
@@ -278,4 +292,7 @@ def contract_object(target: TargetSpec) -> bytes:
         return compile_ir(AMD, target.triple, target.cpu, target.features)
     if target.abi == "ptx":
         return ptx_kernels.text(ptx_kernels.CONTRACT, target.cpu).rstrip()
+    if target.abi == "ir3":
+        text = (_GOLDEN / adreno_file(adreno_chip(target)[1])).read_text(encoding="ascii")
+        return base64.b64decode(text)
     raise AssertionError(f"no kernels for abi {target.abi}")

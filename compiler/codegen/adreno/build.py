@@ -1,6 +1,6 @@
 """LLVM IR text to an object of Adreno machine code, in this process.
 
-LLVM turns variables into values (SROA) and removes what is computed twice; Mesa does the rest.
+LLVM inlines functions marked `alwaysinline`, turns variables into values (SROA) and removes what is computed twice; Mesa does the rest.
 """
 
 from __future__ import annotations
@@ -9,36 +9,45 @@ import re
 
 import llvmlite.binding as llvm
 
-from compiler.codegen.adreno.llvm import read_module
+from compiler.codegen.adreno.llvm import Function, read_module
 from compiler.codegen.adreno.mesa import compiler_for
 from compiler.codegen.adreno.select import shader_of
 from hcq.errors import CompileError
-from hcq.ir3object import Ir3Kernel, Ir3Parameter
+from hcq.ir3object import Ir3Kernel, Ir3Parameter, pack_ir3
 from hcq.target import TargetSpec, adreno_chip
 
 # Pointers: 64 bits to global memory, 32 to local memory (3) and to variables (5).
 _LAYOUT = "e-p:64:64-p3:32:32-p5:32:32-i64:64-n32-A5"
-_THREADS = re.compile(r'"adreno-threads"="(\d+)"')
+_ATTRIBUTES = re.compile(r'^attributes #(\d+) = .*"adreno-threads"="(\d+)"', re.MULTILINE)
 
 
 def compile_adreno(text: str, target: TargetSpec, machine: llvm.TargetMachine) -> bytes:
-    """The object (hcq.ir3object) of the kernel in a module. machine: any; LLVM's passes ask it for
+    """The object (hcq.ir3object) of the kernels in a module. machine: any; LLVM's passes ask it for
     costs. CompileError for what cannot be translated; RuntimeError for what LLVM refuses."""
     module = llvm.parse_assembly(text)
     module.data_layout = _LAYOUT
     module.verify()
     manager = llvm.create_new_module_pass_manager()
+    manager.add_always_inliner_pass()
     manager.add_sroa_pass()
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options())
     manager.run(module, builder)
     printed = str(module)
-    threads = _THREADS.search(text)
+    threads = {group: int(count) for group, count in _ATTRIBUTES.findall(printed)}
+    return pack_ir3(
+        [_kernel(function, target, threads.get(function.attributes))
+         for function in read_module(printed)]
+    )  # fmt: skip
+
+
+def _kernel(function: Function, target: TargetSpec, threads: int | None) -> Ir3Kernel:
     if threads is None:
-        raise CompileError('expected the attribute "adreno-threads" on the kernel')
+        raise CompileError(
+            'expected the attribute "adreno-threads" on the kernel', kernel=function.name
+        )
     chip_id, generation = adreno_chip(target)
     compiler = compiler_for(chip_id)
-    function = read_module(printed)
-    shader = shader_of(function, compiler.mesa.tables, int(threads[1]))
+    shader = shader_of(function, compiler.mesa.tables, threads)
     binary = compiler.compile(shader.blob, -(-shader.constants // 4), shader.lanes)
     if binary.driver_params is not None:
         raise CompileError("the kernel needs parameters of the driver", kernel=function.name)
@@ -46,7 +55,7 @@ def compile_adreno(text: str, target: TargetSpec, machine: llvm.TargetMachine) -
         name=function.name,
         chip_id=chip_id,
         generation=generation,
-        threads=int(threads[1]),
+        threads=threads,
         parameters=tuple(Ir3Parameter(*each) for each in shader.parameters),
         instructions=binary.instructions,
         full_registers=binary.full_registers,
@@ -65,4 +74,4 @@ def compile_adreno(text: str, target: TargetSpec, machine: llvm.TargetMachine) -
         group_register=binary.group_register,
         thread_register=binary.thread_register,
         code=binary.code,
-    ).pack()
+    )

@@ -1,6 +1,6 @@
 """LLVM IR text, as LLVM prints it, read into instructions.
 
-Of LLVM's language this knows what kernels are made of: one function, scalars and short vectors,
+Of LLVM's language this knows what kernels are made of: functions, scalars and short vectors,
 pointers to global memory (address space 1) and local memory (3). What else stands there is a
 CompileError that shows the line.
 """
@@ -72,44 +72,51 @@ class Instruction:
     align: int = 0
     loose: bool = False
     invariant: bool = False
+    ordering: str = ""  # of an atomic load: monotonic, acquire or seq_cst
     line: str = ""
 
 
 @dataclass
 class Function:
-    """A kernel. blocks: in order, the first is the entry. local: offset of each local memory."""
+    """A kernel. blocks: in order, the first is the entry. local: offset of each local memory that
+    the kernel uses. attributes: the number of its group of attributes."""
 
     name: str
     parameters: list[tuple[str, Type]] = field(default_factory=list)
     blocks: dict[str, list[Instruction]] = field(default_factory=dict)
     local: dict[str, int] = field(default_factory=dict)
     local_size: int = 0
+    attributes: str = ""
 
 
-def read_module(text: str) -> Function:
-    """The one function that a module defines."""
-    function: Function | None = None
-    local: dict[str, int] = {}
-    size, block = 0, "entry"
-    inside = False
-    for line in text.splitlines():
-        if not inside:
-            if line.startswith("define"):
-                if function is not None:
-                    raise CompileError("expected one kernel in a module for Adreno, got more")
-                function, inside, block = _header(line), True, ""
-                continue
-            found = _GLOBAL.match(line)
-            if found is not None:
-                align = int(found[3] or 64)
-                size += -size % align
-                local[found[1]] = size
-                size += _size(found[2], line)
-            continue
-        assert function is not None
-        if line == "}":
-            inside = False
-            continue
+def read_module(text: str) -> list[Function]:
+    """The functions that a module defines, at least one."""
+    lines = text.splitlines()
+    sizes: dict[str, tuple[int, int]] = {}  # bytes and alignment of each local memory
+    for line in lines:
+        found = _GLOBAL.match(line)
+        if found is not None:
+            sizes[found[1]] = _size(found[2], line), int(found[3] or 64)
+    functions = []
+    starts = [number for number, line in enumerate(lines) if line.startswith("define")]
+    for start in starts:
+        end = lines.index("}", start)
+        functions.append(_function(lines[start], lines[start + 1 : end], sizes))
+    if not functions:
+        raise CompileError("expected a kernel in a module for Adreno, got none")
+    return functions
+
+
+def _function(first: str, lines: list[str], sizes: dict[str, tuple[int, int]]) -> Function:
+    function = _header(first)
+    used = set(_TOKEN.findall(" ".join(line for line in lines if "@" in line)))
+    for name, (size, align) in sizes.items():
+        if name in used:
+            function.local_size += -function.local_size % align
+            function.local[name] = function.local_size
+            function.local_size += size
+    block = ""
+    for line in lines:
         code = line.split(";", 1)[0].rstrip() if '"' not in line else line.rstrip()
         if not code:
             continue
@@ -121,18 +128,15 @@ def read_module(text: str) -> Function:
         if not block:
             block = "%0"
             function.blocks[block] = []
-        function.blocks[block].append(_Reader(code, local).instruction())
-    if function is None:
-        raise CompileError("expected a kernel in a module for Adreno, got none")
-    function.local, function.local_size = local, size
+        function.blocks[block].append(_Reader(code, function.local).instruction())
     return function
 
 
 def _header(line: str) -> Function:
-    found = re.search(r"@([\w.$-]+)\((.*)\)(?: local_unnamed_addr)?(?: #\d+)?[^()]*\{$", line)
+    found = re.search(r"@([\w.$-]+)\((.*)\)(?: local_unnamed_addr)?(?: #(\d+))?[^()]*\{$", line)
     if found is None:
         raise CompileError("cannot read a function's header", code=line)
-    function = Function(found[1])
+    function = Function(found[1], attributes=found[3] or "")
     reader = _Reader(found[2], {})
     while reader.peek():
         kind = reader.type()
@@ -333,9 +337,18 @@ class _Reader:
         return int(found[1]) if found else 0
 
     def _load(self) -> Instruction:
+        atomic = self.peek() == "atomic"
+        if atomic:
+            self.take()
+            self.flags()
         kind = self.type()
         self.expect(",")
-        return Instruction("", "", kind, (self.typed(),), align=self._alignment())
+        found = Instruction("", "", kind, (self.typed(),), align=self._alignment())
+        if atomic:
+            if self.peek() == "syncscope":
+                self.until(")")
+            found.ordering = self.take()
+        return found
 
     def _store(self) -> Instruction:
         value = self.typed()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from compiler.codegen.adreno.select import Selection
 
 _WORD, _MOST = 32, 4  # bits; components of one access
-_CAN_REORDER, _NON_WRITEABLE = 64, 16  # enum gl_access_qualifier
+_COHERENT, _VOLATILE, _NON_WRITEABLE, _CAN_REORDER = 1, 4, 16, 64  # enum gl_access_qualifier
 _GROUP, _DEVICE, _ACQUIRE_RELEASE = 4, 6, 3  # enum mesa_scope, nir_memory_semantics
 _SHARED, _GLOBAL = 1 << 19, 1 << 20  # enum nir_variable_mode
 # enum nir_atomic_op
@@ -143,11 +143,15 @@ class Memory:
             facts = {"align_mul": min(align, 4)}
             if space != "shared" and one.invariant:
                 facts["access"] = _CAN_REORDER | _NON_WRITEABLE
+            if space != "shared" and one.ordering:
+                facts["access"] = _COHERENT | _VOLATILE
             vector = build.intrinsic(f"load_{space}", address, most, bits, **facts)
             found += build.channels(vector, most, bits)
         if wide:
             halves = zip(found[::2], found[1::2], strict=True)
             found = [build.alu("pack_64_2x32_split", 64, *pair) for pair in halves]
+        if one.ordering not in ("", "monotonic", "unordered"):
+            self.fence(False)
         return tuple(found)
 
     def store(self, one: Instruction) -> None:

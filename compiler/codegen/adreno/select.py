@@ -5,7 +5,7 @@ four together again. A phi is a NIR register, which Mesa turns into an SSA value
 
     pointer to global memory   a 64-bit base and a 32-bit offset in bytes, or a 64-bit address
     pointer to local memory    a 32-bit offset in bytes
-    parameter                  dwords of the constant file, in order, 8 bytes at multiples of 8
+    parameter                  bytes of the constant file, in order, at multiples of its size
 """
 
 from __future__ import annotations
@@ -95,14 +95,19 @@ class Selection:
         build, offset = self.build, 0
         zero = build.constant(32, 0)
         for name, kind in self.function.parameters:
-            size = max(kind.bits // 8, 4) * kind.lanes
+            size = kind.bits // 8
+            if kind.lanes > 1 or size not in (1, 2, 4, 8):
+                raise CompileError("expected parameters of 8, 16, 32 or 64 bits", parameter=name)
             offset += -offset % size
-            if kind.lanes > 1 or kind.bits < 32:
-                raise CompileError("expected parameters of 32 or 64 bits", parameter=name)
-            words = build.intrinsic("load_const_ir3", [zero], size // 4, 32, base=offset // 4)
+            count = max(size // 4, 1)
+            value = build.intrinsic("load_const_ir3", [zero], count, 32, base=offset // 4)
             if size == 8:
-                words = build.alu("pack_64_2x32", 64, words)
-            self.values[name] = (words,)
+                value = build.alu("pack_64_2x32", 64, value)
+            elif size < 4:
+                if offset % 4:
+                    value = build.alu("ushr", 32, value, build.constant(32, 8 * (offset % 4)))
+                value = build.alu(f"u2u{kind.bits}", kind.bits, value)
+            self.values[name] = (value,)
             scalar = _SCALARS.get(kind.kind, "")
             self.parameters.append((name[1:], offset, size, kind.kind == "p", scalar))
             offset += size
