@@ -1,6 +1,7 @@
 """LLVM IR text to an object of Adreno machine code, in this process.
 
-LLVM inlines functions marked `alwaysinline`, turns variables into values (SROA) and removes what is computed twice; Mesa does the rest.
+LLVM inlines functions marked `alwaysinline`, turns variables into values (SROA) and removes what is
+computed twice; Mesa does the rest.
 """
 
 from __future__ import annotations
