@@ -24,6 +24,7 @@ from hcq.transport.checks import (
     check_module,
     check_power,
 )
+from hcq.transport.late import await_closed
 from hcq.transport.pci_function import (
     BRIDGE,
     DRIVERS,
@@ -160,6 +161,7 @@ class Binding:
 
 def release(function: PciFunction, *, rights: bool = True) -> list[Step]:
     """Return the steps that unbind the function and its group; DeviceBusy while VFIO has users."""
+    await_closed(f"pci:{function.address}")
     users = holders(function.system, function.device_nodes())
     if users:
         raise DeviceBusy(
@@ -272,7 +274,9 @@ def _check_expendable(wanted: PciFunction, member: PciFunction) -> None:
 
 
 def check_idle(member: PciFunction) -> None:
-    """Raise DeviceBusy, with the process, while one uses the function."""
+    """Raise DeviceBusy, with the process, while one uses the function. What this process has closed
+    and the kernel has not given back yet is waited for."""
+    await_closed(f"pci:{member.address}")
     users = holders(member.system, member.device_nodes())
     if users:
         raise DeviceBusy(

@@ -6,6 +6,7 @@ drivers/vfio/pci/vfio_pci_core.c. The function must be in vfio-pci's hands (hcq.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ from hcq.transport.dma import (
 )
 from hcq.transport.interrupts import EventInterrupts, EventWatch
 from hcq.transport.iommufd import IommufdSpace, available
+from hcq.transport.late import await_closed, close_late
 from hcq.transport.life import TransportLife, close_all
 from hcq.transport.link_power import keep_awake
 from hcq.transport.pci_config import ConfigFile
@@ -50,11 +52,16 @@ NO_IOMMU_WARNING = (
 )
 
 
+def _nothing() -> None:
+    """No end of its own: it is among those of the kernel."""
+
+
 class VfioTransport(TransportLife):
     """One function through VFIO's container and group. See hcq.transport.base.Transport.
 
     Opening enables memory decoding but no bus mastering, which is the driver's to ask for in the
-    command register; closing ends it, so that the device stops before its memory is freed.
+    command register; closing ends it, so that the device stops before its memory is freed. For a
+    function that no longer answers `close` returns before the kernel has given it back.
     `on_removal` is called once, in a thread of its own, when the system asks for the device back
     (orderly unplug, or unbinding); from then on `present` is False, interrupt waits end at once,
     and the kernel waits until the transport is closed.
@@ -86,6 +93,7 @@ class VfioTransport(TransportLife):
         self.system = system if system is not None else System()
         self.function = PciFunction.find(self.system, address)
         super().__init__(f"pci:{self.function.address}")
+        await_closed(self.name)
         self._constants = constants("vfio")
         check_openable(self.function, no_iommu=no_iommu)
         check_bars(self.function, least_bars or {})
@@ -103,13 +111,18 @@ class VfioTransport(TransportLife):
         self.space = self._open_space(iommufd, no_iommu)
         # ORDER: closing does this from the bottom: the device falls silent before its memory goes,
         # and the former driver comes back when nothing of ours is open.
+        self._kernel_ends = contextlib.ExitStack()  # from closing the descriptor on
+        self._lost = False
+        self.at_end(self._end_in_kernel)
         if on_close is not None:
-            self.at_end(on_close)
-        self.at_end(keep_awake(self.system, self.function))
-        self.at_end(self.space.close, drop=self.space.close)
+            self._kernel_ends.callback(on_close)
+        self._kernel_ends.callback(keep_awake(self.system, self.function))
+        self._kernel_ends.callback(self.space.close)
+        self.at_end(_nothing, drop=self.space.close)
         try:
             self._device = VfioDevice(self.system, self.space.device(self.function), self.function)
-            self.at_end(self._device.close, drop=self._device.close)
+            self._kernel_ends.callback(self._device.close)
+            self.at_end(_nothing, drop=self._device.close)
             region = self._device.region(self._constants.VFIO_PCI_CONFIG_REGION_INDEX)
             self._config = ConfigFile(self.system, self._device.descriptor, region.offset)
             self.at_end(self._free_parts, drop=self._close_windows)
@@ -332,7 +345,16 @@ class VfioTransport(TransportLife):
 
     def _silence(self) -> None:
         if not self._config.end_bus_mastering():
+            self._lost = True
             log.info("%s is gone; there is nothing to silence", self.name)
+
+    def _end_in_kernel(self) -> None:
+        """Give the function back. The kernel resets it first, and takes seconds for one that does
+        not answer: `close` does not wait for that."""
+        if self._lost:
+            close_late(self.name, self._kernel_ends.close)
+        else:
+            self._kernel_ends.close()
 
     def _free_parts(self) -> None:
         close_all((*self._memory, *self._windows.values(), self._interrupts))

@@ -30,6 +30,7 @@ from hcq.errors import (
 )
 from hcq.transport.attach import attach_pci
 from hcq.transport.base import ResetKind
+from hcq.transport.late import await_closed
 from hcq.transport.vfio import VfioTransport
 from hcq.transport.vfio_container import capabilities
 from tests.support import fake_vfio
@@ -45,6 +46,7 @@ def machine(tmp_path: Path) -> Iterator[VfioMachine]:
     made.load("vfio-pci")
     made.add(GPU, driver="vfio-pci")
     yield made
+    await_closed(f"pci:{GPU}")
     assert made.open_files == {}, "descriptors were left open"
     made.free()
 
