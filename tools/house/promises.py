@@ -34,8 +34,8 @@ _SLEEPS = (
     "nv/virtual/sm/runtime/worker.py", "usbgpu/virtual/attach.py",
 )  # fmt: skip
 _DRIVERS = ("am", "nv", "qcom", "usbgpu")
-# What other programs put there for the process alone: service managers, test runners.
-_ENVIRONMENT = ("hcq/config.py", "tools/ci/plugin.py", "tools/daemon/main.py")
+# Besides: what service managers and CI runners put there for the process, and is handed on.
+_ENVIRONMENT = ("hcq/config.py", "tools/ci/", "tools/daemon/main.py", "tools/verbs/ci.py")
 
 
 def verbs(root: Path) -> Iterator[str]:
@@ -145,7 +145,7 @@ def environment(root: Path) -> Iterator[str]:
     """One module reads the environment; the others take settings."""
     for file in _sources(root, *PACKAGES):
         where = file.relative_to(root)
-        if where.as_posix() in _ENVIRONMENT:
+        if where.as_posix().startswith(_ENVIRONMENT):
             continue
         for node in ast.walk(_parsed(file)):
             if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv"):
