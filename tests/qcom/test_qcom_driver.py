@@ -25,10 +25,12 @@ from hcq.queue import QueueKind
 from hcq.transport.node import NodeAttachment
 from qcom import chips
 from qcom.device import open_device
+from qcom.driver import AdrenoDriver
+from qcom.interface import KernelInterface
 from qcom.virtual.isa.decoder.decode import program
 from qcom.virtual.isa.decoder.table import table
 from tests.qcom.kgsl_double import Double
-from tests.support import holdings
+from tests.support import holdings, kernels
 from tests.support.adreno import MESA, compiled, module, needs_mesa
 from tests.support.interrupts import interrupted
 
@@ -408,19 +410,41 @@ def test_an_exception_at_any_line_of_a_replay(opened: Opened) -> None:
     assert len(double.launches) == 1
 
 
+def interface_of(device: Device) -> KernelInterface:
+    assert isinstance(device.driver, AdrenoDriver)
+    return device.driver.interface
+
+
 def test_an_exception_at_any_line_of_an_allocation(opened: Opened) -> None:
     device, double = opened("a630", disassemble=None)
-    live = len(double.objects)
+    memories = interface_of(device).memories
+    live, known = len(double.objects), len(memories)
 
     def allocate() -> None:
         device.alloc(4096).close()
 
     with holdings.apart():
         for place in interrupted(allocate):
-            gc.collect()
+            gc.collect(0)
             device.synchronize()
             device.alloc(64).close()
-            assert len(double.objects) == live, place
+            assert (len(double.objects), len(memories)) == (live, known), place
+
+
+def test_an_exception_at_any_line_of_a_load(opened: Opened) -> None:
+    device, double = opened("a630", disassemble=None)
+    memories, image = interface_of(device).memories, kernels.contract_object(device.target)
+    live, known = len(double.objects), len(memories)
+
+    def load() -> None:
+        device.load(image).close()
+
+    with holdings.apart():
+        for place in interrupted(load):
+            gc.collect(0)
+            device.synchronize()
+            device.alloc(64).close()
+            assert (len(double.objects), len(memories)) == (live, known), place
 
 
 def test_a_reset_that_is_cut_off_can_be_repeated(opened: Opened) -> None:

@@ -16,7 +16,7 @@ DRIVERS = ("am", "hcq", "nv", "qcom", "usbgpu")
 ELSEWHERE = ("/virtual/", "/hcq/emu/", "/compiler/", "/nv/assemble", "/hcq/diskcache")
 #: Functions without effects: an exception in them is one at the line that calls them.
 PURE = ("/nv/abi/", "/nv/cubin", "/nv/image", "/nv/launch", "/hcq/elf", "/hcq/codeobject",
-        "/hcq/layout", "/hcq/fields", "/am/dispatch", "/hcq/checks", "/qcom/pm4",
+        "/hcq/ir3object", "/hcq/layout", "/hcq/fields", "/am/dispatch", "/hcq/checks", "/qcom/pm4",
         "/qcom/dispatch", "/qcom/regs")  # fmt: skip
 
 
