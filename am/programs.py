@@ -19,7 +19,7 @@ from hcq.codeobject import CodeObject, KernelImage, parse_amdhsa
 from hcq.errors import BadCodeObject
 from hcq.memory import Placement
 from hcq.program import Kernel, Program
-from hcq.sourcelines import has_lines, source_of
+from hcq.sourcelines import has_lines, lines_of, source_of
 from hcq.sourcetypes import with_kinds
 
 if TYPE_CHECKING:
@@ -138,6 +138,18 @@ class Programs:
                 image, code = known
                 return source_of(image, code.layout.offsets, pc - mapping.address)
         return ""
+
+    def lines(self, pc: int) -> list[tuple[int, int, str]]:
+        """The code of the program that holds `pc` by lines of source: start, end, "file:line".
+        Empty where it does not say."""
+        for mapping, _ in self._code:
+            known = self._sources.get(mapping.address)
+            if known is not None and mapping.address <= pc < mapping.address + mapping.size:
+                image, code = known
+                base = int(mapping.address)
+                rows = lines_of(image, code.layout.offsets)
+                return [(base + start, base + end, place) for start, end, place in rows]
+        return []
 
     def null_pointers(self, names: Sequence[str]) -> tuple[str, ...]:
         """Pointers that the kernels of these names declare and that are null."""

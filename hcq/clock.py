@@ -10,6 +10,7 @@ Recordings watch the looks of those who wait, since memory that changes makes no
 from __future__ import annotations
 
 import enum
+import math
 import threading
 import time
 import weakref
@@ -31,12 +32,13 @@ class Work(enum.IntEnum):
     NONE = 0  # it waits, or runs a program, which may never end; hardware always reports this
     ENGINES = 1  # firmware and engines have something to do, and need only a processor for it
     TRANSLATION = 2  # a program is translated before it runs
+    DEBUGGED = 3  # a debugger runs it step by step, as slowly as its user wants
 
 
 # TIMEOUT: the most time that a wait may last beyond its limit for each kind of work; our choice.
 # Engines that are at work for so long on end hang; a large program on a slow host is translated in
 # minutes.
-ALLOWANCE_S = {Work.ENGINES: 20.0, Work.TRANSLATION: 600.0}
+ALLOWANCE_S = {Work.ENGINES: 20.0, Work.TRANSLATION: 600.0, Work.DEBUGGED: math.inf}
 
 
 class Clock:

@@ -30,8 +30,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hcq import listing, trace
-from hcq.catalogue import ENDPOINTS, KERNEL_DRIVERS, load, over_usb, pci_drivers, virtual_chips
+from hcq import debugging, listing, trace
+from hcq.catalogue import (
+    ENDPOINTS,
+    KERNEL_DRIVERS,
+    STEPPED,
+    load,
+    over_usb,
+    pci_drivers,
+    virtual_chips,
+)
 from hcq.checks import option_types, path_like, seconds
 from hcq.config import config
 from hcq.errors import BadArgument, DeviceNotFound, NotSupported
@@ -117,8 +125,10 @@ def open(name: str = "auto", **options: object) -> Device:
     on_fault = options.pop("on_fault", "raise")
     if on_fault not in FAULT_POLICIES:
         raise BadArgument(f"on_fault must be 'raise' or 'recover', got {on_fault!r}")
+    debugging.check(name, steppable=_steppable)
     with trace.step("open", device=name):
         device = _open_named(name, options)
+    debugging.opened(device)
     device.on_fault = str(on_fault)
     device.limit_s = config().wait_limit_s
     folder = config().observe_folder
@@ -126,6 +136,12 @@ def open(name: str = "auto", **options: object) -> Device:
         core = device.driver.core
         core.observer = load("hcq.observe:offer")(core, folder)
     return device
+
+
+def _steppable(name: str) -> bool:
+    """Whether a debugger can halt kernels; unknown chips are another error's subject."""
+    kind, _, rest = name.partition(":")
+    return kind == "virtual" and virtual_chips().get(rest.partition("+")[0]) in (None, *STEPPED)
 
 
 def _open_named(name: str, options: dict[str, object]) -> Device:

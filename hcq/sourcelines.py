@@ -38,11 +38,30 @@ def source_of(image: bytes, offsets: Mapping[int, int], address: int) -> str:
         log.warning("source lines need pyelftools: pip install 'ugpu[lines]'")
         return ""
     try:
-        elf = elffile.ELFFile(io.BytesIO(resolved(elffile.ELFFile(io.BytesIO(image)), offsets)))
-        return next(_found(elf.get_dwarf_info(relocate_dwarf_sections=False), address), "")
+        rows = _rows(_dwarf(elffile, image, offsets))
+        return next((place for start, end, place in rows if start <= address < end), "")
     except Exception as error:  # see above
         log.warning("the line tables of a program are damaged: %r", error)
         return ""
+
+
+def lines_of(image: bytes, offsets: Mapping[int, int]) -> list[tuple[int, int, str]]:
+    """Return start, end and "file:line" of each run of instructions; arguments as `source_of`."""
+    try:
+        elffile = importlib.import_module("elftools.elf.elffile")
+    except ImportError:
+        log.warning("source lines need pyelftools: pip install 'ugpu[lines]'")
+        return []
+    try:
+        return list(_rows(_dwarf(elffile, image, offsets)))
+    except Exception as error:  # see above
+        log.warning("the line tables of a program are damaged: %r", error)
+        return []
+
+
+def _dwarf(elffile: Any, image: bytes, offsets: Mapping[int, int]) -> Any:
+    elf = elffile.ELFFile(io.BytesIO(resolved(elffile.ELFFile(io.BytesIO(image)), offsets)))
+    return elf.get_dwarf_info(relocate_dwarf_sections=False)
 
 
 def resolved(elf: Any, offsets: Mapping[int, int]) -> bytes:  # pyelftools has no types
@@ -64,7 +83,7 @@ def resolved(elf: Any, offsets: Mapping[int, int]) -> bytes:  # pyelftools has n
     return bytes(data)
 
 
-def _found(dwarf: Any, address: int) -> Iterator[str]:
+def _rows(dwarf: Any) -> Iterator[tuple[int, int, str]]:
     for unit in dwarf.iter_CUs():
         program = dwarf.line_program_for_CU(unit)
         row = None
@@ -72,8 +91,8 @@ def _found(dwarf: Any, address: int) -> Iterator[str]:
             state = entry.state
             if state is None:
                 continue
-            if row is not None and row.address <= address < state.address:
-                yield f"{_file(unit, program, row.file)}:{row.line}"
+            if row is not None and row.address < state.address:
+                yield row.address, state.address, f"{_file(unit, program, row.file)}:{row.line}"
             row = None if state.end_sequence else state
 
 

@@ -16,7 +16,7 @@ from compiler.kernel import ir
 from compiler.kernel.text import printed
 from hcq.diskcache import DiskCache
 from hcq.errors import UgpuError
-from hcq.sourcelines import source_of
+from hcq.sourcelines import lines_of, source_of
 from hcq.target import TargetSpec
 
 log = logging.getLogger(__name__)
@@ -69,6 +69,25 @@ class Places:
             log.warning("no line of kernel IR for %s: %s", name, problem)
             return {}
         return {"kernel_ir": f"line {line}: {statement}"} if line else {}
+
+    def lines(self, name: str) -> list[tuple[int, int, int, str]]:
+        """The machine code of a kernel by lines of kernel IR: start and end as offsets from its
+        entry, line, statement. Empty where there is none, as of PTX. Never raises."""
+        key = self.keys.get(name)
+        try:
+            data = None if key is None else self._disk.get(_place(key))
+            if data is None or self._target.abi != "amdhsa":
+                return []
+            kept = json.loads(zlib.decompress(data))
+            text = with_lines(kept["text"], kept["spans"], directives=False)
+            image = shared().submit(text, self._target, name).result().image
+            statements = kept["ir"].splitlines()
+            rows = [(start, end, int(place.rpartition(":")[2]))
+                    for start, end, place in lines_of(image, {})]  # fmt: skip
+            return [(start, end, line, statements[line - 1].strip()) for start, end, line in rows]
+        except (UgpuError, ValueError, KeyError, TypeError, IndexError, zlib.error) as problem:
+            log.warning("no lines of kernel IR for %s: %s", name, problem)
+            return []
 
     def _line_of_ptx(self, key: str, located: bytes, at: int) -> int:
         """The line of kernel IR of a line of an object's PTX; ValueError where the text with lines

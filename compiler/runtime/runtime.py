@@ -363,6 +363,12 @@ def runtime_of(device: Device) -> Runtime:
         return found
 
 
+def known_runtime(device: Device) -> Runtime | None:
+    """The runtime of a device that has run something of the compiler, else None."""
+    found = _runtimes.get(id(device))
+    return found if found is not None and found.device is device else None
+
+
 def use_cache(device: Device, folder: Path | None) -> Runtime:
     """Give a device a fresh runtime that keeps its objects in `folder`, or not on disk at all."""
     with _devices_lock:

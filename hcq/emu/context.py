@@ -38,4 +38,6 @@ ADDRESSES = 3840  # 32 u64
 SPARE = 4352  # 16 bytes that disabled lanes may read and write
 VISITED = 4416  # where each of some loads' rows were when it last ran: VISITS u64
 VISITS = 128
-SIZE = VISITED + 8 * VISITS
+STEPS = VISITED + 8 * VISITS  # address of one byte for each instruction: whether to halt there
+STEP = STEPS + 8  # address of the function to call then, see hcq.debugging
+SIZE = STEP + 8 + 48  # a multiple of 64

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -77,6 +77,7 @@ class Abort:
     def __init__(self) -> None:
         self.flag = np.zeros(2, np.uint32)
         self._translating = 0  # threads that do
+        self.debugged: Callable[[], bool] | None = None  # whether a debugger runs the program
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
@@ -94,6 +95,9 @@ class Abort:
     def work(self) -> Work:
         """What an engine that runs this program has to do; see hcq.clock.Part. A program may never
         end, unless it was told to."""
+        debugged = self.debugged
+        if debugged is not None and debugged() and not self.flag[0]:
+            return Work.DEBUGGED
         if self._translating:
             return Work.TRANSLATION
         return Work.ENGINES if self.flag[0] else Work.NONE

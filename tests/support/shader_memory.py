@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -120,4 +121,14 @@ class ArrayMemory:
                     break
             address += count
             size -= count
+        return found
+
+    def peek(self, address: int, size: int) -> bytes | None:
+        """See `ShaderMemory`."""
+        found = b""
+        for at in range(address, address + size):
+            page = self._pages.get(at >> PAGE_SHIFT)
+            if page is None:
+                return None
+            found += ctypes.string_at(page[0] + at % PAGE, 1)
         return found

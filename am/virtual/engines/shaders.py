@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from am.virtual.shader import Dispatch, Ending, Outcome, RunningWave, ShaderCore
+from hcq import debugging
 from hcq.config import config
 from hcq.emu.memory import Abort
 
@@ -21,7 +22,9 @@ LOOK_S = 0.01  # how often a launch that waits for the array looks whether it wa
 def default_core() -> ShaderCore:
     """Make the core that executes gfx11 machine code. Imported late: it loads LLVM."""
     module = importlib.import_module("am.virtual.isa.core")
-    core: ShaderCore = module.GfxCore(cache=config().cache_folder / "gfx1100")
+    core: ShaderCore = module.GfxCore(
+        cache=config().cache_folder / "gfx1100", debugger=debugging.attached()
+    )
     return core
 
 

@@ -12,10 +12,12 @@ from pathlib import Path
 
 from am.virtual.isa.runtime import flat, layout, matrix, wave
 from am.virtual.isa.runtime.launch import BadDispatch, Launch
+from am.virtual.isa.runtime.stepping import Stepping
 from am.virtual.isa.runtime.worker import Run, Worker
 from am.virtual.isa.translator.program import Program, Stop, load, mark_full_blocks
 from am.virtual.isa.translator.translate import translate, uses_output_modifiers
 from am.virtual.shader import Dispatch, Ending, Outcome, RunningWave, ShaderMemory
+from hcq.debugging import Debugger
 from hcq.emu import atomics, context, jit, waves
 from hcq.emu import math as emu_math
 from hcq.emu.crew import Crew
@@ -55,11 +57,18 @@ class GfxCore:
     """All compute units of the chip; a `ShaderCore`.
 
     workers: host threads to spread workgroups over (default: one a host CPU). cache: folder for
-    compiled code, shared by processes; None keeps it in memory only.
+    compiled code, shared by processes; None keeps it in memory only. debugger: halts waves, all of
+    which one thread runs then.
     """
 
-    def __init__(self, workers: int | None = None, cache: Path | None = None) -> None:
-        count = workers or os.cpu_count() or 1
+    def __init__(
+        self,
+        workers: int | None = None,
+        cache: Path | None = None,
+        debugger: Debugger | None = None,
+    ) -> None:
+        count = 1 if debugger else workers or os.cpu_count() or 1
+        self._stepping = None if debugger is None else Stepping(debugger)
         self._crew = Crew([Worker() for _ in range(count)], "shader-core")
         self._folder = cache
         self._objects = jit.ObjectCache(cache)
@@ -82,7 +91,14 @@ class GfxCore:
             kernel = self._kernel(dispatch.code_address, launch, memory)
         count = self._worker_count(dispatch, launch, kernel)
         work = partial(self._work, kernel=kernel, run=run)
-        outcomes, _ = self._pace.run(self._crew, count, work, kernel.address, launch.total_groups)
+        if self._stepping is not None:
+            abort.debugged = self._stepping.active
+        try:
+            outcomes, _ = self._pace.run(
+                self._crew, count, work, kernel.address, launch.total_groups
+            )
+        finally:
+            abort.debugged = None
         return min(outcomes, key=lambda outcome: _SEVERITY.index(outcome.ending))
 
     def look(self, abort: Abort, limit_s: float) -> list[RunningWave]:
@@ -117,6 +133,8 @@ class GfxCore:
         """Run workgroups on this thread until none is left or a wave cannot go on."""
         try:
             worker.prepare(run, number * run.launch.waves, kernel.program.base)
+            if self._stepping is not None:
+                self._stepping.enter(worker, run, kernel.program)
             outcome = self._run_groups(worker, kernel, run)
         except BaseException:
             run.stop[0] = 1
@@ -150,6 +168,8 @@ class GfxCore:
                 longer = self._extended(kernel, root, run.launch, run.memory)
             worker.resume_here(longer.program.base - kernel.program.base, run.launch.waves)
             kernel = longer
+            if self._stepping is not None:
+                self._stepping.enter(worker, run, kernel.program)
         return _halted(worker, kernel.program, code, run.dispatch)
 
     def _kernel(self, address: int, launch: Launch, memory: ShaderMemory) -> Kernel:
@@ -178,16 +198,19 @@ class GfxCore:
 
     def _translated(self, program: Program, launch: Launch) -> Kernel:
         omod = launch.omod if uses_output_modifiers(program) else 0
+        stepped = self._stepping is not None
         mark = (program.digest, launch.vgprs, launch.full, omod)
         known = self._compiled.get(mark)
         if known is None:
             key = jit.key_of(
-                _PACKAGE, "kernel", program.digest, launch.vgprs, int(launch.full), omod
-            )
+                _PACKAGE, "stepped" if stepped else "kernel", program.digest, launch.vgprs,
+                int(launch.full), omod,
+            )  # fmt: skip
 
             def make() -> bytes:
-                mark_full_blocks(program, launch.full)
-                ir = translate(program, launch.vgprs, _KERNEL, omod)
+                if not stepped:
+                    mark_full_blocks(program, launch.full)
+                ir = translate(program, launch.vgprs, _KERNEL, omod, stepped=stepped)
                 return jit.compile_object(ir, jit.LIMITED, 1)
 
             code = jit.Loaded(self._objects.made(key, make))

@@ -200,8 +200,9 @@ class Hub(Block):
                 at += length
         return fault
 
-    def mapped(self, vmid: int, address: int, size: int) -> int:
-        """Return how many of the bytes from `address` on are mapped; faults nowhere."""
+    def mapped(self, vmid: int, address: int, size: int, permissions: int = 0) -> int:
+        """Return how many of the bytes from `address` on are mapped with these permissions; faults
+        nowhere."""
         at, end = address, address + size
         with self.chip.lock:
             view = self._view or self._look()
@@ -210,7 +211,7 @@ class Hub(Block):
                     at = min(end, view.aperture[1])
                     continue
                 entry = self._translate(vmid, at)
-                if isinstance(entry, Refusal):
+                if isinstance(entry, Refusal) or entry.permissions & permissions != permissions:
                     break
                 at = min(end, entry.virtual + (1 << entry.shift))
         return at - address

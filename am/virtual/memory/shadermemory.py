@@ -78,3 +78,11 @@ class HubShaderMemory:
                 ctypes.string_at(host, length) if host > 0 else b"\xff" * length
                 for host, length in runs
             )
+
+    def peek(self, address: int, size: int) -> bytes | None:
+        """Read for a debugger; see the protocol."""
+        hub = self._hub
+        with hub.chip.lock:
+            if hub.chip.lost or hub.mapped(self._vmid, address, size, READ) < size:
+                return None
+            return hub.read(self._vmid, address, size, _TCP)[0]

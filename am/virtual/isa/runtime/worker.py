@@ -142,6 +142,20 @@ class Worker(NativeWorker):
         """Read a 32-bit field of the context."""
         return int(struct.unpack_from("<I", self.context.data, offset)[0])
 
+    def set_quad(self, offset: int, value: int) -> None:
+        """Write a 64-bit field of the context."""
+        self._quads[offset // 8] = value
+
+    def state(self, wave: int) -> NDArray[np.uint8]:
+        """Return the state of a wave of the group at hand, of `layout`; it is not a copy."""
+        stride = self.quad(context.STATE_STRIDE)
+        found: NDArray[np.uint8] = self._states[wave * stride : (wave + 1) * stride]
+        return found
+
+    def local(self, size: int) -> bytes:
+        """Return the first bytes of the memory that the group at hand shares."""
+        return self._lds[:size].tobytes()
+
     @property
     def busy(self) -> bool:
         """Whether a launch is under way on this thread."""

@@ -62,6 +62,7 @@ class Registers(Text):
         self.pending: list[tuple[int, str]] | None = None  # writes held back by a VOPD
         self.uses_scratch_vector = False
         self.switches_mode = False  # of denormals, within the kernel
+        self.stepped = False  # all registers lie in the wave state, for a debugger
         self.pc = 0  # byte offset of the instruction at hand
 
     def start_block(self, full: bool) -> None:
@@ -69,6 +70,10 @@ class Registers(Text):
         self.full = full
         self._exec_mask = None
         self.omod = self._launched_omod
+
+    def forget_mask(self) -> None:
+        """Read EXEC again when it is needed next."""
+        self._exec_mask = None
 
     def note_access(self) -> None:
         """Say which instruction accesses memory, before a call of the runtime that may fault."""

@@ -26,6 +26,7 @@ from am.virtual.isa.translator import memory as emit_memory
 from am.virtual.isa.translator import packed as emit_packed
 from am.virtual.isa.translator import relative as emit_relative
 from am.virtual.isa.translator import scalar as emit_scalar
+from am.virtual.isa.translator import stepping as emit_stepping
 from am.virtual.isa.translator import trig as emit_trig
 from am.virtual.isa.translator.flow import emit_end, halt
 from am.virtual.isa.translator.lanes import apply_dpp
@@ -58,13 +59,20 @@ def uses_output_modifiers(program: Program) -> bool:
     return any(i.omod for block in program.blocks.values() for i in block.instructions)
 
 
-def translate(program: Program, vector_limit: int, name: str, omod: int = 0) -> str:
+def translate(
+    program: Program, vector_limit: int, name: str, omod: int = 0, *, stepped: bool = False
+) -> str:
     """Return the IR module of a program that has `vector_limit` vector registers.
 
-    omod: see Launch.omod.
+    omod: see Launch.omod. stepped: the wave state holds all registers at every instruction, and
+    the code halts where it is told to (`translator.stepping`); needs blocks that are not `full`.
     """
-    pinned = pinned_registers(program, vector_limit)
+    every = frozenset(range(vector_limit))
+    pinned = every if stepped else pinned_registers(program, vector_limit)
     e = Registers(vector_limit, pinned, omod, program.lanes)
+    e.stepped = stepped
+    if stepped:
+        e.used_vectors |= every
     resumes: set[int] = set(program.roots)
     jumps = False
     live = read_after(program)
@@ -86,6 +94,8 @@ def _emit_block(e: Registers, block: Block, live: dict[int, int]) -> None:
     for number, instruction in enumerate(block.instructions):
         if instruction is done:
             continue
+        if e.stepped:
+            emit_stepping.look(e, instruction.pc)
         mark = len(e.lines)
         try:
             following = block.instructions[number + 1 : number + 2]
@@ -147,8 +157,11 @@ def _emit_pair(e: Registers, x: Instruction, y: Instruction) -> None:
 def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps: bool) -> str:
     scalars, vectors = sorted(e.used_scalars), sorted(e.used_vectors)
     head = [f"define i32 @{name}(ptr %context, ptr noalias %wave) nounwind {{", "entry:"]
-    head.append("  %scc = alloca i1")
-    head.extend(f"  %s{k} = alloca i32" for k in scalars)
+    if e.stepped:
+        head.extend(emit_stepping.in_place(scalars))
+    else:
+        head.append("  %scc = alloca i1")
+        head.extend(f"  %s{k} = alloca i32" for k in scalars)
     moving = [k for k in vectors if k not in e.pinned]
     head.extend(f"  %v{k} = alloca {e.vector}" for k in moving)
     if e.uses_scratch_vector:

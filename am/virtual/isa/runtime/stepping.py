@@ -1,0 +1,211 @@
+"""Waves that a debugger halts: the table that their code looks at, and their registers.
+
+One thread runs all waves then, so that each instruction is followed by the next of the same wave up
+to a barrier or the wave's end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from am.virtual.isa.decoder.disassembly import text
+from am.virtual.isa.runtime import layout
+from am.virtual.isa.translator.program import Program
+from hcq.debugging import Debugger, WaveState
+from hcq.emu import context
+from hcq.emu.text import PASS
+
+if TYPE_CHECKING:
+    from am.virtual.isa.runtime.worker import Run, Worker
+
+_STEP = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32)
+_SPECIAL = {
+    "vcc_lo": layout.SGPR_VCC, "vcc_hi": layout.SGPR_VCC + 1, "m0": layout.SGPR_M0,
+    "exec_lo": layout.SGPR_EXEC, "exec_hi": layout.SGPR_EXEC + 1,
+}  # fmt: skip
+_PAIRS = {"vcc": layout.SGPR_VCC, "exec": layout.SGPR_EXEC}
+
+
+class SteppedCode:
+    """A program as a debugger sees it; a `hcq.debugging.Code`."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.entry = program.base + program.entry
+        self.kernel = ""
+        self.digest = program.digest
+        end = max((block.end for block in program.blocks.values()), default=0)
+        self.table = np.zeros(end // 4 + 1, np.uint8)
+
+    def listing(self) -> list[tuple[int, str, int]]:
+        """See Code."""
+        base, blocks = self.program.base, self.program.blocks
+        return [
+            (base + one.pc, text(one), 0)
+            for start in sorted(blocks)
+            for one in blocks[start].instructions
+        ]
+
+    def halt_everywhere(self) -> None:
+        """See Code."""
+        self.table[:] = 1
+
+    def arm(self, debugger: Debugger) -> None:
+        """Set the bytes of the instructions to halt at."""
+        stops = debugger.stops(self)
+        if stops is None:
+            self.halt_everywhere()
+            return
+        self.table[:] = 0
+        for pc in stops:
+            place = (pc - self.program.base) // 4
+            if 0 <= place < len(self.table):
+                self.table[place] = 1
+
+
+class SteppedWave:
+    """A halted wave; a `hcq.debugging.Halted`."""
+
+    def __init__(self, worker: Worker, run: Run, code: SteppedCode, offset: int) -> None:
+        self._worker, self._run = worker, run
+        self.code = code
+        self.pc = code.program.base + offset
+        self.wave = worker.word(context.HALT_WAVE)
+        self.lanes = run.launch.lanes
+        number, (x, y, _) = worker.quad(context.HALT_GROUP), run.dispatch.groups
+        self.group = (number % x, number // x % y, number // (x * y))
+
+    @property
+    def execute(self) -> int:
+        """See Halted."""
+        return self._execute(self.wave)
+
+    def _execute(self, wave: int) -> int:
+        value = self.read("exec", wave)
+        assert isinstance(value, int)
+        return value
+
+    def _state(self, wave: int) -> NDArray[np.uint32]:
+        if not 0 <= wave < self._run.launch.waves:
+            raise KeyError(f"wave {wave} of {self._run.launch.waves}")
+        return self._worker.state(wave).view(np.uint32)
+
+    def waves(self) -> list[WaveState]:
+        """See Halted."""
+        found = []
+        for number in range(self._run.launch.waves):
+            state, pc = self._state(number), self.code.entry
+            resume = int(state[layout.STATE_RESUME // 4])
+            if number == self.wave:
+                what, pc = "halted", self.pc
+            elif state[layout.STATE_DONE // 4]:
+                what, pc = "ended", 0
+            elif resume:
+                what, pc = "waits at a barrier", self.code.program.base + resume - 1
+            else:
+                what = "not begun"
+            found.append(WaveState(number, what, pc, self._execute(number)))
+        return found
+
+    def names(self, wave: int) -> tuple[list[str], list[str]]:
+        """See Halted."""
+        scalars = [*(f"s{k}" for k in range(layout.SGPR_VCC)), *_PAIRS, "m0", "scc"]
+        return scalars, [f"v{k}" for k in range(self._run.launch.vgprs)]
+
+    def _place(self, name: str) -> tuple[str, int]:
+        """Return what kind of register a name is ("s", "v", "scc", "pair"), and its number."""
+        if name in _PAIRS:
+            return "pair", _PAIRS[name]
+        if name in _SPECIAL:
+            return "s", _SPECIAL[name]
+        if name == "scc":
+            return name, layout.STATE_SCC // 4
+        kind, number = name[:1], name[1:]
+        limits = {"s": layout.SGPR_VCC, "v": self._run.launch.vgprs}
+        if kind in limits and number.isdecimal() and int(number) < limits[kind]:
+            return kind, int(number)
+        raise KeyError(name)
+
+    def _vector(self, wave: int, number: int) -> list[NDArray[np.uint32]]:
+        """Return the lanes of a vector register in the wave state, pass by pass."""
+        state, launch = self._state(wave), self._run.launch
+        places = (
+            layout.register_at(number, n, launch.vgprs) // 4 for n in range(self.lanes // PASS)
+        )
+        return [state[at : at + PASS] for at in places]
+
+    def read(self, name: str, wave: int) -> int | list[int]:
+        """See Halted."""
+        kind, number = self._place(name)
+        if kind == "v":
+            return [int(value) for part in self._vector(wave, number) for value in part]
+        state = self._state(wave)
+        low = int(state[number])
+        return low | int(state[number + 1]) << 32 if kind == "pair" and self.lanes > PASS else low
+
+    def write(self, name: str, value: int, wave: int, lane: int | None = None) -> None:
+        """See Halted."""
+        kind, number = self._place(name)
+        state = self._state(wave)
+        if kind == "v":
+            parts = self._vector(wave, number)
+            if lane is not None and not 0 <= lane < self.lanes:
+                raise KeyError(f"lane {lane} of {self.lanes}")
+            for part in parts if lane is None else ():
+                part[:] = value & 0xFFFF_FFFF
+            if lane is not None:
+                parts[lane // PASS][lane % PASS] = value & 0xFFFF_FFFF
+            return
+        if kind == "scc":
+            value = int(value != 0)
+        state[number] = value & 0xFFFF_FFFF
+        if kind == "pair" and self.lanes > PASS:
+            state[number + 1] = value >> 32 & 0xFFFF_FFFF
+
+    def memory(self, address: int, size: int) -> bytes | None:
+        """See Halted."""
+        return self._run.memory.peek(address, size)
+
+    def shared(self) -> bytes:
+        """See Halted."""
+        return self._worker.local(self._run.launch.lds_bytes)
+
+
+class Stepping:
+    """Runs a core's waves under a debugger. Used by one thread at a time."""
+
+    def __init__(self, debugger: Debugger) -> None:
+        self._debugger = debugger
+        self._at: tuple[Worker, Run, SteppedCode] | None = None
+        self._step = _STEP(self._called)
+        self._address = ctypes.cast(self._step, ctypes.c_void_p).value or 0
+
+    def active(self) -> bool:
+        """Whether wait limits are suspended."""
+        return self._debugger.active
+
+    def enter(self, worker: Worker, run: Run, program: Program) -> None:
+        """Have the worker's waves halt in a program where the debugger wants it."""
+        code = SteppedCode(program)
+        code.arm(self._debugger)
+        self._at = worker, run, code
+        worker.set_quad(context.STEPS, int(code.table.ctypes.data))
+        worker.set_quad(context.STEP, self._address)
+
+    def _called(self, _context: int, _wave: int, offset: int) -> int:
+        """Return whether the wave goes on."""
+        assert self._at is not None
+        worker, run, code = self._at
+        try:
+            goes_on = self._debugger.halted(SteppedWave(worker, run, code, offset))
+            code.arm(self._debugger)
+            return int(goes_on)
+        except BaseException as error:  # must not pass native code: the launch's thread raises it
+            code.table[:] = 0
+            worker.error = error
+            run.stop[0] = 1
+            return 0

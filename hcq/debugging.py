@@ -1,0 +1,143 @@
+"""Contract between a step debugger and the models whose shader cores it halts.
+
+A debugger is attached to this process before a device is opened. Shader cores that are made from
+then on translate kernels to code that looks at every instruction whether to halt; all others stay
+as they are. Only models in this process can be halted: `check` refuses other devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hcq.errors import NotSupported
+
+Group = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class WaveState:
+    """A wave of the group that is on the shader core. number: in its group. state: "halted",
+    "waits at a barrier", "not begun" or "ended". pc: GPU address of its next instruction."""
+
+    number: int
+    state: str
+    pc: int
+    execute: int
+
+
+class Code(Protocol):
+    """A kernel that is about to run. entry: GPU address of its first instruction. kernel: its name
+    where the model knows it, else "". digest: of all its instructions."""
+
+    entry: int
+    kernel: str
+    digest: str
+
+    def listing(self) -> Sequence[tuple[int, str, int]]:
+        """GPU address, text and source line (0 where unknown) of each instruction, in order."""
+        ...
+
+    def halt_everywhere(self) -> None:
+        """Halt at the next instruction of any wave. Any thread may call."""
+        ...
+
+
+class Halted(Protocol):
+    """A wave in front of an instruction. Valid until `Debugger.halted` returns.
+
+    pc: GPU address of the instruction that comes next. lanes: of a wave. execute: one bit for each
+    active lane.
+    """
+
+    pc: int
+    group: Group
+    wave: int
+    lanes: int
+
+    @property
+    def code(self) -> Code: ...
+    @property
+    def execute(self) -> int: ...
+    def waves(self) -> list[WaveState]:
+        """Return all waves of the group."""
+        ...
+
+    def names(self, wave: int) -> tuple[list[str], list[str]]:
+        """Return the names of a wave's scalar and vector registers."""
+        ...
+
+    def read(self, name: str, wave: int) -> int | list[int]:
+        """Return a scalar register, or the lanes of a vector register. KeyError for others."""
+        ...
+
+    def write(self, name: str, value: int, wave: int, lane: int | None = None) -> None:
+        """Set a scalar register, or one lane or all of a vector register. KeyError for others."""
+        ...
+
+    def memory(self, address: int, size: int) -> bytes | None:
+        """Read global memory without a fault; None where a byte is not mapped."""
+        ...
+
+    def shared(self) -> bytes:
+        """Return the memory that the group shares."""
+        ...
+
+
+class Debugger(Protocol):
+    """All methods but `opened` are called on the thread that runs the kernel.
+
+    active: wait limits are suspended while a kernel runs under it. Any thread may ask.
+    """
+
+    @property
+    def active(self) -> bool: ...
+
+    def opened(self, device: object) -> None:
+        """A device was opened in this process."""
+        ...
+
+    def stops(self, code: Code) -> Collection[int] | None:
+        """Return the addresses to halt at in a kernel, None for every instruction. Asked before
+        each launch, and after each halt."""
+        ...
+
+    def halted(self, wave: Halted) -> bool:
+        """Called before an instruction. The wave goes on when this returns True; False ends it."""
+        ...
+
+
+_attached: list[Debugger] = []
+
+
+def attached() -> Debugger | None:
+    """Return the debugger of this process, if there is one."""
+    return _attached[-1] if _attached else None
+
+
+@contextlib.contextmanager
+def attach(debugger: Debugger) -> Iterator[None]:
+    """Run the block with a debugger: devices opened inside of it can be halted."""
+    _attached.append(debugger)
+    try:
+        yield
+    finally:
+        _attached.remove(debugger)
+
+
+def opened(device: object) -> None:
+    """Tell the debugger, if there is one, that a device was opened."""
+    if _attached:
+        _attached[-1].opened(device)
+
+
+def check(name: str, *, steppable: Callable[[str], bool]) -> None:
+    """Raise NotSupported where a debugger is attached and the device cannot be halted."""
+    if _attached and not steppable(name):
+        raise NotSupported(
+            f"{name} cannot be halted at an instruction: the step debugger works on models in this"
+            " process (virtual:navi31), no trap handler is loaded on hardware",
+            device=name,
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""`ugpu debug`: kernels on models, instruction by instruction."""

@@ -1,0 +1,65 @@
+"""`ugpu debug SCRIPT`: run a script in this process with its kernels under the step debugger."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from compiler.runtime.runtime import set_default_device
+from hcq import debugging
+from hcq.config import config
+from hcq.errors import UsageError
+
+from ..console import Output
+from ..scripts import as_program, execute
+from .commands import Commands
+
+
+@contextlib.contextmanager
+def _default_device(name: str) -> Iterator[None]:
+    """Make a device what `ugpu.open()` and tensors use."""
+    before = os.environ.get("UGPU_DEVICE")
+    os.environ["UGPU_DEVICE"] = name
+    config.cache_clear()
+    set_default_device(name)
+    try:
+        yield
+    finally:
+        set_default_device("")
+        if before is None:
+            del os.environ["UGPU_DEVICE"]
+        else:
+            os.environ["UGPU_DEVICE"] = before
+        config.cache_clear()
+
+
+def run(
+    script: str, arguments: Sequence[str], device: str, commands: Path | None, out: Output
+) -> int:
+    """Run the script as __main__ and return its exit code. commands: a file of debugger commands in
+    place of the terminal's. UsageError for files that are not there, and for wrong commands."""
+    if not os.path.isfile(script):
+        raise UsageError(f"file {script} does not exist")
+    lines = None
+    if commands is not None:
+        lines = commands.read_text().splitlines()
+    prompt = Commands(out, lines)
+    session = prompt.session
+    spoken = contextlib.redirect_stdout(sys.stderr) if out.as_json else contextlib.nullcontext()
+    code = 0
+    try:
+        if prompt.before():
+            with (
+                debugging.attach(session), _default_device(device), session.interrupts(),
+                as_program(script, arguments), spoken,
+            ):  # fmt: skip
+                code = execute(script)
+        if session.error is not None:
+            raise session.error
+    finally:
+        session.close()
+    out.result({"exit": code, "halts": prompt.halts})
+    return code
