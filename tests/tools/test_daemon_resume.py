@@ -136,6 +136,7 @@ def test_a_session_is_the_holders_alone(running: Running) -> None:
     """A wrong number, and one of a session that has ended."""
     with running.lease() as gpu:
         number = gpu.driver.connection._number
+    until(lambda: number not in running.daemon._sessions, "the end of the session")
     for session in (number, number ^ 2, 1):
         with socket.socket(socket.AF_UNIX) as made:
             made.connect(running.socket)
