@@ -78,11 +78,12 @@ class Clock:
         `probe` raises DeviceLost by itself when it reads all ones. Once the limit is used up (see
         Patience), UnitTimeout carries `unit`, `waiting_for` and what `state()` says then. Spins for
         the first 50 us, since most answers are immediate, then sleeps with growing pauses of at
-        most 1 ms, or as long as a look took where that is more: each is a message over a link.
+        most 1 ms, or as long as a look took where that is more, since each may be a message over a
+        link; at most 10 ms.
         """
         patience = self.patience(limit_s)
         spinning = patience.now + 5e-5
-        pause, before = 1e-5, patience.now
+        pause, begun = 1e-5, patience.now
         while True:
             result = probe()
             found = result is not None and result is not False
@@ -102,9 +103,9 @@ class Clock:
                     state=state() if state is not None else None,
                 )
             if patience.now > spinning:
-                self.sleep(max(pause, patience.now - before))
+                self.sleep(max(pause, min(patience.now - begun, 1e-2)))
                 pause = min(pause * 2, 1e-3)
-            before = patience.now
+                begun = self.now()
 
 
 class Patience:

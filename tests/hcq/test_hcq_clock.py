@@ -59,6 +59,20 @@ def test_a_limit_that_passes() -> None:
     assert caught.value.facts["state"] == "as it is"
 
 
+@pytest.mark.parametrize(("look_s", "pause_s"), [(0.003, 0.003), (0.0001, 0.001), (0.5, 0.01)])
+def test_pauses_follow_what_a_look_takes(look_s: float, pause_s: float) -> None:
+    """Not what the pauses before it took."""
+    pauses: list[float] = []
+    clock = Manual(on_sleep=pauses.append)
+
+    def look() -> bool:
+        clock.time += look_s
+        return len(pauses) == 40
+
+    clock.wait_until(look, unit="toy", waiting_for="x", limit_s=100)
+    assert max(pauses) == pauses[-1] == pytest.approx(pause_s, rel=0.01)
+
+
 @pytest.mark.parametrize("needed", [2, 11, 12, 13])
 def test_who_slept_longer_than_the_limit_looks_again(needed: int) -> None:
     """A model that answers the eleventh look, or a chip that has answered long since."""
