@@ -67,7 +67,7 @@ def pool_of(config: pytest.Config) -> Any:
         names = config.getoption("--gpu-device") or config.getini("gpu_devices")
         if not names:
             names = os.environ.get("UGPU_TEST_DEVICES", "").split()
-        config.stash[_POOL] = Pool(names, lock_folder(), os.environ.get(ENTRY, "none"))
+        config.stash[_POOL] = Pool(names, lock_folder(os.environ), os.environ.get(ENTRY, "none"))
     return config.stash[_POOL]
 
 

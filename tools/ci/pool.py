@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import os
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -30,9 +30,9 @@ PAUSE_S = 0.05
 LENT = "lent to another test, or open in another process"
 
 
-def lock_folder() -> Path:
+def lock_folder(environment: Mapping[str, str]) -> Path:
     """Return the folder of locks that all pools of this user share."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    runtime = environment.get("XDG_RUNTIME_DIR")
     if runtime:
         return Path(runtime) / "ugpu-ci"
     return Path(tempfile.gettempdir()) / f"ugpu-ci-{os.geteuid()}"

@@ -73,7 +73,7 @@ def _run(arguments: argparse.Namespace, out: Output) -> int:
     from ..ci.pool import Pool, lock_folder
 
     cases = suite.read(arguments.suite)
-    pool = Pool(_names(arguments), lock_folder(), uuid.uuid4().hex[:12])
+    pool = Pool(_names(arguments), lock_folder(os.environ), uuid.uuid4().hex[:12])
     folder = results_folder(arguments.out)
     history = History(arguments.history) if arguments.history else None
     bench = Bench(
@@ -98,7 +98,7 @@ def _run(arguments: argparse.Namespace, out: Output) -> int:
 def _devices(arguments: argparse.Namespace, out: Output) -> int:
     from ..ci.pool import Pool, lock_folder
 
-    found = Pool(_names(arguments), lock_folder(), "none").available()
+    found = Pool(_names(arguments), lock_folder(os.environ), "none").available()
     out.table(("device", "state", ""), [(one.name, one.state, one.detail) for one in found])
     out.result([vars(one) for one in found])
     return 0
