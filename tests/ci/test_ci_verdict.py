@@ -13,13 +13,24 @@ from hypothesis import strategies as st
 
 import hcq
 from hcq.device import Device
-from hcq.errors import BadArgument, DeviceBusy, DeviceHang, DeviceNotFound, UgpuError
-from tests.support.am_faulty import faulty_object
+from hcq.errors import BadArgument, DeviceBusy, DeviceNotFound
+from tests.ci.planted import (
+    CARD,
+    CARDS,
+    KINDS,
+    copies,
+    faults,
+    hangs,
+    judged,
+    opened,
+    two_runs,
+    wrong,
+)
 from tests.support.clocks import Manual
 from tools import cli
 from tools.ci import health
 from tools.ci.demand import Demand, Facts, size_of
-from tools.ci.health import DEVICE_ERRORS, check
+from tools.ci.health import check
 from tools.ci.history import History, Line
 from tools.ci.pool import Pool
 from tools.ci.verdict import Attempt, Verdict, judge
@@ -69,13 +80,13 @@ def test_what_fits() -> None:
         assert not demand.fits(facts)
 
 
-def opened(**options: object) -> Callable[[str], Device]:
-    return lambda name: hcq.open(name.partition("#")[0], **options)
+def one_thread(name: str) -> Device:
+    return hcq.open(name, threads=1)
 
 
 def test_a_device_is_lent_once_and_waited_for(tmp_path: Path) -> None:
     clock = Manual()
-    pools = [Pool(["cpu"], tmp_path, "r", clock=clock, opener=opened(threads=1)) for _ in range(2)]
+    pools = [Pool(["cpu"], tmp_path, "r", clock=clock, opener=one_thread) for _ in range(2)]
     loan = pools[0].take(Demand())
     with pytest.raises(DeviceBusy, match="lent to other tests for 3 s"):
         pools[1].take(Demand(), limit_s=3)
@@ -141,74 +152,9 @@ def test_wrong_memory_fails_the_self_test(monkeypatch: pytest.MonkeyPatch) -> No
         assert check(device).trouble.startswith("memory: 1 of 262144 words differ, the first at")
 
 
-LIMIT_S = 0.3
-
-
-def copies(device: Device) -> None:
-    with device.alloc(4096) as buffer:
-        buffer.copy_from(np.arange(1024, dtype=np.uint32))
-        assert buffer.numpy(np.uint32)[7] == 7
-    run(device, "good", np.uint32(7))
-
-
-def wrong(device: Device) -> None:
-    assert device.name == "another", "the test is wrong"
-
-
-def run(device: Device, name: str, *more: np.generic) -> None:
-    with device.load(faulty_object()) as program, device.alloc(64) as out:
-        queue = device.queue()
-        queue.launch(program[name], grid=(1,), block=(32,), args=(out, *more))
-        queue.timeline.wait(queue.submit())
-
-
-def hangs(device: Device) -> None:
-    run(device, "forever")
-
-
-def faults(device: Device) -> None:
-    run(device, "write_at", np.uint64(0x1234_5678_9000))
-
-
-CARD = {
-    "mec_crashed": {"mec_crashed": True},
-    "sdma_crashed": {"sdma_crashed": True},
-    "doorbells_lost": {"doorbells_lost": True},
-    "dma_refused": {"dma_refused": True},
-    "lost": {},
-}
-
-
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "LIMIT_S", 0.5)
-
-
-def two_runs(pool: Pool, use: Callable[[Device], None], plan: dict[str, object] | None) -> Verdict:
-    """As the plugin does: the first card breaks by `plan` while the test has it."""
-    runs: list[Attempt] = []
-    for _ in range(2):
-        avoid = tuple(name for run in runs for name in run.devices)
-        loan = pool.take(Demand(arch="gfx1100"), avoid=avoid)
-        (device,) = loan.devices
-        device.limit_s = LIMIT_S
-        try:
-            if plan is not None and not runs:
-                chip = device.driver.transport.chip  # type: ignore[attr-defined]
-                for name, value in (plan or {"lost_at_access": chip.accesses + 1}).items():
-                    setattr(chip.faults, name, value)
-            use(device)
-            device.synchronize()
-            runs.append(Attempt(loan.names))
-        except (UgpuError, AssertionError) as error:
-            kind = isinstance(error, DEVICE_ERRORS)
-            trouble, hang = pool.examine(loan), isinstance(error, DeviceHang)
-            runs.append(Attempt(loan.names, repr(error), kind, trouble, hang=hang))
-        finally:
-            loan.release()
-        if runs[-1].passed:
-            break
-    return judge(runs).verdict
 
 
 # The ladder climbs far for these two before it gives up.
@@ -221,14 +167,22 @@ SLOW = ("doorbells_lost", "dma_refused")
     [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CARD],
 )
 def test_a_card_that_breaks_is_blamed(fault: str, tmp_path: Path) -> None:
-    pool = Pool(["virtual:navi31#1", "virtual:navi31#2"], tmp_path, "r", opener=opened())
+    pool = Pool(CARDS, tmp_path, "r", opener=opened)
     assert two_runs(pool, copies, CARD[fault]) is Verdict.DEVICE
 
 
 @pytest.mark.parametrize("use", [wrong, hangs, faults])
 def test_a_bug_is_the_tests(use: Callable[[Device], None], tmp_path: Path) -> None:
-    pool = Pool(["virtual:navi31#1", "virtual:navi31#2"], tmp_path, "r", opener=opened())
+    pool = Pool(CARDS, tmp_path, "r", opener=opened)
     assert two_runs(pool, use, None) is Verdict.TEST
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("number", range(len(KINDS)))
+def test_a_share_of_the_campaign(number: int, tmp_path: Path) -> None:
+    kind, right, given = judged(number, 1, tmp_path)
+    assert given is right, kind
 
 
 def test_the_verb_shows_the_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
