@@ -1,0 +1,100 @@
+"""A labgrid exporter that knows devices of a ugpud, and hands out healthy ones alone.
+
+usage: python -m ugpu_tools.ci.labgrid_exporter -c COORDINATOR:PORT resources.yaml
+
+    bench:
+      UGpu:
+        daemon: /run/ugpud/ugpud.sock
+        device: "virtual:navi31#0"
+
+The options are those of labgrid-exporter, which has no way to add a kind of resource: it would
+export one that it does not know as available for ever. labgrid's coordinator does not ask whether a
+resource is available before it gives a place to a user; therefore the exporter refuses.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import attr
+from labgrid.remote import exporter
+
+from hcq.config import config
+from hcq.errors import UgpuError
+from hcq.remote.address import parse
+from hcq.remote.connection import Connection
+
+LIMIT_S = 2.0  # TIMEOUT: of ugpud's answer, which it has in a millisecond; the exporter waits
+PERIOD_S = 1.0  # between two questions; labgrid polls four times as often
+_HEALTHY = ("ready", "leased")
+
+
+class Watch:
+    """One device, as its ugpud last described it. state, reason: of `ugpu lease ls`; "no answer"
+    where the daemon is not there or does not have the device."""
+
+    def __init__(self, daemon: str, device: str) -> None:
+        self.daemon, self.device = daemon, device
+        self.state, self.reason = "no answer", "not asked yet"
+        self._asked: float | None = None
+
+    @property
+    def avail(self) -> bool:
+        """Whether the device can be used, by a holder or by the next one."""
+        return self.state in _HEALTHY
+
+    def poll(self) -> None:
+        """Ask again where the last answer is old."""
+        if self._asked is None or time.monotonic() - self._asked >= PERIOD_S:
+            self.ask()
+
+    def ask(self) -> None:
+        """Ask the daemon now; never raises UgpuError."""
+        try:
+            with Connection(parse(self.daemon), config().token or None) as connection:
+                found = connection.call("devices", limit_s=LIMIT_S).arguments[0]
+            mine = [one for one in found if one["name"] == self.device]
+            if not mine:
+                raise UgpuError(f"ugpud has no device {self.device!r}")
+            self.state, self.reason = str(mine[0]["state"]), str(mine[0]["reason"])
+        except UgpuError as error:
+            self.state, self.reason = "no answer", error.message
+        self._asked = time.monotonic()
+
+
+@attr.s(eq=False)
+class UGpuExport(exporter.ResourceExport):  # type: ignore[misc]
+    """A device of a ugpud: available while it is healthy."""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.local = Watch(**self.local_params)
+        self.data["cls"] = "NetworkUGpu"
+
+    def _get_params(self) -> dict[str, Any]:
+        return {
+            "daemon": self.local.daemon, "device": self.local.device, "health": self.local.state,
+            "reason": self.local.reason,
+        }  # fmt: skip
+
+    def acquire(self, place_name: str) -> None:
+        """Give the device to a place. BrokenResourceError, which refuses it, where it is not ready
+        now."""
+        self.local.ask()
+        if self.local.state != "ready":
+            why = f": {self.local.reason}" if self.local.reason else ""
+            raise exporter.BrokenResourceError(
+                f"{self.local.device} must be ready, got {self.local.state}{why}"
+            )
+        super().acquire(place_name)
+
+
+def main() -> None:
+    """Run labgrid's exporter with our kind of resource."""
+    exporter.exports["UGpu"] = UGpuExport
+    exporter.main()
+
+
+if __name__ == "__main__":
+    main()
