@@ -35,7 +35,10 @@ _SLEEPS = (
 )  # fmt: skip
 _DRIVERS = ("am", "nv", "qcom", "usbgpu")
 # Besides: what service managers and CI runners put there for the process, and is handed on.
-_ENVIRONMENT = ("hcq/config.py", "tools/ci/", "tools/daemon/main.py", "tools/verbs/ci.py")
+_ENVIRONMENT = (
+    "hcq/config.py", "tools/ci/", "tools/daemon/main.py", "tools/stepper/command.py",
+    "tools/verbs/ci.py",
+)  # fmt: skip
 
 
 def verbs(root: Path) -> Iterator[str]:
