@@ -27,10 +27,11 @@ UGPU_HOST_CACHES      bytes of a core's data caches, first and second level: 491
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -186,3 +187,19 @@ def _switch(environment: Mapping[str, str], name: str, default: bool) -> bool:
 def config() -> Config:
     """The settings of this process, read from the environment when first asked for."""
     return from_environment(os.environ)
+
+
+@contextlib.contextmanager
+def setting(name: str, value: str) -> Iterator[None]:
+    """Set a variable of the environment for this process and its children until the block ends."""
+    before = os.environ.get(name)
+    try:
+        os.environ[name] = value
+        config.cache_clear()
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+        config.cache_clear()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from compiler.runtime.runtime import set_default_device
 from hcq import debugging
-from hcq.config import config
+from hcq.config import setting
 from hcq.errors import UsageError
 
 from ..console import Output
@@ -21,19 +21,12 @@ from .commands import Commands
 @contextlib.contextmanager
 def _default_device(name: str) -> Iterator[None]:
     """Make a device what `ugpu.open()` and tensors use."""
-    before = os.environ.get("UGPU_DEVICE")
-    os.environ["UGPU_DEVICE"] = name
-    config.cache_clear()
-    set_default_device(name)
-    try:
-        yield
-    finally:
-        set_default_device("")
-        if before is None:
-            del os.environ["UGPU_DEVICE"]
-        else:
-            os.environ["UGPU_DEVICE"] = before
-        config.cache_clear()
+    with setting("UGPU_DEVICE", name):
+        set_default_device(name)
+        try:
+            yield
+        finally:
+            set_default_device("")
 
 
 def run(
