@@ -36,7 +36,7 @@ _SLEEPS = (
 _DRIVERS = ("am", "nv", "qcom", "usbgpu")
 # Besides: what service managers and CI runners put there for the process, and is handed on.
 _ENVIRONMENT = (
-    "hcq/config.py", "tools/ci/", "tools/daemon/main.py", "tools/stepper/command.py",
+    "hcq/config.py", "tools/ci/", "tools/daemon/main.py",
     "tools/verbs/ci.py",
 )  # fmt: skip
 
