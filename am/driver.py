@@ -152,6 +152,8 @@ class AmDriver(Driver):
         boot.mark(units.chip, boot.IN_USE)
         self.target = self._make_target()
         self.queues.make()
+        if units.chip.lost():  # what starts queues only writes
+            raise DeviceLost("the card does not respond", **absence_of(self.transport))
         self.metrics = Metrics(units.smu, self.core.lock, self.clock.now)
         self.reporter = Reporter(self)
         self.programs = Programs(self)

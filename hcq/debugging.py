@@ -138,6 +138,6 @@ def check(name: str, *, steppable: Callable[[str], bool]) -> None:
     if _attached and not steppable(name):
         raise NotSupported(
             f"{name} cannot be halted at an instruction: the step debugger works on models in this"
-            " process (virtual:navi31), no trap handler is loaded on hardware",
+            " process (virtual:*), no trap handler is loaded on hardware",
             device=name,
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ import hcq
 from hcq import bundle
 from hcq.device import Device
 from hcq.errors import BadArgument, DeviceBusy, DeviceHang, DeviceLost, UgpuError, UsageError
+from tests.support.waiting import until
 from tools import cli
 from tools.ci import command, junit, suite
 from tools.ci.bench import Bench, Result, results_folder
@@ -134,6 +136,13 @@ def test_a_damaged_bundle_is_no_evidence(tmp_path: Path) -> None:
     assert found.error == "exit code 1" and not found.device_error
 
 
+def ended(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def test_a_command_that_does_not_end_is_ended_with_what_it_started(tmp_path: Path) -> None:
     code = "sleep 600 & echo $! > $OUT/child.$UGPU_DEVICE; wait"
     result = run(tmp_path, code, limit_s=0.5)
@@ -144,8 +153,7 @@ def test_a_command_that_does_not_end_is_ended_with_what_it_started(tmp_path: Pat
         number = tmp_path / f"child.{name}"
         if not number.exists():
             continue  # ended before it came so far
-        child = Path("/proc") / number.read_text().strip() / "stat"
-        assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z"
+        until(functools.partial(ended, int(number.read_text())), "the end of the child")
 
 
 def test_a_limit_is_extended_explicitly(tmp_path: Path) -> None:

@@ -68,9 +68,10 @@ def debug(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Debug:
             (tmp_path / name).write_text(content)
         (tmp_path / "image").write_bytes(image)
         words = ["debug", "--commands", str(tmp_path / "commands"), *more]
+        before = signal.getsignal(signal.SIGINT)
         code = cli.main([*words, str(tmp_path / "job.py"), str(tmp_path / "image")])
         assert debugging.attached() is None
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGINT) is before
         shown = capsys.readouterr()
         return code, shown.out + shown.err
 

@@ -5,7 +5,7 @@ usage: python -m ugpu_tools.ci.labgrid_exporter -c COORDINATOR:PORT resources.ya
     bench:
       UGpu:
         daemon: /run/ugpud/ugpud.sock
-        device: "virtual:navi31#0"
+        device: "pci:0000:03:00.0"
 
 The options are those of labgrid-exporter, which has no way to add a kind of resource: it would
 export one that it does not know as available for ever. labgrid's coordinator does not ask whether a
