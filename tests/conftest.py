@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,11 @@ settings.register_profile(
 settings.load_profile("ugpu")
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than processors: some tests wait for the limit of a wait to pass."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
