@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 from hcq.buffer import Buffer
@@ -20,20 +21,28 @@ class Copies:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._transfer: Transfer | None = None
+        # Held while the driver copies by itself; the handler of a signal may close the device.
+        self._direct = threading.RLock()
 
     def upload(self, buffer: Buffer, data: memoryview) -> None:
         """See Buffer.copy_from."""
         self._refuse_in_capture("copy_from")
         self._core.synchronize()
-        if not self._core.driver.write_memory(buffer, data):
-            self.transfer.upload(buffer, data)
+        with self._direct:
+            self._core.check_usable()
+            if self._core.driver.write_memory(buffer, data):
+                return
+        self.transfer.upload(buffer, data)
 
     def download(self, buffer: Buffer, out: memoryview) -> None:
         """See Buffer.copy_to."""
         self._refuse_in_capture("copy_to")
         self._core.synchronize()
-        if not self._core.driver.read_memory(buffer, out):
-            self.transfer.download(buffer, out)
+        with self._direct:
+            self._core.check_usable()
+            if self._core.driver.read_memory(buffer, out):
+                return
+        self.transfer.download(buffer, out)
 
     def fill(self, buffer: Buffer, value: int) -> None:
         """See Buffer.fill."""
@@ -52,7 +61,9 @@ class Copies:
             return self._transfer
 
     def stop(self) -> None:
-        """Wait until no transfer is under way; the device is about to close."""
+        """Wait until no copy is under way; the device is about to close, which lets none begin."""
+        with self._direct:
+            pass
         if self._transfer is not None:
             self._transfer.stop()
 

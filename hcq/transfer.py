@@ -33,13 +33,12 @@ class Transfer:
 
     def upload(self, destination: Buffer, data: memoryview) -> None:
         """Copy `data` (bytes) to the start of `destination`."""
-        view = destination.access
-        if view is not None:
-            self.core.check_usable()
-            view[: len(data)] = data
-            return
         with self._lock:
             self.core.check_usable()
+            view = destination.access
+            if view is not None:
+                view[: len(data)] = data
+                return
             staging, queues = self._lanes()
             pending = [0] * len(staging)
             for number, start in enumerate(range(0, len(data), self.staging_size)):
@@ -56,13 +55,12 @@ class Transfer:
 
     def download(self, source: Buffer, out: memoryview) -> None:
         """Copy the start of `source` to `out` (bytes, writable)."""
-        view = source.access
-        if view is not None:
-            self.core.check_usable()
-            out[:] = _bytes_of(view[: len(out)])
-            return
         with self._lock:
             self.core.check_usable()
+            view = source.access
+            if view is not None:
+                out[:] = _bytes_of(view[: len(out)])
+                return
             staging, queues = self._lanes()
             starts = range(0, len(out), self.staging_size)
             pending = [0] * len(starts)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import hcq
+from hcq.buffer import Buffer
 from hcq.device import Device
 from hcq.errors import Closed
 from hcq.memory import Placement
@@ -106,6 +107,44 @@ def test_every_thread_gets_closed(opener: Callable[[], Device], turn: int) -> No
     wrong = {name: error for name, error in ends.items() if not isinstance(error, Closed)}
     assert not wrong, [f"{name}: {error!r}" for name, error in wrong.items()]
     assert len(ends) == len(threads)
+
+
+def test_a_copy_under_way_ends_before_the_device_does(
+    opener: Callable[[], Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = opener()
+    core = device.driver.core
+    buffer, data = device.alloc(1 << 12), np.ones(1 << 12, np.uint8)
+    inside, ended = threading.Event(), threading.Event()
+    write, shutdown = core.driver.write_memory, core.driver.shutdown
+    early: list[bool] = []
+    errors: list[BaseException] = []
+
+    def held(buffer: Buffer, data: memoryview) -> bool:
+        inside.set()
+        early.append(ended.wait(0.05))
+        return write(buffer, data)
+
+    def seen() -> None:
+        ended.set()
+        shutdown()
+
+    def upload() -> None:
+        try:
+            buffer.copy_from(data)
+        except BaseException as error:
+            errors.append(error)
+
+    monkeypatch.setattr(core.driver, "write_memory", held)
+    monkeypatch.setattr(core.driver, "shutdown", seen)
+    thread = threading.Thread(target=upload)
+    thread.start()
+    assert inside.wait(300)
+    device.close()
+    thread.join(300)
+    assert not thread.is_alive() and early == [False]
+    # The driver's own copy was not cut off; one through staging buffers had not begun.
+    assert all(isinstance(error, Closed) for error in errors)
 
 
 def test_two_threads_close_at_once(opener: Callable[[], Device]) -> None:
