@@ -218,6 +218,9 @@ class AmDriver(Driver):
             extra={"shared_base": SHARED_BASE << 48, "private_base": PRIVATE_BASE << 48},
         )
 
+    def sole_holder(self) -> str:
+        return "its driver runs all queues in one VMID, hence in one address space"
+
     def shutdown(self) -> None:
         try:
             self._stop_hardware()

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING
 
 from hcq.clock import Clock
 from hcq.core import Core
+from hcq.errors import NotSupported
 from hcq.ladder import Diagnosis, Level, Planned, Recovery
 from hcq.memory import Placement
 from hcq.queue import QueueKind
@@ -200,6 +201,24 @@ class Driver(ABC):
     def shutdown(self) -> None:
         """Stop the hardware and release everything, in any state, also of a device that is lost or
         whose opening failed. All that can be stopped and freed is, whatever fails on the way."""
+
+    # ---- several holders ---------------------------------------------------------------------
+
+    def sole_holder(self) -> str:
+        """Return why a second holder cannot have queues and an address space of its own beside this
+        one's, as a clause for an error; empty where `open_tenant` can. Without the lock."""
+        return "its driver has one address space for all work"
+
+    def open_tenant(self, name: str) -> Driver:
+        """Open the same device for another holder: a driver with queues, memory, an address space
+        and failures of its own. Its kernels reach no memory of this driver's or of other tenants',
+        and nothing of this process's; what fails in its work ends no work of others.
+
+        The caller wraps it in a Device and closes that; the order in which it and this one are
+        closed does not matter, except that a virtual device ends with the driver that it was opened
+        by. NotSupported where `sole_holder` has a reason. Without the lock.
+        """
+        raise NotSupported(f"{self.name} cannot have a second holder: {self.sole_holder()}")
 
     # ---- facts -------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hcq.buffer import Buffer
 from hcq.driver import Driver
-from hcq.errors import AccessDenied, DeviceLost, DriverRefused, UgpuError
+from hcq.errors import AccessDenied, DeviceLost, DriverRefused, NotSupported, UgpuError
 from hcq.ladder import Diagnosis, Level, Planned, Recovery
 from hcq.memory import Placement, VirtAddr
 from hcq.program import Program
@@ -23,6 +23,7 @@ from hcq.queue import HardwareQueue, QueueKind
 from hcq.target import TargetSpec, ptx_target
 from hcq.telemetry import Sensor
 from hcq.timeline import Timeline
+from hcq.transport.node import Reopenable
 from nv import reset
 from nv.cooperative import Workspaces
 from nv.encode import Classes
@@ -67,6 +68,7 @@ class NvDriver(Driver):
     ) -> None:
         super().__init__(name)
         self.command_placement = commands
+        self._mig = mig
         self.clock_hertz = 1e9  # semaphores carry nanoseconds of the GPU's PTIMER
         self.boot_stages: list[tuple[str, float]] = []
         self.debugger = 0
@@ -318,6 +320,28 @@ class NvDriver(Driver):
         from nv.evidence import gather  # a device that works does not need it
 
         return gather(self, error)
+
+    # ---- several holders ---------------------------------------------------------------------
+
+    def sole_holder(self) -> str:
+        if isinstance(self.session.node, Reopenable):
+            return ""
+        return f"{self.session.node.name} cannot be opened a second time"
+
+    def open_tenant(self, name: str) -> NvDriver:
+        """See Driver. A tenant is a client of the resource manager with an address space and
+        channels of its own, as another process would be; the GPU takes turns between them."""
+        node = self.session.node
+        if not isinstance(node, Reopenable):
+            raise NotSupported(f"{self.name} cannot have a second holder: {self.sole_holder()}")
+        another = node.another()
+        try:
+            session = Session(another, isolated=True)
+        except BaseException:
+            another.close()
+            raise
+        commands = self.command_placement
+        return NvDriver(name, session, self.gpu.index, mig=self._mig, commands=commands)
 
     # ---- what the GPU says of itself ---------------------------------------------------------
 

@@ -288,6 +288,9 @@ class CpuDriver(Driver):
             queue.restart(self._serve(queue.kind))
         self._server = self._compute.server.state.address
 
+    def sole_holder(self) -> str:
+        return "kernels of the cpu device run in its process and reach all of that process's memory"
+
     def shutdown(self) -> None:
         self._stop()
 

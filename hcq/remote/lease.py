@@ -42,6 +42,7 @@ def lease(
     *,
     memory: int | str = 0,
     kind: str = "exclusive",
+    shared: bool = False,
     priority: int = 5,
     wait_s: float = 0.0,
     limit_s: float = 0.0,
@@ -53,12 +54,17 @@ def lease(
     """Lease a device from a ugpud; closing it ends the lease.
 
     device: a pattern of names, labels, targets or processors ("gfx11*", "pci:*"). memory:
-    bytes that it must have, and the quota ("8G"). See LeaseRequest for the rest. daemon: a socket's
+    bytes that it must have, and the quota ("8G"). shared: the same as kind="shared", queues and an
+    address space of one's own beside other holders. The rest: LeaseRequest. daemon: a socket's
     path or tls://HOST:PORT; default: UGPU_DAEMON, else this user's or the machine's socket.
 
     DeviceNotFound: no daemon, or no such device there; DeviceBusy: it is leased, and `wait_s` is
-    over; AccessDenied: the token or user may not.
+    over; AccessDenied: the token or user may not; NotSupported: it cannot be shared.
     """
+    if shared:
+        if kind not in ("exclusive", "shared"):
+            raise BadArgument(f"a shared lease is of kind 'shared', got kind={kind!r}")
+        kind = "shared"
     if kind in ("observer", "transport"):
         raise BadArgument(
             f"a lease of kind {kind!r} has no queues; see lease_transport and `ugpu lease ls`"

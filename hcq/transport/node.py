@@ -13,7 +13,7 @@ is what goes there. Pointers in parameters are addresses in this process.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from hcq.clock import Clock
 from hcq.errors import NotSupported
@@ -75,6 +75,16 @@ class Node(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Reopenable(Protocol):
+    """A node of which a program can have several, each with files of its own."""
+
+    def another(self) -> Node:
+        """Return a second node of the same kernel driver, which has no file open. The caller closes
+        it; neither node outlives or ends the other."""
+        ...
 
 
 def take_gap(node: Node) -> NotSupported | None:

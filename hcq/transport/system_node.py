@@ -119,6 +119,11 @@ class SystemNode:
         for handle in handles:
             self.system.close(handle)
 
+    def another(self) -> SystemNode:
+        """See hcq.transport.node.Reopenable."""
+        self._check_open()
+        return SystemNode(self.name, self.system)
+
     def abandon(self) -> None:
         """In a forked child: drop its copies of files and mappings, which the driver does not get
         to know of, as the parent has them too."""

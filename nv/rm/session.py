@@ -35,16 +35,19 @@ LOCAL_WINDOW = 0x7293_0000_0000
 
 
 class Session:
-    """See the module. `lock` protects `addresses`: GPUs of a session are used by many threads."""
+    """See the module. `lock` protects `addresses`: GPUs of a session are used by many threads.
 
-    def __init__(self, node: Node) -> None:
+    isolated: see Uvm.
+    """
+
+    def __init__(self, node: Node, *, isolated: bool = False) -> None:
         self.node = node
         self.users: list[object] = []
         self.lock = threading.Lock()
         self.uvm: Uvm | None = None
         self.client = RmClient(node)
         try:
-            self.uvm = Uvm(self.client)
+            self.uvm = Uvm(self.client, isolated=isolated)
         except BaseException:
             self.client.close()
             raise

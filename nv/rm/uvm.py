@@ -19,17 +19,25 @@ _MM_NOT_NEEDED = frozenset(("NV_OK", "NV_WARN_NOTHING_TO_DO"))
 
 
 class Uvm:
-    """An address space of UVM, one for this client. `close` lets go of all it holds."""
+    """An address space of UVM, one for this client. `close` lets go of all it holds.
 
-    def __init__(self, client: RmClient) -> None:
+    isolated: kernels do not reach memory of this process that was not mapped for them. Without it
+    they do where the system has HMM or ATS (uvm_hmm.c, uvm_ats.c). In multi-process sharing mode an
+    address space belongs to no process (uvm_va_space_mm.c, uvm_va_space_mm_enabled).
+    """
+
+    def __init__(self, client: RmClient, *, isolated: bool = False) -> None:
         self.client = client
         self.node = client.node
         self.files: list[int] = []
         self.closed = False
         try:
             self.file = self._open()
-            self.call("UVM_INITIALIZE")
-            self._keep_mm()
+            number = client.constants
+            flags = number.UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE if isolated else 0
+            self.call("UVM_INITIALIZE", flags=flags)
+            if not isolated:
+                self._keep_mm()
         except BaseException:
             self.close()
             raise

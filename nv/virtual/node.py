@@ -212,6 +212,11 @@ class VirtualNode:
         with self.machine.lock:
             return self.culprits.take(address, pc)
 
+    def another(self) -> VirtualNode:
+        """See hcq.transport.node.Reopenable."""
+        self._need_open()
+        return VirtualNode(self.machine)
+
     def abandon(self) -> None:
         """In a forked child, which has no driver: neither its threads nor who holds its locks."""
         self._closed = True

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 
 import hcq
+from hcq.device import Device
 from nv.device import NvDevice
 from nv.virtual.gpu import build_machine
 from nv.virtual.machine import VirtualMachine
@@ -37,7 +38,7 @@ def opened(machine: VirtualMachine, **options: object) -> NvDevice:
     return device
 
 
-def work(device: NvDevice) -> None:
+def work(device: Device) -> None:
     """Load, upload, launch, download: all parts of the driver; the answer is checked."""
     values = np.arange(COUNT, dtype=np.uint32)
     with (

@@ -214,7 +214,7 @@ def test_an_admin_ends_the_lease_of_another(running: Running) -> None:
     [
         ({"device": "gfx9*"}, DeviceNotFound, "no device matches 'gfx9\\*'"),
         ({"memory": "900T"}, DeviceNotFound, "bytes of memory"),
-        ({"kind": "shared"}, NotSupported, "address space"),
+        ({"kind": "shared"}, NotSupported, "reach all of that process"),
         ({"kind": "observer"}, BadArgument, "has no queues"),
         ({"token": "ugpu_wrong"}, AccessDenied, "does not have this token"),
     ],

@@ -27,6 +27,7 @@ class Desk:
         self.cards = [Card("one", ("gfx1100",), 8 << 30), Card("two", ("gfx1200",), 16 << 30)]
         self.table = Table(self.cards, policy or Policy(), lambda: self.time)
         for card in self.cards:
+            card.shares, card.alone = 0, "it has one"
             self.table.changed(card, State.READY)
         self.given: dict[str, Lease] = {}
         self.ended: dict[str, str] = {}
@@ -69,7 +70,7 @@ def test_a_device_that_fits_is_given() -> None:
     [
         (USER, {"device": "gfx9*"}, DeviceNotFound, "this ugpud has: one, two"),
         (USER, {"memory": 1 << 40}, DeviceNotFound, "largest="),
-        (USER, {"kind": "shared"}, NotSupported, "address space for each lease"),
+        (USER, {"kind": "shared"}, NotSupported, "as 'shared': it has one; lease it exclusively"),
         (USER, {"kind": "transport"}, NotSupported, "handed out"),
         (Rights("x", "observe"), {}, AccessDenied, "needs the role 'use'"),
         (Rights("x", "use", "two"), {"device": "one"}, AccessDenied, "do not cover one"),
@@ -156,6 +157,67 @@ def test_devices_with_address_spaces_are_shared() -> None:
     assert desk.cards[0].state is State.READY
 
 
+def test_who_names_no_memory_gets_an_equal_part() -> None:
+    desk = Desk()
+    desk.cards[0].shares = 4
+    for who in "abcd":
+        desk.ask(who, kind="shared", device="one")
+        assert desk.given[who].memory == 2 << 30
+    assert desk.cards[0].quota_left == 0
+
+
+def test_who_wants_a_device_alone_is_not_kept_from_it_by_later_ones_who_share() -> None:
+    desk = Desk()
+    desk.cards[0].shares = 4
+    desk.ask("a", kind="shared", device="one")
+    desk.ask("alone", device="one", wait_s=60)
+    desk.ask("later", kind="shared", device="one", wait_s=60)
+    desk.ask("urgent", kind="shared", device="one", priority=9)
+    assert set(desk.given) == {"a", "urgent"}
+    for who in ("a", "urgent"):
+        desk.table.release(desk.given[who])
+    assert set(desk.given) == {"a", "urgent", "alone"}
+    desk.table.release(desk.given["alone"])
+    assert "later" in desk.given
+
+
+def test_a_shared_device_that_is_recovered_ends_its_leases_and_comes_back_leased() -> None:
+    desk = Desk()
+    desk.cards[0].shares = 2
+    told: list[str] = []
+    lease: list[Lease] = []
+    desk.table.ask(LeaseRequest("one", "shared"), USER, "a", lease.append, told.append)
+    desk.table.changed(desk.cards[0], State.RECOVERING, "copies are wrong")
+    assert told == ["one is recovering: copies are wrong"]
+    desk.table.changed(desk.cards[0], State.READY)
+    assert desk.cards[0].state is State.LEASED, "its holder has not cleaned up yet"
+    with pytest.raises(DeviceBusy):
+        desk.ask("b", device="one")
+    desk.table.release(lease[0])
+    assert desk.cards[0].state is State.READY
+
+
+def test_a_request_for_the_whole_device_preempts_all_who_share_it() -> None:
+    desk = Desk(Policy(preempt=True))
+    desk.cards[0].shares = 3
+    for who, priority in (("low", 2), ("middle", 5)):
+        desk.ask(who, kind="shared", device="one", priority=priority)
+    desk.ask("same", device="one", priority=5, wait_s=5)
+    assert not desk.ended
+    desk.ask("high", device="one", priority=6, wait_s=5)
+    assert set(desk.ended) == {"low", "middle"} and "high" in desk.given
+    desk.table.release(desk.given["high"])
+
+
+def test_a_request_to_share_preempts_one_of_a_full_device() -> None:
+    desk = Desk(Policy(preempt=True))
+    desk.cards[0].shares = 2
+    for who, priority in (("low", 2), ("middle", 5)):
+        desk.ask(who, kind="shared", device="one", priority=priority)
+    desk.ask("high", kind="shared", device="one", priority=6, wait_s=5)
+    assert set(desk.ended) == {"low"} and "high" in desk.given
+
+
 def test_a_higher_priority_preempts_where_the_policy_says_so() -> None:
     for preempt in (False, True):
         desk = Desk(Policy(preempt=preempt))
@@ -189,23 +251,24 @@ def test_waiters_have_a_limit() -> None:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Whatever happens in whatever order: a device has one holder, and nobody waits for a free
-    one."""
+    """Whatever happens in whatever order: a device has one holder, or several that share it, and
+    nobody waits for a free one."""
 
     def __init__(self) -> None:
         super().__init__()
         self.desk = Desk(Policy(usual_s=50, preempt=True))
+        self.desk.cards[0].shares = 3
         self.count = 0
 
     @rule(
         device=st.sampled_from(["one", "two", "*"]),
         priority=st.integers(0, 9),
         wait=st.sampled_from([0.0, 30.0]),
-        kind=st.sampled_from(["exclusive", "observer"]),
+        kind=st.sampled_from(["exclusive", "observer", "shared"]),
     )
     def ask(self, device: str, priority: int, wait: float, kind: str) -> None:
         self.count += 1
-        with contextlib.suppress(DeviceBusy):
+        with contextlib.suppress(DeviceBusy, NotSupported):
             self.desk.ask(str(self.count), device=device, priority=priority, wait_s=wait, kind=kind)
 
     @rule(number=st.integers(0, 10))
@@ -230,11 +293,17 @@ class AnyOrder(RuleBasedStateMachine):
         table = self.desk.table
         for card in self.desk.cards:
             holders = [lease for lease in card.leases if lease.holds]
-            assert len(holders) == (card.state is State.LEASED)
+            assert bool(holders) == (card.state is State.LEASED)
+            if any(lease.request.kind != "shared" for lease in holders):
+                assert len(holders) == 1
+            assert len(holders) <= max(1, card.shares) and card.quota_left >= 0
             assert all(table.leases[lease.number] is lease for lease in card.leases)
         free = [card for card in self.desk.cards if card.state is State.READY]
         for waiter in table.waiters:
-            assert not any(card.matches(waiter.request.device) for card in free)
+            shared = waiter.request.kind == "shared"
+            assert not any(
+                card.matches(waiter.request.device) for card in free if card.shares or not shared
+            )
 
 
 AnyOrder.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

@@ -338,7 +338,7 @@ class Client:
 
     def granted(self, lease: Lease) -> None:
         """The table gave a lease: set up and reply. In a thread of the daemon's."""
-        self.lease, self._waiter = lease, None
+        self._waiter = None
         owned = self.daemon.owned_by(lease.card)
         try:
             device = owned.device
@@ -349,10 +349,10 @@ class Client:
                 socket, firmware = str(handout.socket), str(handout.firmware)
             timelines: dict[str, list[int]] = {}
             if lease.request.kind in ("exclusive", "shared"):
-                self.holder = Holder(device, lease.memory, self.notify)
-                for queue, timeline in zip(
-                    self.holder.hardware, self.holder.timelines, strict=True
-                ):
+                holder = self.daemon.hold(self, owned, lease)
+                if holder is None:
+                    return  # the client has gone meanwhile
+                for queue, timeline in zip(holder.hardware, holder.timelines, strict=True):
                     timelines.setdefault(queue.kind.value, []).append(timeline.address)
             grant = Grant(
                 lease.number,

@@ -34,6 +34,7 @@ name = "pci:0000:03:00.0"           # as for hcq.open
 count = 1                           # of virtual devices
 label = "bench-1"
 memory = "8G"                       # that leases may have; default: what the device reports
+shares = 8                          # holders of shared leases at a time; 0: none
 options = { vram = 1073741824 }     # as for hcq.open
 """
 
@@ -57,13 +58,15 @@ _MOST_DEVICES = 256
 
 @dataclass(frozen=True)
 class DeviceSettings:
-    """One [[device]]. memory: 0: what the device reports."""
+    """One [[device]]. memory: 0: what the device reports. shares: holders of shared leases at a
+    time, where the driver can have several."""
 
     name: str
     count: int = 1
     label: str = ""
     memory: int = 0
     options: dict[str, object] = field(default_factory=dict)
+    shares: int = 8
 
 
 @dataclass(frozen=True)
@@ -193,6 +196,7 @@ def _device(name: str, number: int, row: object) -> DeviceSettings:
         section.take("label", str, ""),
         section.size("memory", 0, 0, 1 << 50),
         section.take("options", dict, {}),
+        section.number("shares", 8, 0, 257),
     )
     section.end()
     if not made.name:

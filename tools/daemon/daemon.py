@@ -25,6 +25,7 @@ from hcq.transport.system import System
 from .client import Client, Peer
 from .config import Settings
 from .handout import Handout
+from .holder import Holder
 from .leases import Lease, State, Waiter
 from .owned import Owned
 from .tokens import Rights, Tokens
@@ -235,10 +236,7 @@ class Daemon(Ward):
         if holder is not None:
             with owned.lock:
                 try:
-                    clean = holder.close(self.settings.drain_s)
-                    if not clean and owned.device is holder.device and not owned.gone:
-                        owned.device.reset()
-                    holder.free_all()
+                    self._end_holder(owned, holder)
                     if not owned.gone:
                         owned.check(repair=False)
                 except UgpuError as error:
@@ -250,6 +248,40 @@ class Daemon(Ward):
             self.table.release(lease)
             self._tick.notify_all()
         self._reboot_where_allowed()
+
+    def _end_holder(self, owned: Owned, holder: Holder) -> None:
+        """End a lease's work and free what it had. UgpuError where the device has to be seen to."""
+        clean = holder.close(self.settings.drain_s)
+        try:
+            if not clean and not owned.gone and (holder.tenant or owned.device is holder.device):
+                holder.device.reset()
+        except UgpuError as error:
+            if not holder.tenant:
+                raise
+            log.warning("%s: %s", holder.device.name, error)  # closing it ends its work too
+        holder.free_all()
+
+    def hold(self, client: Client, owned: Owned, lease: Lease) -> Holder | None:
+        """Make what a lease with queues has on its device, a shared one on a tenant of it. None
+        where the lease is over by then."""
+        device = owned.device
+        assert device is not None
+        tenant = lease.request.kind == "shared"
+        if tenant:
+            device = owned.open_tenant(lease.number)
+        try:
+            holder = Holder(device, lease.memory, client.notify, tenant=tenant)
+        except BaseException:
+            if tenant:
+                device.close()
+            raise
+        with self._tick:
+            if client.lease is lease:
+                client.holder = holder
+                return holder
+        with owned.lock:
+            self._end_holder(owned, holder)
+        return None
 
     def hand_out(self, owned: Owned, lease: Lease) -> Handout:
         """Leave a device's chip to the holder of a lease."""

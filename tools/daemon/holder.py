@@ -59,10 +59,12 @@ class _Image:
 
 
 class Holder:
-    """The device's side of one lease that has queues."""
+    """The device's side of one lease that has queues. tenant: the device is the lease's alone
+    (hcq.driver, open_tenant), and closes with it."""
 
-    def __init__(self, device: Device, quota: int, notify: Notify) -> None:
+    def __init__(self, device: Device, quota: int, notify: Notify, *, tenant: bool = False) -> None:
         self.device = device
+        self.tenant = tenant
         self.core = core_of(device)
         self.target = device.target
         self.quota = quota
@@ -420,6 +422,8 @@ class Holder:
                 close()
             except UgpuError as error:
                 log.warning("%s: freeing a lease's memory: %s", self.device.name, error)
+        if self.tenant:
+            self.device.close()
 
     # ---- the thread that watches -------------------------------------------------------------
 

@@ -39,14 +39,15 @@ class State(enum.Enum):
 @dataclass
 class Card:
     """A device as the table sees it. labels: other names that a pattern may match. memory: bytes
-    that leases may have. shares: how many may share it, 0 where it has one address space.
-    transport: whether it can be handed out as a vfio-user socket. reason: of the quarantine, or of
-    the recovery. served: leases so far."""
+    that leases may have. shares: how many may share it; 0: it cannot be shared, for the reason in
+    `alone`; -1: known when it has been opened. transport: whether it can be handed out as a
+    vfio-user socket. reason: of the quarantine, or of the recovery. served: leases so far."""
 
     name: str
     labels: tuple[str, ...] = ()
     memory: int = 0
-    shares: int = 0
+    shares: int = -1
+    alone: str = ""
     transport: bool = False
     state: State = State.OFF
     reason: str = ""
@@ -61,6 +62,10 @@ class Card:
     def quota_left(self) -> int:
         """Bytes that no lease has been promised."""
         return self.memory - sum(lease.memory for lease in self.leases if lease.holds)
+
+    def share(self, request: LeaseRequest) -> int:
+        """Bytes of a shared lease: those that it names, else an equal part."""
+        return request.memory or self.memory // max(1, self.shares)
 
     def to_map(self) -> dict[str, object]:
         """Return it for clients."""
@@ -230,20 +235,32 @@ class Table:
         return min(times, default=None)
 
     def changed(self, card: Card, state: State, reason: str = "") -> None:
-        """A device got into another state; its leases end where it is quarantined."""
+        """A device got into another state. Its leases end where it is quarantined or off, and the
+        shared ones where it is recovered: a harsh rung of the ladder ends their work anyway."""
         card.state, card.reason = state, reason
-        if state in (State.QUARANTINED, State.OFF):
-            for lease in list(card.leases):
+        for lease in list(card.leases):
+            shared = state is State.RECOVERING and lease.request.kind == "shared"
+            if shared or state in (State.QUARANTINED, State.OFF):
                 lease.end(f"{card.name} is {state.value}: {reason}" if reason else state.value)
+        if state is State.READY and any(lease.holds for lease in card.leases):
+            card.state = State.LEASED
         self.serve()
 
     def serve(self) -> None:
-        """Give devices to waiters, as far as they go."""
+        """Give devices to waiters, as far as they go. A device that is shared takes no further
+        holder while an earlier waiter wants it alone."""
+        kept: list[Card] = []
         for waiter in self._ordered():
-            card = next(iter(self._free(waiter.request, waiter.rights)), None)
+            request = waiter.request
+            free = self._free(request, waiter.rights)
+            if request.kind == "shared":
+                free = (card for card in free if not any(card is each for each in kept))
+            card = next(free, None)
             if card is not None and waiter in self.waiters:
                 self.waiters.remove(waiter)
                 waiter.give(self._grant(waiter, card))
+            elif request.kind in ("exclusive", "transport"):
+                kept += self._fitting(request, waiter.rights)
 
     def busy(self, waiter: Waiter) -> DeviceBusy:
         """Return the error of a waiter who waited in vain."""
@@ -258,7 +275,7 @@ class Table:
         request = waiter.request
         now = self.now()
         limit = min(request.limit_s or self.policy.usual_s, self.policy.longest_s)
-        memory = request.memory or (card.memory if request.kind != "shared" else card.quota_left)
+        memory = card.share(request) if request.kind == "shared" else request.memory or card.memory
         lease = Lease(
             next(self._numbers), card, request, waiter.holder, memory, now + limit, waiter.end, now
         )
@@ -280,7 +297,7 @@ class Table:
                 yield card
             elif request.kind == "shared" and card.state is State.LEASED:
                 shared = all(lease.request.kind == "shared" for lease in holders)
-                if shared and len(holders) < card.shares and request.memory <= card.quota_left:
+                if shared and len(holders) < card.shares and card.share(request) <= card.quota_left:
                     yield card
 
     def _fitting(self, request: LeaseRequest, rights: Rights) -> list[Card]:
@@ -314,13 +331,10 @@ class Table:
                 largest=most,
             )
         if not self._fitting(request, rights):
-            needs = {
-                "shared": "an address space for each lease",
-                "transport": "a chip that can be handed out",
-            }
+            no_chip = "it has no chip that can be handed out"
+            why = large[0].alone if request.kind == "shared" else no_chip
             raise NotSupported(
-                f"{large[0].name} cannot be leased as {request.kind!r}: that needs "
-                f"{needs[request.kind]}, which its driver does not have; lease it exclusively"
+                f"{large[0].name} cannot be leased as {request.kind!r}: {why}; lease it exclusively"
             )
 
     def _busy(self, request: LeaseRequest) -> DeviceBusy:
@@ -337,15 +351,19 @@ class Table:
         )
 
     def _preempt_for(self, waiter: Waiter) -> None:
-        """End the lease of lowest priority that stands in the way of a request of a higher one."""
+        """End what stands in the way of a request of a higher priority: of the devices that fit,
+        the leases of the one whose holders have the lowest."""
         if next(iter(self._free(waiter.request, waiter.rights)), None) is not None:
             return
-        victims = [
-            lease
-            for card in self._fitting(waiter.request, waiter.rights)
-            for lease in card.leases
-            if lease.holds and lease.request.priority < waiter.request.priority
-        ]
-        if victims:
-            lowest = min(victims, key=lambda lease: (lease.request.priority, -lease.number))
-            lowest.end(f"preempted by a request of priority {waiter.request.priority}")
+        priority = waiter.request.priority
+        found: list[list[Lease]] = []
+        for card in self._fitting(waiter.request, waiter.rights):
+            holders = [lease for lease in card.leases if lease.holds]
+            holders.sort(key=lambda lease: (lease.request.priority, -lease.number))
+            if waiter.request.kind == "shared" and holders[1:]:
+                del holders[1:]  # one place among those who share it
+            if holders and holders[-1].request.priority < priority:
+                found.append(holders)
+        if found:
+            for lease in min(found, key=lambda each: (each[-1].request.priority, -each[0].number)):
+                lease.end(f"preempted by a request of priority {priority}")

@@ -74,7 +74,17 @@ class Owned:
             device.close()
             raise
         self.device = device
+        alone = device.driver.sole_holder()
+        self.card.alone = alone or ("" if self.settings.shares else "its shares are set to 0")
+        self.card.shares = 0 if self.card.alone else self.settings.shares
         return device
+
+    def open_tenant(self, lease: int) -> Device:
+        """Open the device for one holder of several; the caller closes it. From any thread."""
+        own = self._opened()
+        tenant = Device(own.driver.open_tenant(f"{self.name} lease {lease}"))
+        tenant.limit_s = own.limit_s
+        return tenant
 
     def hand_out(self, folder: Path, mode: int) -> Handout:
         """Leave the chip to a driver of the holder's: the daemon's lets go of it first."""

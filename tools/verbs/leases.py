@@ -22,8 +22,9 @@ def _lease(parser: argparse.ArgumentParser) -> None:
         "--transport", action="store_true", help="without a driver: a vfio-user socket, for QEMU"
     )
     take.add_argument(
-        "--kind", choices=["exclusive", "observer"], default="exclusive",
-        help="observer: be told when the device leaves; keeps nobody from it",
+        "--kind", choices=["exclusive", "shared", "observer"], default="exclusive",
+        help="shared: with other holders of shared leases; observer: be told when the device "
+        "leaves, keeps nobody from it",
     )  # fmt: skip
     take.add_argument("--memory", default="0", metavar="SIZE", help="what it must have: 8G")
     take.add_argument("--wait", type=float, default=0.0, metavar="S", help="how long to queue")

@@ -44,6 +44,7 @@ class UvmFile:
         self._machine = machine
         self._node = node
         self._initialized = False
+        self.flags = 0  # of UVM_INITIALIZE
         self._mm_initialized = False
         self.gpus: dict[bytes, VirtualGpu] = {}
         self.spaces: dict[bytes, VaSpace] = {}  # by UUID
@@ -138,7 +139,7 @@ class UvmFile:
     def _initialize(self, block: Struct) -> None:
         require(not block.flags & ~_KNOWN_FLAGS, Status.INVALID_ARGUMENT, f"flags {block.flags:#x}")
         require(not self._initialized, Status.INVALID_STATE, "initialised already")
-        self._initialized = True
+        self._initialized, self.flags = True, block.flags
 
     def _mm_initialize(self, block: Struct) -> None:
         file = self._node.files.get(block.uvmFd)

@@ -1,0 +1,118 @@
+"""Leases that share a device: address spaces, quotas, and failures that stay their holder's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hcq
+from hcq.errors import BadArgument, DeviceBusy, NotSupported, OutOfMemory, PageFault
+from tests.support import ptx_kernels
+from tests.support.daemon import Running, scaled, settings_text
+from tools.daemon.config import parse
+
+SECRET = 0x5EC2E75
+FAR = 256 << 20
+PEEK = """
+.visible .entry peek(.param .u64 out, .param .u64 place)
+{ .reg .b64 %a, %b; .reg .b32 %r;
+  ld.param.u64 %a, [out]; ld.param.u64 %b, [place];
+  ld.global.u32 %r, [%b]; st.global.u32 [%a], %r; ret; }
+"""
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("s")
+    text = settings_text(folder, ["virtual:gh100"]) + 'memory = "1G"\nshares = 2\n'
+    made = Running(parse(text + '[[device]]\nname = "cpu"\n'))
+    yield made
+    made.close()
+
+
+def share(running: Running, **options: Any) -> Any:
+    return running.lease("virtual:gh100", shared=True, **options)
+
+
+def peek(gpu: Any, address: int) -> int:
+    with gpu.load(ptx_kernels.text(PEEK, gpu.target.cpu)) as program, gpu.alloc(64) as out:
+        with gpu.queue() as queue:
+            queue.launch(program["peek"], grid=(1,), block=(1,), args=(out, np.uint64(address)))
+        gpu.synchronize()
+        return int(out.numpy(np.uint32)[0])
+
+
+def test_holders_share_a_device_and_none_reads_anothers_memory(running: Running) -> None:
+    with share(running) as one, share(running) as other:
+        assert one.grant.device == other.grant.device and scaled(one) and scaled(other)
+        secret = one.alloc(FAR)[FAR - 4096 :]
+        secret.fill(SECRET)
+        assert peek(one, int(secret.address)) == SECRET
+        with pytest.raises(PageFault, match="peek"):
+            peek(other, int(secret.address))
+        assert one.failure is None and scaled(one)
+        assert (secret.numpy(np.uint32) == SECRET).all()
+        other.reset()
+        assert scaled(other) and scaled(one)
+
+
+def test_a_failed_holders_lease_ends_and_the_other_goes_on(running: Running) -> None:
+    with share(running) as one:
+        with share(running) as other, pytest.raises(PageFault):
+            peek(other, 1 << 45)
+        assert scaled(one)
+        assert running.daemon.devices()[0]["state"] == "leased"
+        with share(running) as third:
+            assert scaled(third) and scaled(one)
+
+
+def test_quotas_add_up_to_the_devices_memory(running: Running) -> None:
+    with share(running, memory="768M") as one:
+        assert one.grant.memory == 768 << 20
+        with pytest.raises(DeviceBusy, match="leased to"):
+            share(running)  # an equal part is 512 MiB
+        with share(running, memory="256M") as other:
+            with pytest.raises(OutOfMemory, match="memory is used up"):
+                other.alloc((256 << 20) + 1)
+            with pytest.raises(DeviceBusy):
+                share(running, memory="1M")  # two share it at most
+            with pytest.raises(DeviceBusy):
+                running.lease("virtual:gh100")
+    with share(running) as one, share(running) as other:
+        assert one.grant.memory == other.grant.memory == 512 << 20
+    with running.lease("virtual:gh100"), pytest.raises(DeviceBusy):
+        share(running)
+
+
+def test_freed_memory_reads_as_zeros_to_the_next_holder(running: Running) -> None:
+    size = 8 << 20
+    with share(running) as one:
+        with share(running) as other:
+            other.alloc(size).fill(SECRET)
+        for _ in range(4):
+            assert not one.alloc(size).numpy().any()
+
+
+def test_a_device_that_cannot_be_shared_says_why(running: Running) -> None:
+    before = running.daemon.devices()
+    with pytest.raises(NotSupported, match=r"cpu cannot be leased as 'shared': kernels of the cpu"):
+        running.lease("cpu", kind="shared")
+    assert running.daemon.devices() == before
+    with pytest.raises(BadArgument, match="of kind 'shared', got kind='observer'"):
+        hcq.lease("cpu", kind="observer", shared=True, daemon=running.socket)
+
+
+def test_the_configuration_forbids_sharing(tmp_path: Path) -> None:
+    text = settings_text(tmp_path, ["virtual:gh100"]) + "shares = 0\n"
+    made = Running(parse(text))
+    try:
+        with pytest.raises(NotSupported, match="its shares are set to 0; lease it exclusively"):
+            share(made)
+        with made.lease() as gpu:
+            assert scaled(gpu)
+    finally:
+        made.close()
