@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import ParamSpec, Protocol, TypeVar, cast
 
@@ -39,8 +41,12 @@ class RegisterBus:
     arrive after it (Linux 6.12 amdgpu_device.c, amdgpu_device_indirect_rreg).
     """
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: Window, *, messages: bool = False) -> None:
+        """messages: each access is one (Traits.register_messages)."""
         self.window = window
+        self.messages = messages
+        self._known: dict[int, int] | None = None  # values by index, inside `setting_up`
+        self.selectors: frozenset[int] = frozenset()  # registers that choose what others mean
         self.index_register: int | None = None  # dword indices, known after discovery
         self.data_register: int | None = None
         # The last accesses, for the evidence of a failure: whether it was a write, index, value.
@@ -53,10 +59,21 @@ class RegisterBus:
         else:
             value = self.window.read32(self._select(offset))
         self.recent.append((False, index, value))
+        if self._known is not None:
+            self._known[index] = value
         return value
+
+    def current32(self, index: int) -> int:
+        """See hcq.fields.Bus: inside `setting_up`, of what was read or written there."""
+        known = None if self._known is None else self._known.get(index)
+        return self.read32(index) if known is None or known == ALL_ONES else known
 
     def write32(self, index: int, value: int) -> None:
         self.recent.append((True, index, value))  # also one that raises
+        if self._known is not None:
+            if index in self.selectors:
+                self._known.clear()
+            self._known[index] = value
         offset = index * 4
         if offset + 4 <= self.window.size:
             self.window.write32(offset, value)
@@ -64,6 +81,29 @@ class RegisterBus:
         data = self._select(offset)
         self.window.write32(data, value)
         self.window.read32(data)
+
+    @contextmanager
+    def setting_up(self) -> Iterator[None]:
+        """Where accesses are messages, change registers inside without reading them again: nothing
+        but the caller changes those that it updates. Polls read as ever."""
+        before = self._known
+        if self.messages and before is None:
+            self._known = {}
+        try:
+            yield
+        finally:
+            self._known = before
+
+    def read_ahead(self, first: BoundRegister, last: BoundRegister) -> None:
+        """Inside `setting_up`, read all registers from `first` to `last` at once, for the updates
+        that follow. All places between them must be registers that no read changes."""
+        if self._known is None:
+            return
+        count = last.index - first.index + 1
+        data = self.window.read(first.index * 4, count * 4)
+        for place, (value,) in enumerate(struct.iter_unpack("<I", data), first.index):
+            self.recent.append((False, place, value))
+            self._known[place] = value
 
     def _select(self, address: int) -> int:
         """Aim the RSMU pair at byte `address`; returns the BAR offset of its data register."""
@@ -133,12 +173,12 @@ class OfChip(Protocol):
 
 def batched(method: Callable[P, R]) -> Callable[P, R]:
     """A method of a block's driver whose register writes may travel together (Transport.batch): it
-    sets things up, and neither sleeps nor looks into memory."""
+    sets things up, and neither sleeps nor looks into memory. See also RegisterBus.setting_up."""
 
     @functools.wraps(method)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         owner = cast(OfChip, args[0])
-        with owner.chip.transport.batch():
+        with owner.chip.transport.batch(), owner.chip.bus.setting_up():
             return method(*args, **kwargs)
 
     return run
@@ -162,7 +202,10 @@ class Chip:
         self.facts = facts
         self.generation = generation = facts.generation
         self.link = Link(transport)
-        self.bus = RegisterBus(transport.window(generation.register_bar))
+        self.bus = RegisterBus(
+            transport.window(generation.register_bar),
+            messages=transport.traits.register_messages,
+        )
         self.doorbells = transport.window(generation.doorbell_bar)
         self.vram = Vram(transport.window(generation.vram_bar), self.bus, 0)
         self._instances: dict[str, tuple[RegisterBlock, ...]] = {}
@@ -190,6 +233,9 @@ class Chip:
         self.wave_registers = load(self.generation.wave_register_table)
         self.bus.index_register = self.nbio.BIF_BX_PF0_RSMU_INDEX.index
         self.bus.data_register = self.nbio.BIF_BX_PF0_RSMU_DATA.index
+        self.bus.selectors = frozenset(
+            register.index for register in (self.gc.GRBM_GFX_CNTL, self.gc.GRBM_GFX_INDEX)
+        )
 
     def _has_table(self, block: str, found: Sequence[IpInstance]) -> bool:
         tables = self.generation.register_tables[block]

@@ -24,6 +24,7 @@ QUEUE_VMID = 8  # the first that the kernel gives to compute processes
 VMIDS = (0, QUEUE_VMID)
 FLUSH_ENGINE = 17  # of 18; the kernel's choice for the host's own flushes
 _ENGINES = 18
+_CONTEXTS = 16
 _DEPTH = 3  # page directory levels above the leaf table
 _PAGE_SHIFT = 12
 _APERTURE_SHIFT = 18
@@ -94,29 +95,38 @@ class Hub:
 
     @batched
     def start(self, carveout: Carveout, root: int, dummy_address: int) -> None:
-        """Set the hub up. root: entry that points to the root table; dummy_address: bus address of
-        the host page that faulting accesses go to. In the order of addresses where the hub allows
-        it: neighbours travel together behind a bridge."""
-        self._set_context(0, root)
+        """Set the hub up, without a fault of before. root: entry that points to the root table;
+        dummy_address: bus address of the host page that faulting accesses go to. In the order of
+        addresses where the hub allows it: neighbours travel together behind a bridge."""
+        bus, tlb = self.chip.bus, self.mc("MX_L1_TLB_CNTL")
+        bus.read_ahead(self.vm("L2_CNTL"), self.vm("L2_PROTECTION_FAULT_CNTL2"))
+        bus.read_ahead(tlb, tlb)
+        self._set_contexts(root)
         self._set_apertures(carveout, dummy_address)
         self._set_caches()
         self._enable_context(0)
         self._disable_identity()
-        self._set_context(QUEUE_VMID, root)
         self._enable_context(QUEUE_VMID)
-        for engine in range(_ENGINES):
-            self.vm(f"INVALIDATE_ENG{engine}_ADDR_RANGE_LO32").write(0xFFFF_FFFF)
-            self.vm(f"INVALIDATE_ENG{engine}_ADDR_RANGE_HI32").write(0x1F)
         self.vm("L2_PROTECTION_FAULT_CNTL").update(
             **{f"{kind}_PROTECTION_FAULT_ENABLE_DEFAULT": 1 for kind in _HUB_FAULTS}
         )
         self.on = True
+        self.clear_fault()
 
-    def _set_context(self, vmid: int, root: int) -> None:
-        """The hub walks by the distance from START: at 0 all contexts can share the tables."""
-        self.write64(f"CONTEXT{vmid}_PAGE_TABLE_BASE_ADDR", root)
-        self.write64(f"CONTEXT{vmid}_PAGE_TABLE_START_ADDR", 0)
-        self.write64(f"CONTEXT{vmid}_PAGE_TABLE_END_ADDR", (VIRTUAL_END >> _PAGE_SHIFT) - 1)
+    def _set_contexts(self, root: int) -> None:
+        """Set the tables of all contexts up to ours, and the range of each flush. Those that stay
+        off are set up too, as the kernel does (setup_vmid_config): all are neighbours.
+
+        The hub walks by the distance from START: at 0 all contexts can share the tables.
+        """
+        for engine in range(_ENGINES):
+            self.write64(f"INVALIDATE_ENG{engine}_ADDR_RANGE", 0x1F_FFFF_FFFF)
+        for vmid in range(_CONTEXTS):
+            self.write64(f"CONTEXT{vmid}_PAGE_TABLE_BASE_ADDR", root)
+        for vmid in range(QUEUE_VMID + 1):
+            self.write64(f"CONTEXT{vmid}_PAGE_TABLE_START_ADDR", 0)
+        for vmid in range(QUEUE_VMID + 1):
+            self.write64(f"CONTEXT{vmid}_PAGE_TABLE_END_ADDR", (VIRTUAL_END >> _PAGE_SHIFT) - 1)
 
     def _set_apertures(self, carveout: Carveout, dummy_address: int) -> None:
         low, high = carveout.fb_base, carveout.fb_base + carveout.size - 1
@@ -125,13 +135,6 @@ class Hub:
         self.mc("AGP_BASE").write(0)
         self.mc("SYSTEM_APERTURE_LOW_ADDR").write(low >> _APERTURE_SHIFT)
         self.mc("SYSTEM_APERTURE_HIGH_ADDR").write(high >> _APERTURE_SHIFT)
-        scratch = carveout.physical(carveout.scratch_page)
-        self.mc("SYSTEM_APERTURE_DEFAULT_ADDR_LSB").write(scratch >> _PAGE_SHIFT & 0xFFFF_FFFF)
-        self.mc("SYSTEM_APERTURE_DEFAULT_ADDR_MSB").write(scratch >> (_PAGE_SHIFT + 32))
-        self.write64("L2_PROTECTION_FAULT_DEFAULT_ADDR", dummy_address >> _PAGE_SHIFT)
-        self.vm("L2_PROTECTION_FAULT_CNTL2").update(ACTIVE_PAGE_MIGRATION_PTE_READ_RETRY=1)
-
-    def _set_caches(self) -> None:
         self.mc("MX_L1_TLB_CNTL").update(
             ENABLE_L1_TLB=1,
             SYSTEM_ACCESS_MODE=3,
@@ -140,6 +143,13 @@ class Hub:
             ECO_BITS=0,
             MTYPE=_MTYPE_UC,
         )
+        scratch = carveout.physical(carveout.scratch_page)
+        self.mc("SYSTEM_APERTURE_DEFAULT_ADDR_LSB").write(scratch >> _PAGE_SHIFT & 0xFFFF_FFFF)
+        self.mc("SYSTEM_APERTURE_DEFAULT_ADDR_MSB").write(scratch >> (_PAGE_SHIFT + 32))
+        self.write64("L2_PROTECTION_FAULT_DEFAULT_ADDR", dummy_address >> _PAGE_SHIFT)
+        self.vm("L2_PROTECTION_FAULT_CNTL2").update(ACTIVE_PAGE_MIGRATION_PTE_READ_RETRY=1)
+
+    def _set_caches(self) -> None:
         self.vm("L2_CNTL").update(
             ENABLE_L2_CACHE=1,
             ENABLE_L2_FRAGMENT_PROCESSING=0,
@@ -244,7 +254,7 @@ class Hub:
 
     def clear_fault(self) -> None:
         register = self.vm("L2_PROTECTION_FAULT_CNTL")
-        found = int(register.read())
+        found = self.chip.bus.current32(register.index)
         register.write(found, CLEAR_PROTECTION_FAULT_STATUS_ADDR=1)
         register.write(found, CLEAR_PROTECTION_FAULT_STATUS_ADDR=0)
 
@@ -269,7 +279,6 @@ class Gmc:
         """Set hubs up, see Hub.start; all forget faults and what they remember of tables."""
         for hub in hubs:
             hub.start(carveout, root, dummy_address)
-            hub.clear_fault()
         self._flush(hubs, VMIDS)
 
     def take_fault(self, hubs: Sequence[Hub]) -> HubFault | None:

@@ -80,8 +80,7 @@ class Ih:
         self.nbio.route_interrupts(dummy_address)
         ih = self.chip.osssys
         address = self.memory.address
-        ih.IH_RB_BASE.write(address >> 8 & 0xFFFF_FFFF)
-        ih.IH_RB_BASE_HI.write(address >> 40 & 0xFF)
+        # The ring is off: its registers are written in the order of their addresses.
         ih.IH_RB_CNTL.update(
             MC_SPACE=_MC_SPACE_VIRTUAL,
             WPTR_OVERFLOW_CLEAR=1,
@@ -94,10 +93,12 @@ class Ih:
             RPTR_REARM=1 if self.chip.transport.interrupts is not None else 0,
         )
         writeback = address + _WRITEBACK
-        ih.IH_RB_WPTR_ADDR_LO.write(writeback & 0xFFFF_FFFF)
-        ih.IH_RB_WPTR_ADDR_HI.write(writeback >> 32 & 0xFFFF)
-        ih.IH_RB_WPTR.write(0)
+        ih.IH_RB_BASE.write(address >> 8 & 0xFFFF_FFFF)
+        ih.IH_RB_BASE_HI.write(address >> 40 & 0xFF)
         ih.IH_RB_RPTR.write(0)
+        ih.IH_RB_WPTR.write(0)
+        ih.IH_RB_WPTR_ADDR_HI.write(writeback >> 32 & 0xFFFF)
+        ih.IH_RB_WPTR_ADDR_LO.write(writeback & 0xFFFF_FFFF)
         ih.IH_DOORBELL_RPTR.write(0)  # the read pointer goes through its register
         ih.IH_STORM_CLIENT_LIST_CNTL.update(CLIENT18_IS_STORM_CLIENT=1)
         ih.IH_INT_FLOOD_CNTL.update(FLOOD_CNTL_ENABLE=1)

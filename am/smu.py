@@ -46,22 +46,30 @@ class Smu:
         self.limit_s = MESSAGE_LIMIT_S
         self.version = 0  # as GetSmuVersion gave it last
         self.stuck = False  # a message was not answered: only a reset makes the SMU listen again
+        self._idle = False  # the last message was answered, and no other one was sent since
         self.interface = interface = chip.facts.smu
         self._messages = constants(interface.messages)
         self._interface = constants(interface.tables)
         self._tables = structs(interface.tables)
 
     def send(self, message: str, argument: int = 0) -> int:
-        """Send PPSMC_MSG_<message>; returns the result. FirmwareSilent, FirmwareRejected.
+        """Send PPSMC_MSG_<message>; returns the result. FirmwareSilent, FirmwareRejected."""
+        self.tell(message, argument)
+        return int(self.chip.mp1.MP1_SMN_C2PMSG_82.read())
+
+    def tell(self, message: str, argument: int = 0) -> None:
+        """The same for a message without a result.
 
         ORDER: response cleared, argument, message: writing the message starts the SMU.
         """
         number = self._messages[f"PPSMC_MSG_{message}"]
 
         def attempt() -> int | None:
-            self._wait_response(message, argument, "previous message finished")
+            if not self._idle:
+                self._wait_response(message, argument, "previous message finished")
             self.post(number, argument)
             response = self._wait_response(message, argument, "response")
+            self._idle = True
             return None if response == BUSY else response
 
         try:
@@ -80,12 +88,12 @@ class Smu:
                 argument=argument,
                 remedy=advice.FIRMWARE if response == UNKNOWN else advice.MODE1,
             )
-        return int(self.chip.mp1.MP1_SMN_C2PMSG_82.read())
 
     @batched
     def post(self, number: int, argument: int) -> None:
         """Send without waiting: for resets, after which nobody may answer."""
         mp1 = self.chip.mp1
+        self._idle = False
         mp1.MP1_SMN_C2PMSG_90.write(0)
         mp1.MP1_SMN_C2PMSG_82.write(argument)
         mp1.MP1_SMN_C2PMSG_66.write(number)
@@ -167,6 +175,7 @@ class Smu:
 
     def start(self) -> None:
         """Check versions, tell the SMU where our table buffer is, switch its features on."""
+        self._idle = False  # what it answered before it was loaded says nothing
         self.version = self.send("GetSmuVersion")
         interface = self.send("GetDriverIfVersion")
         if interface != self.interface.version:
@@ -177,12 +186,12 @@ class Smu:
                 self.interface.version,
             )
         address = self.carveout.mc(self.carveout.smu_table)
-        self.send("SetDriverDramAddrHigh", address >> 32)
-        self.send("SetDriverDramAddrLow", address & 0xFFFF_FFFF)
-        self.send("EnableAllSmuFeatures")
+        self.tell("SetDriverDramAddrHigh", address >> 32)
+        self.tell("SetDriverDramAddrLow", address & 0xFFFF_FFFF)
+        self.tell("EnableAllSmuFeatures")
         # With GFXOFF the graphics core's registers may sleep under us.
         try:
-            self.send("DisallowGfxOff")
+            self.tell("DisallowGfxOff")
         except FirmwareRejected as error:
             log.warning("%s; it is off where the firmware does not know it", error)
 

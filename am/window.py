@@ -113,6 +113,8 @@ class _Nowhere:
     def write32(self, index: int, value: int) -> None:
         raise BadArgument("these registers are of no device; open one to write them", index=index)
 
+    current32 = read32
+
 
 def usual_blocks(chip: str) -> dict[str, RegisterBlock]:
     """The register blocks of a chip by name, at the bases that discovery tables usually state."""

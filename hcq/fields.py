@@ -43,6 +43,11 @@ class Bus(Protocol):
         """Write `value`, 0 to 2**32-1, to the register at dword `index`."""
         ...
 
+    def current32(self, index: int) -> int:
+        """Return what the register at dword `index` holds, of which a part is about to change: read
+        it, unless the bus has its value from an access before."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
@@ -298,9 +303,10 @@ class BoundRegister:
         self.bus.write32(self.index, int(self.register.insert(value, fields)))
 
     def update(self, **fields: int) -> RegisterValue:
-        """Change `fields` only: one bus read, one bus write. Return what was written."""
+        """Change `fields` only: one bus read (see Bus.current32) and one write. Return what was
+        written."""
         self.register.insert(0, fields)  # refuse bad fields before the bus is touched
-        value = self.read().replace(**fields)
+        value = RegisterValue(self.register, self.bus.current32(self.index)).replace(**fields)
         self.bus.write32(self.index, int(value))
         return value
 

@@ -59,6 +59,7 @@ class UsbTransport(TransportLife):
             dma_bytes=DMA_BYTES,
             bulk=self._sram,
             resets=frozenset({ResetKind.BUS, ResetKind.POWER}),
+            register_messages=True,
         )
         self.bridge = bridge
         self.clock = clock or Clock()

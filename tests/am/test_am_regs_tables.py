@@ -92,6 +92,8 @@ def test_the_absolute_index_of_the_psp_mailbox() -> None:
         def read32(self, index: int) -> int:
             return 0
 
+        current32 = read32
+
         def write32(self, index: int, value: int) -> None:
             del index, value
 

@@ -37,6 +37,8 @@ class RecordingBus:
         self.accesses.append(("read", index, value))
         return value
 
+    current32 = read32
+
     def write32(self, index: int, value: int) -> None:
         assert type(value) is int
         self.words[index] = value
