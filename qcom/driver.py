@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from qcom import chips, kernels
 from qcom.chips.facts import ChipFacts
 from qcom.encode import Encoder
 from qcom.faults import Faults
-from qcom.interface import Caching, Identity, KernelInterface, Memory, ResetState
+from qcom.interface import CACHE_LINE, Caching, Identity, KernelInterface, Memory, ResetState
 from qcom.pm4 import Tables
 from qcom.programs import Programs
 from qcom.queue import AdrenoQueue, Dispatcher
@@ -66,6 +67,7 @@ class AdrenoDriver(Driver):
         self.looks = 0  # at timelines by waiters since the last submission
         self._on_stage = on_stage
         self._looked_at = 0.0
+        self._lines = threading.Lock()  # two threads may copy into one cache line
         self._queues: tuple[AdrenoQueue, ...] = ()
         self._own: list[Program] = []
         self._probe_memory: Memory | None = None
@@ -200,14 +202,21 @@ class AdrenoDriver(Driver):
 
     def write_memory(self, buffer: Buffer, data: memoryview) -> bool:
         memory, start = _place(buffer)
-        memory.view[start : start + len(data)] = data
-        self.interface.sync(memory, start, len(data), to_gpu=True)
+        with self._lines:
+            # ORDER: lines that are written in part first hold what the GPU has written of them.
+            for edge in (start, start + len(data)):
+                if edge % CACHE_LINE:
+                    line = edge - edge % CACHE_LINE
+                    self.interface.sync(memory, line, CACHE_LINE, to_gpu=False)
+            memory.view[start : start + len(data)] = data
+            self.interface.sync(memory, start, len(data), to_gpu=True)
         return True
 
     def read_memory(self, buffer: Buffer, out: memoryview) -> bool:
         memory, start = _place(buffer)
-        self.interface.sync(memory, start, len(out), to_gpu=False)
-        out[:] = memory.view[start : start + len(out)]
+        with self._lines:
+            self.interface.sync(memory, start, len(out), to_gpu=False)
+            out[:] = memory.view[start : start + len(out)]
         return True
 
     def find(self, address: int) -> str:

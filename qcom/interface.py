@@ -30,6 +30,7 @@ from hcq.errors import (
 from hcq.transport.node import Node, NodeMapping
 
 PAGE = 4096
+CACHE_LINE = 64  # bytes, of the Arm processors beside these GPUs
 
 
 class Caching(enum.Enum):

@@ -126,7 +126,9 @@ class Kgsl(KernelInterface):
         if memory.caching is not Caching.CACHED or not size:
             return
         names = self.names
-        direction = names.KGSL_GPUMEM_CACHE_TO_GPU if to_gpu else names.KGSL_GPUMEM_CACHE_FROM_GPU
+        direction = names.KGSL_GPUMEM_CACHE_TO_GPU
+        if not to_gpu:  # written back, then dropped: another thread may be storing into the line
+            direction |= names.KGSL_GPUMEM_CACHE_FROM_GPU
         one = self.layouts.kgsl_gpuobj_sync_obj.new(
             offset=start, length=size, id=memory.handle,
             op=(direction | names.KGSL_GPUMEM_CACHE_RANGE) & 0xFFFF_FFFF,

@@ -213,7 +213,7 @@ class Double:
         )
         if number not in self.objects or offset + length > self.objects[number][1]:
             raise OSError(errno.EINVAL, "no such part of an object")
-        if operation not in (0x8000_0001, 0x8000_0002):
+        if operation not in (0x8000_0001, 0x8000_0003):
             raise OSError(errno.EINVAL, "operation")
         self.dirty[number] += 1
 

@@ -57,6 +57,18 @@ def test_copies_fills_and_the_clock(opened: Opened, chip: str) -> None:
     assert 0 < first <= last
 
 
+@pytest.mark.parametrize("chip", ["a630", "a740", "a630+msm"])
+def test_writing_part_of_a_cache_line_leaves_its_neighbours(opened: Opened, chip: str) -> None:
+    device = opened(chip)
+    buffer = device.alloc(4096)
+    buffer.fill(0x05050505)
+    expected = np.full(4096, 5, np.uint8)
+    for start, end in ((3, 6), (100, 300), (4094, 4096)):
+        buffer[start:end].copy_from(np.full(end - start, 9, np.uint8))
+        expected[start:end] = 9
+    assert np.array_equal(buffer.numpy(), expected)
+
+
 @needs_mesa
 @pytest.mark.parametrize("chip", CHIPS)
 def test_tensors(opened: Opened, chip: str) -> None:

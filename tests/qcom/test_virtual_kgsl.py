@@ -272,16 +272,27 @@ def test_cached_memory_needs_cache_operations(client: Client) -> None:
     assert target.read(32) == [0] * 32  # the source was not cleaned
     client.sync(source, 1)
     client.run(copy)
-    assert target.read(32) == [0] * 32  # the target was not invalidated
+    stale = target.read(16)
+    assert 5 not in stale and target.read(32) == stale * 2  # the target was not invalidated
     client.sync(target, 2 | RANGE, 64, 64)
-    assert target.read(32) == [0] * 16 + [5] * 16
+    assert target.read(32) == stale + [5] * 16
     target.write([9], 0)
     client.sync(target, 3)  # cleans the line of the 9, then shows the rest
-    assert target.read(32) == [9] + [0] * 15 + [5] * 16
+    assert target.read(32) == [9] + stale[1:] + [5] * 16
     with fails(errno.EINVAL):
         client.sync(target, 0)
     with fails(errno.EINVAL):
         client.sync(target, 1 | RANGE, 4096, 1)
+
+
+def test_a_line_is_dirty_whatever_is_stored_in_it(client: Client) -> None:
+    """Zeros over what the GPU has written, where the cache has known zeros before."""
+    target = client.alloc(4096, CACHED)
+    client.run(mem_write(target.address, 7))
+    target.write([0])
+    client.sync(target, 1)
+    client.sync(target, 2)
+    assert target.read() == [0]
 
 
 def test_coherent_memory_needs_none(client: Client) -> None:

@@ -38,6 +38,7 @@ def event_write(cp: CommandProcessor, body: list[int], at: int) -> None:
     if len(body) >= 4:
         value = cp.machine.ticks() & _DOUBLE if head.TIMESTAMP else body[3]
         data = struct.pack("<Q", value) if head.TIMESTAMP else struct.pack("<I", value)
+        cp.space.publish()
         cp.space.write(body[1] | body[2] << 32, data, "event")
     elif done and len(body) not in (1, 4):
         raise GpuFault(Cause.HANG, f"CP_EVENT_WRITE with {len(body)} words", at)
@@ -60,6 +61,7 @@ def _event_write_7(cp: CommandProcessor, body: list[int], at: int) -> None:
         data = struct.pack("<Q", cp.machine.ticks() & _DOUBLE)
     else:
         raise cp.gap(f"CP_EVENT_WRITE7 with source {source}", at)
+    cp.space.publish()
     cp.space.write(address, data, "event")
 
 

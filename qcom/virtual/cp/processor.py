@@ -137,7 +137,8 @@ class CommandProcessor:
         return found.gpuaddr
 
     def close(self) -> None:
-        """Give the memory of on-chip state back."""
+        """End the submission: what it has written is known, on-chip state is given back."""
+        self.space.publish()
         with self.machine.lock:
             for found in self._scratch:
                 self.space.remove(found)

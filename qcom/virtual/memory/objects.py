@@ -20,6 +20,9 @@ PAGE = 4096
 LINE = 64  # bytes of a CPU cache line
 FILE_SIZE = 1 << 32  # the largest offset of an id below 2^20
 _MAP_NORESERVE = 0x4000
+# What a stale line holds: bytes that programs seldom store, so that a store of what memory held
+# before is seen as one.
+_STALE = np.random.default_rng(LINE).integers(0x81, 0xFF, LINE, np.uint8)
 
 
 class MemoryFile:
@@ -93,6 +96,17 @@ class MemoryObject:
     def is_cached(self) -> bool:
         """Whether the CPU caches it and no hardware keeps the caches coherent."""
         return self._lines is not None
+
+    def spoil(self) -> None:
+        """Make lines stale that the GPU has written and the CPU has not: any content would be
+        right, as the cache may have loaded them at any time."""
+        if self._lines is not None:
+            seen, clean, device = self._lines
+            changed = (device != clean).any(axis=1).nonzero()[0]
+            kept = (seen[changed] == clean[changed]).all(axis=1)
+            fresh = (clean[changed] != _STALE).any(axis=1)
+            stale = changed[kept & fresh]
+            seen[stale] = clean[stale] = _STALE
 
     def clean(self, start: int, end: int) -> None:
         """Write the CPU's dirty lines that touch [start, end) back to memory."""

@@ -45,6 +45,7 @@ class AddressSpace:
         self._wide = RangeAllocator(*wide, PAGE, name="GPU addresses")
         self._low = RangeAllocator(*low, PAGE, name="GPU addresses below 4 GiB")
         self._given: dict[int, RangeAllocator] = {}
+        self._cached: dict[int, MemoryObject] = {}  # that the GPU has used since `publish`
 
     def place(self, found: MemoryObject, align: int, *, low: bool) -> None:
         """Give an object an address, with an unmapped page behind it, and map it."""
@@ -74,6 +75,7 @@ class AddressSpace:
 
     def remove(self, found: MemoryObject) -> None:
         """Unmap an object and forget its translations."""
+        self._cached.pop(found.id, None)
         if not found.gpuaddr:
             return
         at = bisect.bisect(self._starts, found.gpuaddr) - 1
@@ -100,8 +102,17 @@ class AddressSpace:
             raise PageFault(address, access, "translation", client)
         if access is Access.WRITE and found.flags & GPU_READ_ONLY:
             raise PageFault(address, access, "permission", client)
+        if found.is_cached:
+            self._cached[found.id] = found
         self.touched(found)
         return found
+
+    def publish(self) -> None:
+        """The GPU's writes become known to programs: what CPU caches hold of them is stale."""
+        with self.lock:
+            for found in self._cached.values():
+                found.spoil()
+            self._cached.clear()
 
     def touched(self, found: MemoryObject) -> None:
         """The GPU accesses an object; for kernel drivers that want to know."""
