@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -47,24 +48,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 class Collector:
     """The collector need not look at thousands of tests again and again: what is alive between two
-    modules is left out. In turns of some modules all is looked at, and after `gc.unfreeze`."""
+    modules is left out. All is looked at as often as a twentieth of the time allows."""
 
-    TURNS = 8
+    SHARE = 20
 
     def __init__(self) -> None:
         self.module: object = None
-        self.left = 0
+        self.due = 0.0
 
     def enter(self, module: object) -> None:
         """A test of this module begins."""
         if module is self.module:
             return
         self.module = module
-        self.left -= 1
-        if self.left < 0 or not gc.get_freeze_count():
-            self.left = self.TURNS
+        began = time.monotonic()
+        if began >= self.due:
             gc.unfreeze()
             gc.collect()
+            ended = time.monotonic()
+            self.due = ended + self.SHARE * (ended - began)
+            gc.freeze()
+        elif not gc.get_freeze_count():  # a test wanted everything looked at
             gc.freeze()
 
 
