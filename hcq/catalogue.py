@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 VENDORS = ("am", "nv", "qcom")
 # Of these, `<package>.virtual.gpu:endpoint(chip, ...)` gives a card to put behind a virtual bus.
 ENDPOINTS = ("am",)
-STEPPED = ("am",)  # of these a debugger halts models (hcq.debugging)
+STEPPED = ("am", "nv")  # of these a debugger halts models (hcq.debugging)
 # Of these, `attach` takes `kernel_driver`: models of several kernel drivers, the usual one first.
 KERNEL_DRIVERS = {"qcom": ("kgsl", "msm")}
 

@@ -20,7 +20,8 @@ Group = tuple[int, int, int]
 @dataclass(frozen=True)
 class WaveState:
     """A wave of the group that is on the shader core. number: in its group. state: "halted",
-    "waits at a barrier", "not begun" or "ended". pc: GPU address of its next instruction."""
+    "waits at a barrier", "ready", "not begun" or "ended". pc: GPU address of its next
+    instruction."""
 
     number: int
     state: str
@@ -30,7 +31,8 @@ class WaveState:
 
 class Code(Protocol):
     """A kernel that is about to run. entry: GPU address of its first instruction. kernel: its name
-    where the model knows it, else "". digest: of all its instructions."""
+    where the model executes text that has one, whose lines `listing` names; else "". digest: of all
+    its instructions."""
 
     entry: int
     kernel: str
@@ -67,6 +69,10 @@ class Halted(Protocol):
 
     def names(self, wave: int) -> tuple[list[str], list[str]]:
         """Return the names of a wave's scalar and vector registers."""
+        ...
+
+    def bits(self, name: str) -> int:
+        """Return the width of a scalar register, or of a lane of a vector register."""
         ...
 
     def read(self, name: str, wave: int) -> int | list[int]:
@@ -135,9 +141,9 @@ def opened(device: object) -> None:
 
 def check(name: str, *, steppable: Callable[[str], bool]) -> None:
     """Raise NotSupported where a debugger is attached and the device cannot be halted."""
-    if _attached and not steppable(name):
-        raise NotSupported(
-            f"{name} cannot be halted at an instruction: the step debugger works on models in this"
-            " process (virtual:*), no trap handler is loaded on hardware",
-            device=name,
-        )  # fmt: skip
+    if not _attached or steppable(name):
+        return
+    why = "the step debugger requires a model in this process, no trap handler is loaded elsewhere"
+    if name.startswith("virtual:"):
+        why = "its model does not translate kernels to code that halts"
+    raise NotSupported(f"{name} cannot be halted at an instruction: {why}", device=name)

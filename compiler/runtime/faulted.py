@@ -63,7 +63,7 @@ class Places:
             kept = json.loads(zlib.decompress(data))
             text = with_lines(kept["text"], kept["spans"], directives=ptx)
             image = shared().submit(text, self._target, str(name)).result().image
-            line = self._line_of_ptx(key, image, at) if ptx else _line(image, at)
+            line = self._lines_of_ptx(key, image)[at - 1] if ptx else _line(image, at)
             statement = kept["ir"].splitlines()[line - 1].strip()
         except (UgpuError, ValueError, KeyError, TypeError, IndexError, zlib.error) as problem:
             log.warning("no line of kernel IR for %s: %s", name, problem)
@@ -89,13 +89,31 @@ class Places:
             log.warning("no lines of kernel IR for %s: %s", name, problem)
             return []
 
-    def _line_of_ptx(self, key: str, located: bytes, at: int) -> int:
-        """The line of kernel IR of a line of an object's PTX; ValueError where the text with lines
-        is another."""
+    def text_lines(self, name: str) -> dict[int, tuple[int, str]]:
+        """Line and statement of kernel IR by the line of a kernel's PTX, both from 1. Empty where
+        there is none. Never raises."""
+        key = self.keys.get(name)
+        try:
+            data = None if key is None else self._disk.get(_place(key))
+            if key is None or data is None or self._target.abi != "ptx":
+                return {}
+            kept = json.loads(zlib.decompress(data))
+            text = with_lines(kept["text"], kept["spans"], directives=True)
+            image = shared().submit(text, self._target, name).result().image
+            statements = kept["ir"].splitlines()
+            lines = enumerate(self._lines_of_ptx(key, image), 1)
+            return {at: (line, statements[line - 1].strip()) for at, line in lines if line}
+        except (UgpuError, ValueError, KeyError, TypeError, IndexError, zlib.error) as problem:
+            log.warning("no lines of kernel IR for %s: %s", name, problem)
+            return {}
+
+    def _lines_of_ptx(self, key: str, located: bytes) -> list[int]:
+        """The line of kernel IR of each line of an object's PTX; ValueError where the text with
+        lines is another."""
         loaded, lines = self._disk.get(key), lines_of_ptx(located.decode())
         if loaded is None or loaded.decode().splitlines() != [text for text, _ in lines]:
             raise ValueError("the kernel's PTX is not in the cache, or another")
-        return lines[at - 1][1]
+        return [line for _, line in lines]
 
 
 def _line(image: bytes, offset: int) -> int:

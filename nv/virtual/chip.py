@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hcq import debugging
 from hcq.config import config
 from nv.chips.facts import ChipFacts
 from nv.virtual.engines.caches import CacheWatch
@@ -60,7 +61,9 @@ def _ptx_multiprocessors(facts: ChipFacts) -> Multiprocessors:
     """The SMs that execute PTX. They are large, and a machine that only copies needs none."""
     module = importlib.import_module("nv.virtual.sm.multiprocessors")
     folder = config().cache_folder / facts.target
-    made: Multiprocessors = module.VirtualMultiprocessors(cache=folder)
+    made: Multiprocessors = module.VirtualMultiprocessors(
+        cache=folder, debugger=debugging.attached()
+    )
     return made
 
 

@@ -17,6 +17,17 @@ import numpy as np
 from hcq.emu.memory import Abort, LaneMemory
 
 
+class GridSpace(LaneMemory, Protocol):
+    """The address space of a grid."""
+
+    def peek(self, address: int, size: int) -> bytes | None:
+        """Read for a debugger, without a fault; None where a byte is not mapped."""
+        ...
+
+
+INSTRUCTION_BYTES = 16  # of an instruction of PTX, as program counters here count
+
+
 @dataclass(frozen=True)
 class GridLaunch:
     """One grid as the QMD describes it. Addresses are GPU virtual, sizes bytes.
@@ -122,5 +133,5 @@ class Multiprocessors(Protocol):
     """All SMs of the chip. `run` blocks until the grid ended; several threads may call it, each
     with another address space, where all but one have been asked to stand aside."""
 
-    def run(self, launch: GridLaunch, memory: LaneMemory, abort: Abort) -> SmOutcome: ...
+    def run(self, launch: GridLaunch, memory: GridSpace, abort: Abort) -> SmOutcome: ...
     def close(self) -> None: ...

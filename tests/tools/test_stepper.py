@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hcq import debugging
 from hcq.errors import UsageError
 from tests.am.isa.test_stepped_core import EXCHANGE
 from tests.support.am_faulty import faulty_object
+from tests.support.debugged import Debug
 from tests.support.kernels import compile_ir
-from tools import cli
 from tools.stepper.places import Known, Row, breakpoint_at
 
 EXCHANGING = """
@@ -58,24 +55,10 @@ x = Tensor(np.arange(64, dtype=np.float32))
 print("result", (x * 2 + 1).numpy().tolist())
 """
 
-Debug = Callable[..., tuple[int, str]]
-
 
 @pytest.fixture
 def debug(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Debug:
-    def run(script: str, commands: str, image: bytes = b"", *more: str) -> tuple[int, str]:
-        for name, content in (("job.py", script), ("commands", commands)):
-            (tmp_path / name).write_text(content)
-        (tmp_path / "image").write_bytes(image)
-        words = ["debug", "--commands", str(tmp_path / "commands"), *more]
-        before = signal.getsignal(signal.SIGINT)
-        code = cli.main([*words, str(tmp_path / "job.py"), str(tmp_path / "image")])
-        assert debugging.attached() is None
-        assert signal.getsignal(signal.SIGINT) is before
-        shown = capsys.readouterr()
-        return code, shown.out + shown.err
-
-    return run
+    return Debug(tmp_path, capsys)
 
 
 def exchange() -> bytes:
@@ -184,7 +167,7 @@ def test_a_wrong_command_at_a_halt_ends_the_program(debug: Debug, command: str, 
     assert code == 2 and said in shown and "result" not in shown
 
 
-@pytest.mark.parametrize("device", ["cpu", "pci:0000:03:00.0", "nvrm:0"])
+@pytest.mark.parametrize("device", ["cpu", "pci:0000:03:00.0", "nvrm:0", "virtual:a630"])
 def test_other_devices_are_refused(debug: Debug, device: str) -> None:
     code, shown = debug("import ugpu\nugpu.open()\n", "run\n", b"", "--device", device)
     assert code == 1

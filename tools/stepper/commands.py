@@ -230,10 +230,13 @@ class Commands(cmd.Cmd):
             self.do_print(name)
 
     def do_print(self, text: str) -> None:
-        """print[/f] REGISTER | REGISTER[LANE]: show it in hexadecimal, or as 32-bit floats."""
+        """print[/f] REGISTER | REGISTER[LANE]: show it in hexadecimal, or as floating-point numbers
+        of its width."""
         form, _, name = text.rpartition(" ")
-        show: Callable[[int], str] = _as_float if form.strip() == "/f" else hex
         found, value = self._read_register(name)
+        show: Callable[[int], str] = hex
+        if form.strip() == "/f":
+            show = _floats_of(found, self._halt().wave.bits(found))
         if isinstance(value, int):
             self.out.say(f"{name} = {show(value)}")
             return
@@ -358,5 +361,9 @@ def _number(words: list[str], place: int, default: int | None) -> int:
         raise UsageError(f"expected a number, got {words[place]!r}") from None
 
 
-def _as_float(value: int) -> str:
-    return f"{struct.unpack('<f', struct.pack('<I', value & 0xFFFF_FFFF))[0]:.7g}"
+def _floats_of(name: str, bits: int) -> Callable[[int], str]:
+    form = {16: ("<e", "<H", 4), 32: ("<f", "<I", 7), 64: ("<d", "<Q", 16)}.get(bits)
+    if form is None:
+        raise UsageError(f"expected a register of 16, 32 or 64 bits, {name} has {bits}")
+    real, integer, digits = form
+    return lambda value: f"{struct.unpack(real, struct.pack(integer, value))[0]:.{digits}g}"

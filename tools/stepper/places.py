@@ -20,19 +20,21 @@ class Row:
 
     start: int
     end: int
-    file: str  # "kernel-ir", a file of source, or the program's assembly
+    file: str  # "kernel-ir", a file of source, or "KERNEL.ptx"
     line: int
     text: str = ""
 
 
 @dataclass
 class Known:
-    """A kernel as people name it."""
+    """A kernel as people name it. rows: of kernel IR or source, or what else there is. written: of
+    the text that the model executes, where it does."""
 
     name: str
     entry: int
     listing: dict[int, str]
     rows: list[Row] = field(default_factory=list)
+    written: list[Row] = field(default_factory=list)
 
     def where(self, pc: int) -> str:
         """Return "kernel+offset"."""
@@ -64,12 +66,19 @@ class Devices:
         self._known[code.entry, code.digest] = known
         return known
 
-    @staticmethod
-    def _by_listing(known: Known, listing: Any) -> None:
+    def _by_listing(self, known: Known, listing: Any) -> None:
         ends = [pc for pc, _, _ in listing[1:]] + [listing[-1][0] + 1] if listing else []
-        known.rows = [
-            Row(pc, end, "ptx", line) for (pc, _, line), end in zip(listing, ends, strict=True)
-        ]
+        places = [(pc, end, line) for (pc, _, line), end in zip(listing, ends, strict=True)]
+        file = f"{known.name}.ptx"
+        known.rows = known.written = [Row(pc, end, file, line) for pc, end, line in places]
+        for device in self.opened:
+            lines = _compiled_text(device, known.name)
+            if lines:
+                known.rows = [
+                    Row(pc, end, "kernel-ir", *lines[line])
+                    for pc, end, line in places if line in lines
+                ]  # fmt: skip
+                return
 
     def _by_driver(self, known: Known) -> None:
         known.name = f"{known.entry:#x}"
@@ -99,6 +108,12 @@ def _compiled(device: object, name: str) -> list[tuple[int, int, int, str]]:
     return [] if runtime is None else list(runtime.programs.places.lines(name))
 
 
+def _compiled_text(device: object, name: str) -> dict[int, tuple[int, str]]:
+    module = sys.modules.get("compiler.runtime.runtime")
+    runtime = None if module is None else module.known_runtime(device)
+    return {} if runtime is None else dict(runtime.programs.places.text_lines(name))
+
+
 @dataclass(frozen=True)
 class Breakpoint:
     """Where to halt. kernel: its name, with * and ? as in a shell; "" for any. Of address, offset
@@ -121,7 +136,8 @@ class Breakpoint:
             return set()
         if self.line is None:
             return {known.entry + (self.offset or 0)} & known.listing.keys()
-        rows = sorted(known.rows, key=lambda row: row.start)
+        meant_text = self.file.endswith(".ptx")
+        rows = sorted(known.written if meant_text else known.rows, key=lambda row: row.start)
         found, before = set(), None
         for row in rows:
             meant = row.line == self.line and row.file.endswith(self.file)

@@ -83,6 +83,7 @@ class Session:
         self._code: Code | None = None
         self._console = ThreadPoolExecutor(1, "debugger")
         self._lock = threading.Lock()
+        self._turn = threading.Lock()  # one of several devices halts at a time
 
     # ---- what halts ---------------------------------------------------------------------------
 
@@ -139,6 +140,10 @@ class Session:
 
     def halted(self, wave: Halted) -> bool:
         """See hcq.debugging.Debugger."""
+        with self._turn:
+            return self._halted(wave)
+
+    def _halted(self, wave: Halted) -> bool:
         if not self.active:
             return not self.quitting
         known = self.devices.kernel(wave.code)

@@ -245,6 +245,14 @@ class GridMemory:
         """Nothing runs any more: the tables are used no more."""
         self._space.drop_native(self._tables)
 
+    def peek(self, address: int, size: int) -> bytes | None:
+        """Read for a debugger, without a fault; None where a byte is not mapped."""
+        try:
+            with self._space.lock:
+                return self._space.read(address, size, Client.SM)
+        except FaultError:
+            return None
+
     def refill(self, tlb: NDArray[np.uint64], address: int, access: Access) -> int:
         wanted = FaultAccess.WRITE if access == Access.WRITE else FaultAccess.READ
         with self._space.lock:

@@ -9,9 +9,7 @@ from __future__ import annotations
 from nv.virtual.sm.ptx.module import Instruction
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.worker import Run, Worker
-from nv.virtual.sm_contract import SmEnding, SmOutcome
-
-_INSTRUCTION_BYTES = 16  # of an instruction, as the contract counts
+from nv.virtual.sm_contract import INSTRUCTION_BYTES, SmEnding, SmOutcome
 
 _ENDINGS = {
     layout.BAD_ADDRESS: (SmEnding.ILLEGAL_ADDRESS, "out of range"),
@@ -73,7 +71,7 @@ def faulted(worker: Worker, code: list[Instruction], run: Run) -> SmOutcome:
     group = worker.quad(layout.GROUP)
     x, y, _ = run.grid.launch.grid
     return SmOutcome(
-        ending, detail, index * _INSTRUCTION_BYTES, (group % x, group // x % y, group // (x * y)),
+        ending, detail, index * INSTRUCTION_BYTES, (group % x, group // x % y, group // (x * y)),
         worker.word(layout.FAULT_WARP), worker.word(layout.FAULT_LANES),
         instruction.line if instruction is not None else 0, address,
     )  # fmt: skip

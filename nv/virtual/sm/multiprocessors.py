@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hcq.debugging import Debugger
 from hcq.emu import jit, stack
 from hcq.emu.crew import Crew
 from hcq.emu.launches import Pace, Recent
@@ -31,12 +32,21 @@ from nv.virtual.sm.ptx.parser import parse
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.grid import BadLaunch, Grid
 from nv.virtual.sm.runtime.library import flight_hooks, launch_addresses
+from nv.virtual.sm.runtime.stepping import SteppedCode, Stepping
 from nv.virtual.sm.runtime.worker import Run, Worker
 from nv.virtual.sm.translator.flatten import Flat
+from nv.virtual.sm.translator.stepping import StepPlaces
 from nv.virtual.sm.translator.targets import runs_on
-from nv.virtual.sm.translator.translate import NAME, flies, meets_clusters, prepare, translate
+from nv.virtual.sm.translator.translate import (
+    NAME,
+    Translation,
+    flies,
+    meets_clusters,
+    prepare,
+    translate,
+)
 from nv.virtual.sm.translator.variables import Places
-from nv.virtual.sm_contract import GridLaunch, SmEnding, SmOutcome
+from nv.virtual.sm_contract import GridLaunch, GridSpace, SmEnding, SmOutcome
 
 _PACKAGE = Path(__file__).parent
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
@@ -83,7 +93,7 @@ class _Source:
 class _Kernel:
     """A kernel translated for one kind of block. hot_s: seconds of work after which it is worth
     careful code, infinite where it has that. frame: bytes of stack. spent_s: how long it has
-    worked."""
+    worked. stepped: where a debugger finds registers, of code that it can halt."""
 
     code: jit.Loaded
     address: int
@@ -91,17 +101,23 @@ class _Kernel:
     frame: int
     hot_s: float
     spent_s: float = 0.0
+    stepped: StepPlaces | None = None
 
 
 class VirtualMultiprocessors:
     """All multiprocessors of a chip; a `Multiprocessors`.
 
     workers: host threads to spread groups over (default: one a host CPU). cache: folder for
-    compiled code, shared by processes; None keeps it in memory only.
+    compiled code, shared by processes; None keeps it in memory only. debugger: halts warps, all of
+    which one thread runs then.
     """
 
-    def __init__(self, workers: int | None = None, cache: Path | None = None) -> None:
-        self._size = workers or os.cpu_count() or 1
+    def __init__(
+        self, workers: int | None = None, cache: Path | None = None,
+        debugger: Debugger | None = None,
+    ) -> None:  # fmt: skip
+        self._size = 1 if debugger else workers or os.cpu_count() or 1
+        self._debugger = debugger
         self._idle = [self._new_crew()]  # a grid that stands aside keeps its crew
         self._lock = threading.Lock()
         self._objects = jit.ObjectCache(cache)
@@ -111,7 +127,7 @@ class VirtualMultiprocessors:
         self._launch, self._launch_clusters = map(_LAUNCH, launch_addresses(cache))
         self._cache = cache
 
-    def run(self, launch: GridLaunch, memory: LaneMemory, abort: Abort) -> SmOutcome:
+    def run(self, launch: GridLaunch, memory: GridSpace, abort: Abort) -> SmOutcome:
         """Run a grid to its end.
 
         Several threads may call, each with an address space of its own.
@@ -135,8 +151,14 @@ class VirtualMultiprocessors:
             image = source.image(memory, parameters)
         run = Run(grid, memory, abort, image, parameters, kernel.state_size, hooks,
                   source.places.listed(launch.variables))  # fmt: skip
-        with self._crew() as crew:
-            return self._run(crew, kernel, source, run)
+        stepping = self._stepping(launch, kernel, source, run)
+        try:
+            if stepping is not None:
+                abort.debugged = stepping.active
+            with self._crew() as crew:
+                return self._run(crew, kernel, source, run, stepping)
+        finally:
+            abort.debugged = None
 
     def close(self) -> None:
         """End the worker threads. May be called again; a later run starts new ones."""
@@ -158,11 +180,24 @@ class VirtualMultiprocessors:
             with self._lock:
                 self._idle.append(crew)
 
-    def _run(self, crew: Crew[Worker], kernel: _Kernel, source: _Source, run: Run) -> SmOutcome:
+    def _stepping(
+        self, launch: GridLaunch, kernel: _Kernel, source: _Source, run: Run
+    ) -> Stepping | None:
+        if self._debugger is None or kernel.stepped is None:
+            return None
+        code = SteppedCode(launch, source.flat.code, source.digest)
+        return Stepping(self._debugger, code, kernel.stepped, run)
+
+    def _run(
+        self, crew: Crew[Worker], kernel: _Kernel, source: _Source, run: Run,
+        stepping: Stepping | None,
+    ) -> SmOutcome:  # fmt: skip
         workers = crew.workers[: self._worker_count(run.grid, kernel)]
         run.counters[1] = len(workers)
         for worker in workers:
             worker.prepare(run, len(workers))
+            if stepping is not None:
+                stepping.enter(worker)
         outcomes, spent = self._pace.run(
             crew, len(workers), lambda worker, _: self._work(worker, kernel, source, run),
             kernel.address, run.grid.groups, here=kernel.frame <= stack.USUAL,
@@ -220,7 +255,11 @@ class VirtualMultiprocessors:
         known = self._kernels.get(mark)
         if known is not None and known.spent_s < known.hot_s:
             return known
-        level, stored = self._compiled(launch, source, grid, hot=known is not None)
+        stepped = None
+        if self._debugger is None:
+            level, stored = self._compiled(launch, source, grid, hot=known is not None)
+        else:
+            level, stored, stepped = self._stepped(launch, source, grid)
         code = jit.Loaded(stored[_HEAD.size :])
         state_size, microseconds, frame = _HEAD.unpack_from(stored)
         if frame > stack.DEEPEST:
@@ -228,8 +267,8 @@ class VirtualMultiprocessors:
                 "the kernel has too much code for the virtual multiprocessors",
                 kernel=launch.entry, stack=frame, limit=stack.DEEPEST,
             )  # fmt: skip
-        hot_s = math.inf if level == _CAREFUL else _HOT * 1e-6 * microseconds
-        kernel = _Kernel(code, code.address(NAME), state_size, frame, hot_s)
+        hot_s = math.inf if level == _CAREFUL or stepped else _HOT * 1e-6 * microseconds
+        kernel = _Kernel(code, code.address(NAME), state_size, frame, hot_s, stepped=stepped)
         return self._kernels.put(mark, kernel)
 
     def _compiled(
@@ -245,9 +284,24 @@ class VirtualMultiprocessors:
         level = _CAREFUL if hot else _QUICK
         start = time.perf_counter()
         made = translate(source.flat, source.places, grid.full, grid.rows)
-        image = jit.compile_object(made.ir, jit.LIMITED, level)
-        spent = time.perf_counter() - start
-        frame = stack.frame_of(image, NAME)
-        stored = _HEAD.pack(made.state_size, int(spent * 1e6), frame) + image
+        stored = _object_of(made, level, start)
         self._objects.put(keys[level], stored)
         return level, stored
+
+    def _stepped(
+        self, launch: GridLaunch, source: _Source, grid: Grid
+    ) -> tuple[int, bytes, StepPlaces | None]:
+        """Code that a debugger can halt, and where its registers are."""
+        start = time.perf_counter()
+        made = translate(source.flat, source.places, grid.full, grid.rows, stepped=True)
+        parts = "stepped", source.digest, launch.entry, int(grid.full), int(grid.rows)
+        key = jit.key_of(_PACKAGE, *parts, _QUICK)
+        stored = self._objects.made(key, lambda: _object_of(made, _QUICK, start))
+        return _QUICK, stored, made.stepped
+
+
+def _object_of(made: Translation, level: int, start: float) -> bytes:
+    """Compile a kernel whose translation began at `start`."""
+    image = jit.compile_object(made.ir, jit.LIMITED, level)
+    microseconds = int((time.perf_counter() - start) * 1e6)
+    return _HEAD.pack(made.state_size, microseconds, stack.frame_of(image, NAME)) + image

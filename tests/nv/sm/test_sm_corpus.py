@@ -45,9 +45,9 @@ def _launch(ptx: str, cpu: str, launch: object, addresses: list[int]) -> GridLau
     )  # fmt: skip
 
 
-def _run(made: Program, cpu: str) -> NDArray[np.generic]:
+def run_case(bench: Bench, made: Program, cpu: str) -> NDArray[np.generic]:
     """Run a case's kernels; return the answer's memory."""
-    bench, target = _bench(), ptx_target(cpu)
+    target = ptx_target(cpu)
     places: dict[int, tuple[int, NDArray[np.generic]]] = {}
     for place, array in zip(made.given, made.case.inputs, strict=True):
         if place >= 0:
@@ -66,7 +66,7 @@ def _run(made: Program, cpu: str) -> NDArray[np.generic]:
 
 
 def _check(made: Program, cpu: str) -> None:
-    raw = _run(made, cpu).reshape(-1).view(np.uint8)
+    raw = run_case(_bench(), made, cpu).reshape(-1).view(np.uint8)
     expected = made.case.expected()
     if made.dtype == "bfloat16":
         found = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)

@@ -1,12 +1,7 @@
-"""Waves that a debugger halts: the table that their code looks at, and their registers.
-
-One thread runs all waves then, so that each instruction is followed by the next of the same wave up
-to a barrier or the wave's end.
-"""
+"""Waves that a debugger halts: their registers, and the table that their code looks at."""
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,12 +12,12 @@ from am.virtual.isa.runtime import layout
 from am.virtual.isa.translator.program import Program
 from hcq.debugging import Debugger, WaveState
 from hcq.emu import context
+from hcq.emu.stepping import StepCall, Stops
 from hcq.emu.text import PASS
 
 if TYPE_CHECKING:
     from am.virtual.isa.runtime.worker import Run, Worker
 
-_STEP = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32)
 _SPECIAL = {
     "vcc_lo": layout.SGPR_VCC, "vcc_hi": layout.SGPR_VCC + 1, "m0": layout.SGPR_M0,
     "exec_lo": layout.SGPR_EXEC, "exec_hi": layout.SGPR_EXEC + 1,
@@ -39,7 +34,7 @@ class SteppedCode:
         self.kernel = ""
         self.digest = program.digest
         end = max((block.end for block in program.blocks.values()), default=0)
-        self.table = np.zeros(end // 4 + 1, np.uint8)
+        self.stops = Stops(program.base, end // 4, 4)
 
     def listing(self) -> list[tuple[int, str, int]]:
         """See Code."""
@@ -52,19 +47,7 @@ class SteppedCode:
 
     def halt_everywhere(self) -> None:
         """See Code."""
-        self.table[:] = 1
-
-    def arm(self, debugger: Debugger) -> None:
-        """Set the bytes of the instructions to halt at."""
-        stops = debugger.stops(self)
-        if stops is None:
-            self.halt_everywhere()
-            return
-        self.table[:] = 0
-        for pc in stops:
-            place = (pc - self.program.base) // 4
-            if 0 <= place < len(self.table):
-                self.table[place] = 1
+        self.stops.everywhere()
 
 
 class SteppedWave:
@@ -115,6 +98,10 @@ class SteppedWave:
         """See Halted."""
         scalars = [*(f"s{k}" for k in range(layout.SGPR_VCC)), *_PAIRS, "m0", "scc"]
         return scalars, [f"v{k}" for k in range(self._run.launch.vgprs)]
+
+    def bits(self, name: str) -> int:
+        """See Halted."""
+        return self.lanes if name in _PAIRS else 32
 
     def _place(self, name: str) -> tuple[str, int]:
         """Return what kind of register a name is ("s", "v", "scc", "pair"), and its number."""
@@ -175,37 +162,42 @@ class SteppedWave:
         return self._worker.local(self._run.launch.lds_bytes)
 
 
-class Stepping:
-    """Runs a core's waves under a debugger. Used by one thread at a time."""
+class Stepping(StepCall):
+    """Runs a core's waves under a debugger."""
 
     def __init__(self, debugger: Debugger) -> None:
-        self._debugger = debugger
+        super().__init__(debugger)
         self._at: tuple[Worker, Run, SteppedCode] | None = None
-        self._step = _STEP(self._called)
-        self._address = ctypes.cast(self._step, ctypes.c_void_p).value or 0
-
-    def active(self) -> bool:
-        """Whether wait limits are suspended."""
-        return self._debugger.active
 
     def enter(self, worker: Worker, run: Run, program: Program) -> None:
         """Have the worker's waves halt in a program where the debugger wants it."""
         code = SteppedCode(program)
-        code.arm(self._debugger)
         self._at = worker, run, code
-        worker.set_quad(context.STEPS, int(code.table.ctypes.data))
-        worker.set_quad(context.STEP, self._address)
+        self.arm()
+        worker.set_quad(context.STEPS, code.stops.address)
+        worker.set_quad(context.STEP, self.address)
 
-    def _called(self, _context: int, _wave: int, offset: int) -> int:
-        """Return whether the wave goes on."""
+    @property
+    def _entered(self) -> tuple[Worker, Run, SteppedCode]:
         assert self._at is not None
-        worker, run, code = self._at
-        try:
-            goes_on = self._debugger.halted(SteppedWave(worker, run, code, offset))
-            code.arm(self._debugger)
-            return int(goes_on)
-        except BaseException as error:  # must not pass native code: the launch's thread raises it
-            code.table[:] = 0
-            worker.error = error
-            run.stop[0] = 1
-            return 0
+        return self._at
+
+    @property
+    def code(self) -> SteppedCode:
+        """See StepCall."""
+        return self._entered[2]
+
+    @property
+    def stops(self) -> Stops:
+        """See StepCall."""
+        return self.code.stops
+
+    def wave(self, context: int, wave: int, place: int) -> SteppedWave:
+        """See StepCall."""
+        return SteppedWave(*self._entered, place)
+
+    def failed(self, error: BaseException) -> None:
+        """See StepCall."""
+        worker, run, _ = self._entered
+        worker.error = error
+        run.stop[0] = 1

@@ -92,6 +92,8 @@ OF_CLUSTER = 24  # the number of the cluster's barrier, which is not the group's
 CLUSTER_ARRIVALS = BARRIERS + 8 * BARRIER_COUNT  # u32: threads have arrived; of rank 0
 VIOLATION_CODE = CLUSTER_ARRIVALS + 4  # u32: of what boards forgive, before TIMER_VIOLATION
 VIOLATION_ADDRESS = CLUSTER_ARRIVALS + 8  # u64
+STEPS = CLUSTER_ARRIVALS + 16  # address of one byte for each instruction: whether to halt there
+STEP = STEPS + 8  # address of the function to call then, see hcq.emu.stepping
 CONTEXT_SIZE = CLUSTER_ARRIVALS + 64
 
 ABORT_END = 0xFF  # bits of the abort flag that end the grid

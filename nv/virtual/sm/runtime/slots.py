@@ -81,6 +81,8 @@ class Slot:
             at = rank * layout.CONTEXT_SIZE
             if at or self.content is not template:
                 self.content[at : at + layout.SPARE] = template[: layout.SPARE]
+                steps = slice(layout.STEPS, layout.STEP + 8)
+                self.content[at + steps.start : at + steps.stop] = template[steps]
                 put("I", at + layout.RANK, rank)
             put("I", at + layout.BUDGET, layout.BUDGET_WHOLE)
             put("Q", at + layout.FIRST, self.context, self._shared.address, shared)

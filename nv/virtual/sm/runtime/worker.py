@@ -19,14 +19,13 @@ from hcq.emu.memory import (
     WRITE_TAG,
     Abort,
     Access,
-    LaneMemory,
     tlb_set,
 )
 from hcq.emu.worker import NativeWorker
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.grid import Grid
 from nv.virtual.sm.runtime.slots import Slot
-from nv.virtual.sm_contract import Attention
+from nv.virtual.sm_contract import Attention, GridSpace
 
 _TIMER = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint32)
 _WINDOW_PAGE = layout.MODULE_WINDOW >> PAGE_SHIFT
@@ -47,7 +46,7 @@ class Run:
     """
 
     def __init__(
-        self, grid: Grid, memory: LaneMemory, abort: Abort, image: NDArray[np.uint8],
+        self, grid: Grid, memory: GridSpace, abort: Abort, image: NDArray[np.uint8],
         parameters: NDArray[np.uint8], state_size: int, hooks: Sequence[int] = (),
         variables: Sequence[int] = (),
     ) -> None:  # fmt: skip
@@ -66,6 +65,7 @@ class Run:
             self.environment = np.array(grid.launch.environment, np.uint32)
         self.violations: dict[tuple[int, int], list[int]] = {}
         self.lock = threading.Lock()
+        self.steps = 0, 0  # under a debugger: its table and its function
 
 
 class Worker(NativeWorker):
@@ -208,6 +208,8 @@ class Worker(NativeWorker):
         put("I", layout.GROUPS_ENDED, 0, 1)
         put("Q", layout.RESIDENT, counters + 8, grid.resident, self.context, self.context,
             run.environment.ctypes.data)  # fmt: skip
+        if run.steps[0]:  # no other code reads them
+            put("Q", layout.STEPS, *run.steps)
         self._used = 0
         self._furnish(self._slots[0])
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from nv.virtual.sm.ptx.module import Instruction, Operand
 from nv.virtual.sm.runtime import layout
 from nv.virtual.sm.runtime.resolve import PREFIX
-from nv.virtual.sm.translator import cluster
+from nv.virtual.sm.translator import cluster, stepping
 from nv.virtual.sm.translator.bulk import groups_left, published
 from nv.virtual.sm.translator.graph import EXIT, Graph, gathers
 from nv.virtual.sm.translator.kernel import Kernel
@@ -159,6 +159,8 @@ class Flow:
             self.go(block.successors[0])
             return
         k.now = end
+        if k.stepped:
+            stepping.look(k, end)
         condition = self._guard(end)
         if end.name in ("bra", "ret", "exit"):
             if condition is None:

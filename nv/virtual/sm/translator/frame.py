@@ -5,6 +5,7 @@ from __future__ import annotations
 from hcq.emu.text import PROFILES
 from nv.virtual.sm.runtime import async_layout, layout
 from nv.virtual.sm.runtime.resolve import PREFIX
+from nv.virtual.sm.translator import stepping
 from nv.virtual.sm.translator.flow import Flow
 from nv.virtual.sm.translator.graph import Graph
 from nv.virtual.sm.translator.kernel import Kernel
@@ -24,13 +25,16 @@ def _slot_bytes(kind: str) -> int:
 
 def module_of(k: Kernel, graph: Graph, flow: Flow, name: str) -> tuple[str, int]:
     """Return the whole module's IR and the bytes of a warp's state."""
-    saved = _saved(k, flow)
+    places = stepping.placed(k) if k.stepped else None
+    saved = _saved(k, flow) if places is None else []
     size = k.held.end + sum(_slot_bytes(kind) for _, kind in saved)
+    if places is not None:
+        size = places.end
     lines = [
         f"define i32 @{name}(ptr %context, ptr noalias %warp) nounwind {{",
         "entry:",
-        *_entry(k, graph),
-        *_start(k, flow, saved),
+        *_entry(k, graph, places),
+        *_start(k, flow, saved, [] if places is None else stepping.fresh(places)),
         *k.lines,
         *_save(k, flow, saved),
     ]
@@ -57,8 +61,9 @@ def _saved(k: Kernel, flow: Flow) -> list[tuple[str, str]]:
     return sorted(k.slots[name] for name in names if name in k.slots)
 
 
-def _entry(k: Kernel, graph: Graph) -> list[str]:
-    lines = [f"  {slot} = alloca {kind}" for slot, kind in k.slots.values()]
+def _entry(k: Kernel, graph: Graph, places: stepping.StepPlaces | None) -> list[str]:
+    in_state = frozenset(slot for slot, _, _ in places.slots) if places is not None else ()
+    lines = [f"  {slot} = alloca {kind}" for slot, kind in k.slots.values() if slot not in in_state]
     lines += [
         "  %active = alloca i32", "  %alive = alloca i32", "  %next = alloca i32",
         "  %forced = alloca i32", "  %budget = alloca i32", "  %resume = alloca i32",
@@ -93,6 +98,8 @@ def _entry(k: Kernel, graph: Graph) -> list[str]:
         f"  %held{number} = getelementptr i8, ptr %warp, i64 {k.held.place(name)}"
         for name, number in k.held.places.items()
     ]
+    if places is not None:
+        return [*lines, *stepping.entry(places)]
     live = sorted(k.slots[name] for name in k.facts.live[0] if name in k.slots)
     lines += [f"  store {kind} zeroinitializer, ptr {slot}" for slot, kind in live]
     return lines
@@ -113,7 +120,9 @@ def _fresh_notes(k: Kernel) -> list[str]:
     return lines
 
 
-def _start(k: Kernel, flow: Flow, saved: list[tuple[str, str]]) -> list[str]:
+def _start(
+    k: Kernel, flow: Flow, saved: list[tuple[str, str]], cleared: list[str]
+) -> list[str]:  # fmt: skip
     fresh = [
         "fresh:",
         "  %lanes.v = bitcast i32 %lanes to <32 x i1>",
@@ -121,6 +130,7 @@ def _start(k: Kernel, flow: Flow, saved: list[tuple[str, str]]) -> list[str]:
         f" <32 x i32> splat (i32 {layout.ENDED})",
         "  store <32 x i32> %first.places, ptr %places",
         *_fresh_notes(k),
+        *cleared,
         "  br label %b0",
     ]
     if not flow.resumes:

@@ -62,6 +62,7 @@ class Kernel(Lanes):
         self.quiet = False  # the caller looks for faults
         self.held = Held()  # registers that lie in the warp's state
         self.touched: set[int] = set()  # tables of them that this block has looked at
+        self.stepped = False  # all registers lie in the warp's state, for a debugger
         self.proxies = False  # writes to shared memory are noted for the asynchronous proxy
 
     # -- errors ----------------------------------------------------------------------------------

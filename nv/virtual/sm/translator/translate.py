@@ -25,6 +25,7 @@ from nv.virtual.sm.translator import (
     memory,
     moves,
     special,
+    stepping,
     transcendental,
     video,
     video_scalar,
@@ -56,12 +57,14 @@ _MODULES = (bits, moves, convert, transcendental, memory, atomic, warp, copies, 
 
 @dataclass(frozen=True)
 class Translation:
-    """A kernel as LLVM IR. state_size: bytes of a warp's state. code: for naming faults."""
+    """A kernel as LLVM IR. state_size: bytes of a warp's state. code: for naming faults. stepped:
+    where a debugger finds registers, of code that it can halt."""
 
     ir: str
     state_size: int
     places: Places
     code: list[Instruction]
+    stepped: stepping.StepPlaces | None = None
 
 
 @cache
@@ -116,17 +119,21 @@ def prepare(module: Module, name: str) -> tuple[Flat, Places]:
     return flat, place(module, entry, flat)
 
 
-def translate(flat: Flat, places: Places, full: bool, rows: bool) -> Translation:
+def translate(
+    flat: Flat, places: Places, full: bool, rows: bool, *, stepped: bool = False
+) -> Translation:
     """Translate a kernel.
 
     full: all warps have 32 lanes. rows: the block's x is a multiple of 32, so that a warp lies
-    within one row. Raises NotSupported, which names instruction and line.
+    within one row. stepped: the code halts where it is told to (`translator.stepping`). Raises
+    NotSupported, which names instruction and line.
     """
     graph = build(flat)
     held = held_by(graph)
     facts = analyse(graph, rows, held.places.keys())
     k = _Kernel(facts, places, full, rows)
     k.held = held
+    k.stepped = stepped
     k.proxies = _through_proxy(flat.code)
     flow = Flow(k, graph, waits(graph))
     count = sum(i.name in _MEMORY for block in graph.blocks for i in block.code)
@@ -140,12 +147,15 @@ def translate(flat: Flat, places: Places, full: bool, rows: bool) -> Translation
             emit(k, instruction)
         flow.finish(number)
     ir, size = module_of(k, graph, flow, NAME)
-    return Translation(ir, size, places, flat.code)
+    seen = stepping.placed(k) if stepped else None
+    return Translation(ir, size, places, flat.code, seen)
 
 
 def emit(k: Kernel, i: Instruction) -> None:
     """Emit one instruction that does not steer control."""
     k.now = i
+    if k.stepped:
+        stepping.look(k, i)
     handler = handler_of(i)
     if handler is None:
         raise k.unsupported()

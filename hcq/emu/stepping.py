@@ -1,0 +1,132 @@
+"""What shader cores share whose waves a debugger halts; see `hcq.debugging`.
+
+Stepped code looks, before each instruction, at a byte of a table and calls a function where that
+is set. One thread runs all waves then, so that each instruction is followed by the next of the same
+wave up to a barrier or the wave's end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+
+import numpy as np
+
+from hcq.debugging import Code, Debugger, Halted
+from hcq.emu.text import Text
+
+_STEP = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32)
+
+
+class Stops:
+    """One byte for each instruction of a kernel: whether waves halt there.
+
+    base: GPU address of the first instruction. count: of instructions. size: bytes of each.
+    """
+
+    def __init__(self, base: int, count: int, size: int) -> None:
+        self._base, self._size = base, size
+        self.table = np.zeros(count + 1, np.uint8)
+        self.asked = 0  # how often `everywhere` was called
+
+    @property
+    def address(self) -> int:
+        """The host address of the table."""
+        return int(self.table.ctypes.data)
+
+    def everywhere(self) -> None:
+        """Halt at every instruction. Any thread may call."""
+        self.asked += 1
+        self.table[:] = 1
+
+    def nowhere(self) -> None:
+        """Halt at no instruction."""
+        self.table[:] = 0
+
+    def set(self, stops: Collection[int] | None) -> None:
+        """Halt at these GPU addresses, None for all; others than the kernel's are left out."""
+        if stops is None:
+            self.everywhere()
+            return
+        self.nowhere()
+        for pc in stops:
+            place = (pc - self._base) // self._size
+            if 0 <= place < len(self.table):
+                self.table[place] = 1
+
+
+class StepCall(ABC):
+    """The function that stepped code calls where it halts. Used by one thread at a time.
+
+    address: of the function, `u32 (context, wave, place)`, which returns whether the wave goes on.
+    """
+
+    def __init__(self, debugger: Debugger) -> None:
+        self.debugger = debugger
+        self._step = _STEP(self._called)
+        self.address = ctypes.cast(self._step, ctypes.c_void_p).value or 0
+
+    @property
+    @abstractmethod
+    def code(self) -> Code:
+        """The kernel that runs."""
+
+    @property
+    @abstractmethod
+    def stops(self) -> Stops:
+        """The table of the kernel that runs."""
+
+    @abstractmethod
+    def wave(self, context: int, wave: int, place: int) -> Halted:
+        """Return the wave that halts: by its context's and its state's host address."""
+
+    @abstractmethod
+    def failed(self, error: BaseException) -> None:
+        """End the launch and have its thread raise an error."""
+
+    def active(self) -> bool:
+        """Whether wait limits are suspended."""
+        return self.debugger.active
+
+    def arm(self) -> None:
+        """Ask the debugger where to halt."""
+        stops = self.stops
+        before = stops.asked
+        stops.set(self.debugger.stops(self.code))
+        if stops.asked != before:  # RACE: by another thread, and `set` may have undone it
+            stops.everywhere()
+
+    def _called(self, context: int, wave: int, place: int) -> int:
+        try:
+            goes_on = self.debugger.halted(self.wave(context, wave, place))
+            self.arm()
+            return int(goes_on)
+        except BaseException as error:  # must not pass native code: the launch's thread raises it
+            self.stops.nowhere()
+            self.failed(error)
+            return 0
+
+
+def look(e: Text, number: int, place: int, ended: int) -> None:
+    """Emit a halt where byte `number` of %steps is set: %step is called with the place; where it
+    returns 0 the function of %context and %wave ends with the code `ended`."""
+    at = e.value(f"getelementptr i8, ptr %steps, i64 {number}")
+    asked = e.value(f"icmp ne i8 {e.value(f'load volatile i8, ptr {at}')}, 0")
+    halt, on, end = (e.new_label(stem) for stem in ("halt", "on", "end"))
+    e.do(f"br i1 {asked}, label %{halt}, label %{on}, !prof !1")
+    e.begin(halt)
+    goes_on = e.value(f"call i32 %step(ptr %context, ptr %wave, i32 {place})")
+    e.do(f"br i1 {e.value(f'icmp ne i32 {goes_on}, 0')}, label %{on}, label %{end}")
+    e.begin(end)
+    e.do(f"ret i32 {ended}")
+    e.begin(on)
+
+
+def found(steps: int, step: int) -> list[str]:
+    """Return the lines that load %steps and %step from these offsets of a context."""
+    lines = []
+    for name, offset in (("steps", steps), ("step", step)):
+        lines.append(f"  %{name}.p = getelementptr i8, ptr %context, i64 {offset}")
+        lines.append(f"  %{name} = load ptr, ptr %{name}.p")
+    return lines
