@@ -104,27 +104,49 @@ class CustomBridge:
                 self._send(kind, enable, _SINGLE, address, value)
                 if kind.posted:
                     return Completion(Status.OK)
-                answer = self._control_in(_TLP, 0, 0, _ANSWER.size, limit_s=_TLP_LIMIT_S)
-                data, header, _, _, code = _ANSWER.unpack(answer)
-                if code == _DONE:
-                    return _completion(header >> 5, data)
-                if code != _ERROR:
-                    return Completion(Status.TIMEOUT)
+                done = self._completed()
+                if done is not None:
+                    return done
                 if left:
                     self._sleep(_RETRY_PAUSE_S)
         return Completion(Status.UNSUPPORTED)
 
-    def read_memory(self, address: int, size: int) -> bytes:
-        """See Bridge.read_memory: two transfers for each MiB."""
+    def post(self, kind: Tlp, address: int, value: int, enable: int = 0xF) -> None:
+        """See Bridge.post: one transfer.
+
+        UNSURE: that a configuration write has been completed when the next request comes, which
+        takes a control transfer of 100 us and more; the firmware does not look before it sends.
+        """
+        _check_memory(address, 4)
+        with self._lock:
+            self._send(kind, enable, _SINGLE, address, value)
+
+    def read_block(self, kind: Tlp, address: int, size: int) -> bytes | None:
+        """See Bridge.read_block: two transfers for each MiB, and one: the registers of the request
+        engine keep the last completion (pcie_read_chunk), which F0 in the other direction gives."""
         _check_memory(address, size)
-        parts = []
+        data = b""
+        if not size:
+            return data
         with self._lock:
             for start in range(0, size, _LARGEST_STREAM):
                 want = min(_LARGEST_STREAM, size - start)
                 place = (_STREAM_READ, address + start, want // 4)
-                arm = functools.partial(self._send, Tlp.MEMORY_READ, 0xF, *place)
-                parts.append(self._bulk_in(arm, want, _STREAM_LIMIT_S))
-        return b"".join(parts)
+                arm = functools.partial(self._send, kind, 0xF, *place)
+                data += self._bulk_in(arm, want, _STREAM_LIMIT_S)
+            last = self._completed()
+            if last is None:
+                last = self.request(kind, address + size - 4)
+                data = data[:-4] + last.value.to_bytes(4, "little")
+        return data if last.status is Status.OK else None
+
+    def _completed(self) -> Completion | None:
+        """How the last request ended; None where it was not sent, as another one was on its way."""
+        answer = self._control_in(_TLP, 0, 0, _ANSWER.size, limit_s=_TLP_LIMIT_S)
+        data, header, _, _, code = _ANSWER.unpack(answer)
+        if code == _DONE:
+            return _completion(header >> 5, data)
+        return None if code == _ERROR else Completion(Status.TIMEOUT)
 
     def write_memory(self, address: int, data: bytes | bytearray | memoryview) -> None:
         """See Bridge.write_memory: two transfers for each MiB; one for a single dword."""

@@ -81,8 +81,13 @@ class Bridge(Protocol):
         """Send one request for the dword at `address`. enable: which of its bytes count."""
         ...
 
-    def read_memory(self, address: int, size: int) -> bytes:
-        """Read whole dwords, ascending. A failure of a single read does not show."""
+    def post(self, kind: Tlp, address: int, value: int, enable: int = 0xF) -> None:
+        """Send one write without asking how it ends. The request after it may ask."""
+        ...
+
+    def read_block(self, kind: Tlp, address: int, size: int) -> bytes | None:
+        """Read whole dwords, ascending, by requests of one kind; None where the last of them was
+        not completed. A failure of another one does not show."""
         ...
 
     def write_memory(self, address: int, data: bytes | bytearray | memoryview) -> None:

@@ -30,6 +30,10 @@ _BRIDGE_CLASS, _DISPLAY_CLASS, _ACCELERATOR_CLASS = 0x06, 0x03, 0x12
 _UPSTREAM_PORT = 5
 # TIMEOUT: a function may answer "try again" for a second after a reset (PCI Express, 6.6.1).
 _RETRY_LIMIT_S, _RETRY_PAUSE_S = 1.0, 0.01
+_HEADER = 0x100  # bytes of the part with the header and the older capabilities
+# Extended capabilities lie behind it; as many bytes of them as take two requests' time to read.
+_EXTENDED, _EXTENDED_BYTES = 0x100, 0x200
+_BARS = 6
 _REBAR_SIZE_SHIFT, _REBAR_SIZE_MASK, _REBAR_SIZES = 8, 0x1F00, 4
 
 
@@ -60,6 +64,20 @@ class Function:
         if self._request(self._write_kind, offset, value << 8 * (offset & 3), width) is None:
             raise DeviceLost(f"{self} does not answer in configuration space", offset=offset)
 
+    def post(self, offset: int, value: int, width: int = 4) -> None:
+        """Write without asking whether the function took it; a `write` or read after it does."""
+        pci_config.check_access(offset, width)
+        enable = (1 << width) - 1 << (offset & 3)
+        value <<= 8 * (offset & 3)
+        self._bridge.post(self._write_kind, self._place | offset & ~3, value, enable)
+
+    def block(self, start: int, size: int) -> Block:
+        """Read whole dwords at once, for reads of them that follow. Of a function that has answered
+        since it was reset: an answer "try again" to a dword amid others does not show."""
+        return Block(
+            self, start, self._bridge.read_block(self._read_kind, self._place | start, size)
+        )
+
     def _request(self, kind: Tlp, offset: int, value: int, width: int) -> int | None:
         enable = (1 << width) - 1 << (offset & 3)
         waited = 0.0
@@ -76,14 +94,32 @@ class Function:
         return f"{self.bus:02x}:{self.device:02x}.{self.number}"
 
 
+class Block:
+    """A part of a function's configuration space as it was read. What lies outside, or all where
+    the function did not answer any more, is read when asked for."""
+
+    def __init__(self, function: Function, start: int, data: bytes | None) -> None:
+        self._function = function
+        self._start = start
+        self._data = data or b""
+
+    def read(self, offset: int, width: int = 4) -> int:
+        """Read 1, 2 or 4 bytes; all ones where no function answers."""
+        at = offset - self._start
+        if 0 <= at <= len(self._data) - width:
+            return int.from_bytes(self._data[at : at + width], "little")
+        return self._function.read(offset, width)
+
+
 @dataclass
 class Card:
     """The card's function, the bridges on the way to it from the root, and its BARs: index to
-    (address, size)."""
+    (address, size). link: lanes and generation, see `_link_state`."""
 
     function: Function
     identity: PciIdentity
     above: list[Function]
+    link: tuple[int, int] = (0, 0)
     bars: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
@@ -98,7 +134,7 @@ def find_card(bridge: Bridge, *, sleep: Callable[[float], None] = time.sleep) ->
     DeviceNotFound with what is there instead, where there is none.
     """
     seen: list[str] = []
-    found = _search(bridge, Function(bridge, 0, sleep=sleep), [], seen)
+    found = _search(bridge, Function(bridge, 0, sleep=sleep), [], [], seen)
     if found is None:
         raise DeviceNotFound(
             "no GPU behind the bridge" + (f"; there are: {', '.join(seen)}" if seen else ""),
@@ -108,58 +144,60 @@ def find_card(bridge: Bridge, *, sleep: Callable[[float], None] = time.sleep) ->
 
 
 def _search(
-    bridge: Bridge, function: Function, above: list[Function], seen: list[str]
+    bridge: Bridge, function: Function, above: list[Function], headers: list[Block], seen: list[str]
 ) -> Card | None:
     regs = constants("pci_regs")
     first = function.read(regs.PCI_VENDOR_ID)
     if first & 0xFFFF in (0, 0xFFFF):
         return None
-    kind = function.read(regs.PCI_CLASS_REVISION) >> 24
+    header = function.block(0, _HEADER)  # ORDER: it answers by now; see Function.block
+    kind = header.read(regs.PCI_CLASS_REVISION) >> 24
     if kind in (_DISPLAY_CLASS, _ACCELERATOR_CLASS):
-        return Card(function, read_identity(str(function), function.read), above)
+        identity = read_identity(str(function), header.read)
+        return Card(function, identity, above, _link_state([*headers[1:], header]))
     if kind != _BRIDGE_CLASS or len(above) >= _DEEPEST:
         seen.append(f"{first & 0xFFFF:04x}:{first >> 16:04x} of class {kind:#04x}")
         return None
     secondary = function.bus + 1
     numbers = function.bus | secondary << 8 | 0xFF << 16
-    function.write(regs.PCI_PRIMARY_BUS, numbers)
-    for device in _places_below(function):
+    function.post(regs.PCI_PRIMARY_BUS, numbers)
+    for device in _places_below(header):
         below = Function(bridge, secondary, device, sleep=function.sleep)
-        found = _search(bridge, below, [*above, function], seen)
+        found = _search(bridge, below, [*above, function], [*headers, header], seen)
         if found is not None:
             return found
     function.write(regs.PCI_PRIMARY_BUS, 0)  # else it would take requests for the next branch
     return None
 
 
-def _places_below(function: Function) -> Iterator[int]:
+def _places_below(header: Block) -> Iterator[int]:
     """Device numbers to look at below a bridge: a link has device 0 alone, the bus inside a switch
     has its downstream ports (7.3.1)."""
     yield 0
     regs = constants("pci_regs")
-    place = pci_config.capability(function.read, regs.PCI_CAP_ID_EXP)
-    if place is not None and function.read(place + regs.PCI_EXP_FLAGS, 2) >> 4 & 15 == (
+    place = pci_config.capability(header.read, regs.PCI_CAP_ID_EXP)
+    if place is not None and header.read(place + regs.PCI_EXP_FLAGS, 2) >> 4 & 15 == (
         _UPSTREAM_PORT
     ):
         yield from range(1, _DEVICES)
 
 
-def link_state(card: Card) -> tuple[int, int]:
-    """Lanes and generation of the link between bridge and card, as the end nearest to the bridge
-    that has a link reports them; (0, 0) where none does."""
+def _link_state(headers: list[Block]) -> tuple[int, int]:
+    """Lanes and generation of the link between bridge and card, as the first of the functions below
+    the bridge that has a link reports them; (0, 0) where none does."""
     regs = constants("pci_regs")
-    for function in (*card.above[1:], card.function):
-        place = pci_config.capability(function.read, regs.PCI_CAP_ID_EXP)
+    for header in headers:
+        place = pci_config.capability(header.read, regs.PCI_CAP_ID_EXP)
         if place is not None:
-            status = function.read(place + regs.PCI_EXP_LNKSTA, 2)
+            status = header.read(place + regs.PCI_EXP_LNKSTA, 2)
             return (status & regs.PCI_EXP_LNKSTA_NLW) >> 4, status & regs.PCI_EXP_LNKSTA_CLS
     return 0, 0
 
 
 def check_link(card: Card) -> tuple[int, int]:
-    """The state of the link (see link_state); LinkDegraded for one lane: the bridge has two, and a
-    link that lost one drops."""
-    width, generation = link_state(card)
+    """The state of the link (see Card); LinkDegraded for one lane: the bridge has two, and a link
+    that lost one drops."""
+    width, generation = card.link
     if width == 1:
         raise LinkDegraded(
             "the link between bridge and card uses 1 lane, expected 2 or more",
@@ -195,9 +233,9 @@ def configure(card: Card) -> None:
                 f"BAR {bar.index} of the card behind the bridge does not fit",
                 bar=bar.index, size=bar.size, remedy="none: the bridge's address space is full",
             )  # fmt: skip
-        function.write(bar.register, address & 0xFFFF_FFFF)
+        function.post(bar.register, address & 0xFFFF_FFFF)
         if bar.wide:
-            function.write(bar.register + 4, address >> 32)
+            function.post(bar.register + 4, address >> 32)
         card.bars[bar.index] = (address, bar.size)
     for above in card.above:
         open_windows(above, function.bus, _aligned(low, _MIB), _aligned(high, _MIB))
@@ -207,11 +245,11 @@ def open_windows(bridge: Function, last_bus: int, memory_end: int, prefetch_end:
     """Have a bridge pass on what lies between the bases and these ends (whole MiB), and DMA
     upwards."""
     regs = constants("pci_regs")
-    bridge.write(regs.PCI_PRIMARY_BUS, bridge.bus | bridge.bus + 1 << 8 | last_bus << 16)
-    bridge.write(regs.PCI_MEMORY_BASE, _limits(MEMORY_BASE, memory_end))
-    bridge.write(regs.PCI_PREF_MEMORY_BASE, _limits(PREFETCH_BASE, prefetch_end))
-    bridge.write(regs.PCI_PREF_BASE_UPPER32, PREFETCH_BASE >> 32)
-    bridge.write(regs.PCI_PREF_LIMIT_UPPER32, (prefetch_end - 1) >> 32)
+    bridge.post(regs.PCI_PRIMARY_BUS, bridge.bus | bridge.bus + 1 << 8 | last_bus << 16)
+    bridge.post(regs.PCI_MEMORY_BASE, _limits(MEMORY_BASE, memory_end))
+    bridge.post(regs.PCI_PREF_MEMORY_BASE, _limits(PREFETCH_BASE, prefetch_end))
+    bridge.post(regs.PCI_PREF_BASE_UPPER32, PREFETCH_BASE >> 32)
+    bridge.post(regs.PCI_PREF_LIMIT_UPPER32, (prefetch_end - 1) >> 32)
     bridge.write(regs.PCI_COMMAND, regs.PCI_COMMAND_MEMORY | regs.PCI_COMMAND_MASTER, 2)
 
 
@@ -237,18 +275,19 @@ class _Bar:
 def _bars(function: Function) -> Iterator[_Bar]:
     """The memory BARs; their registers hold all ones afterwards. I/O BARs are left alone."""
     regs = constants("pci_regs")
-    index = 0
-    while index < 6:
-        register = regs.PCI_BASE_ADDRESS_0 + 4 * index
-        function.write(register, 0xFFFF_FFFF)
-        value = function.read(register)
+    first, index = regs.PCI_BASE_ADDRESS_0, 0
+    for register in range(first, first + 4 * _BARS, 4):
+        function.post(register, 0xFFFF_FFFF)
+    found = function.block(first, 4 * _BARS)
+    while index < _BARS:
+        register = first + 4 * index
+        value = found.read(register)
         if value & regs.PCI_BASE_ADDRESS_SPACE_IO:
-            function.write(register, 0)
+            function.post(register, 0)
         wide = value & 6 == regs.PCI_BASE_ADDRESS_MEM_TYPE_64
         mask = value & 0xFFFF_FFF0
-        if wide and index < 5:
-            function.write(register + 4, 0xFFFF_FFFF)
-            mask |= function.read(register + 4) << 32
+        if wide and index < _BARS - 1:
+            mask |= found.read(register + 4) << 32
         elif mask:
             mask |= 0xFFFF_FFFF << 32
         if mask and not value & regs.PCI_BASE_ADDRESS_SPACE_IO:
@@ -260,15 +299,16 @@ def _bars(function: Function) -> Iterator[_Bar]:
 def resize(function: Function) -> None:
     """Give each resizable BAR the largest size that it offers; decoding is off."""
     regs = constants("pci_regs")
-    place = extended_capability(function, regs.PCI_EXT_CAP_ID_REBAR)
+    space = function.block(_EXTENDED, _EXTENDED_BYTES)
+    place = extended_capability(space, regs.PCI_EXT_CAP_ID_REBAR)
     if place is None:
         return
-    control = function.read(place + regs.PCI_REBAR_CTRL)
+    control = space.read(place + regs.PCI_REBAR_CTRL)
     count = control >> 5 & 7
     for number in range(max(1, count)):
         at = place + 8 * number
-        offered = function.read(at + regs.PCI_REBAR_CAP) >> _REBAR_SIZES
-        control = function.read(at + regs.PCI_REBAR_CTRL)
+        offered = space.read(at + regs.PCI_REBAR_CAP) >> _REBAR_SIZES
+        control = space.read(at + regs.PCI_REBAR_CTRL)
         if not offered:
             continue
         size = offered.bit_length() - 1
@@ -277,11 +317,11 @@ def resize(function: Function) -> None:
         )
 
 
-def extended_capability(function: Function, wanted: int) -> int | None:
+def extended_capability(space: Block, wanted: int) -> int | None:
     """The offset of an extended capability by id; None where the function has none of it."""
-    place, steps = 0x100, 0
-    while place >= 0x100 and steps < 64:
-        header = function.read(place)
+    place, steps = _EXTENDED, 0
+    while place >= _EXTENDED and steps < 64:
+        header = space.read(place)
         if header in (0, 0xFFFF_FFFF):
             return None
         if header & 0xFFFF == wanted:

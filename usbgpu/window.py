@@ -89,10 +89,8 @@ class Combiner:
             self.flush()
             if size == 4:
                 return self.read32(address).to_bytes(4, "little")
-            data = self._bridge.read_memory(address, size)
-            # A stream does not tell of requests that nobody took: it goes on with stale data.
-            last = self._bridge.request(Tlp.MEMORY_READ, address + size - 4)
-            return data if last.status is Status.OK else b"\xff" * size
+            data = self._bridge.read_block(Tlp.MEMORY_READ, address, size)
+            return b"\xff" * size if data is None else data
 
 
 class BridgeWindow:
@@ -127,7 +125,7 @@ class BridgeWindow:
         self._combiner.write(self._address + offset, _bytes(value, 8))
 
     def read(self, offset: int, size: int) -> bytes:
-        """Read a block of memory: two transfers for each MiB, and two."""
+        """Read a block of memory: two transfers for each MiB, and one."""
         self._check(offset, size, 4)
         return self._combiner.read(self._address + offset, size) if size else b""
 

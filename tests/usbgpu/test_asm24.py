@@ -129,11 +129,43 @@ def test_blocks_are_streamed() -> None:
     count = bytes.fromhex("0c000000")
     with bridge(Out(0xF0, 0x0F60, 1, PLACE + count), BulkOut(0x02, data)) as one:
         one.write_memory(BAR, data)
-    with bridge(Out(0xF0, 0x0F20, 2, PLACE + count), BulkIn(0x81, 1024, data)) as one:
-        assert one.read_memory(BAR, 48) == data
+    steps = [
+        Out(0xF0, 0x0F20, 2, PLACE + count),
+        BulkIn(0x81, 1024, data),
+        In(0xF0, 0, 0, 8, data[-4:] + GOOD),
+    ]
+    with bridge(*steps) as one:
+        assert one.read_block(Tlp.MEMORY_READ, BAR, 48) == data
     with bridge() as one:
         one.write_memory(BAR, b"")
-        assert one.read_memory(BAR, 0) == b""
+        assert one.read_block(Tlp.MEMORY_READ, BAR, 0) == b""
+
+
+def test_configuration_space_is_streamed_and_the_last_completion_counts() -> None:
+    arm = Out(0xF0, 0x0F05, 2, bytes.fromhex("10000004 00000000 02000000"))
+    data = bytes(range(8))
+    for answer, found in ((data[4:] + GOOD, data), (bytes(4) + UNSUPPORTED, None), (SILENT, None)):
+        with bridge(arm, BulkIn(0x81, 1024, data), In(0xF0, 0, 0, 8, answer)) as one:
+            assert one.read_block(Tlp.CONFIG_READ_1, 0x0400_0010, 8) == found
+
+
+def test_the_last_dword_of_a_block_that_failed_on_its_way_is_read_again() -> None:
+    last = Out(0xF0, 0x0F20, 0, bytes.fromhex("74563412 08000000") + bytes(4))
+    steps = [
+        Out(0xF0, 0x0F20, 2, PLACE + bytes.fromhex("02000000")),
+        BulkIn(0x81, 1024, bytes(range(8))),
+        In(0xF0, 0, 0, 8, ERROR),
+        last,
+        In(0xF0, 0, 0, 8, b"abcd" + GOOD),
+    ]
+    with bridge(*steps) as one:
+        assert one.read_block(Tlp.MEMORY_READ, BAR, 8) == b"\x00\x01\x02\x03abcd"
+
+
+def test_a_posted_write_is_one_transfer() -> None:
+    place = bytes.fromhex("18000004 00000000")
+    with bridge(Out(0xF0, 0x0F45, 0, place + bytes.fromhex("000105ff"))) as one:
+        one.post(Tlp.CONFIG_WRITE_1, 0x0400_0018, 0xFF05_0100)
 
 
 def test_long_blocks_are_cut_into_mebibytes() -> None:
@@ -152,7 +184,7 @@ def test_memory_below_is_accessed_in_whole_dwords() -> None:
     with bridge() as one:
         for address, size in ((2, 4), (0, 6), (-4, 4), ((1 << 64) - 4, 8)):
             with pytest.raises(BadArgument):
-                one.read_memory(address, size)
+                one.read_block(Tlp.MEMORY_READ, address, size)
             with pytest.raises(BadArgument):
                 one.write_memory(address, bytes(size))
 

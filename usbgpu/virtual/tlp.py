@@ -187,17 +187,25 @@ class RequestEngine:
     def stream_read(self, size: int) -> bytes | None:
         """Read whole dwords likewise; None: an answer is missing, and the firmware waits for good.
 
-        Refused requests give the data register as it stands: nothing looks at their status.
+        The requests are of the kind that the registers hold. Refused ones give the data register as
+        it stands: the firmware looks at no status, but the last completion stays in the registers.
         """
         if self.lost_completions:
             self.lost_completions -= 1
             return None
-        address = self.address
+        address, kind = self.address, self._get(_FORMAT, 1)
         self.address = address + size
+        if kind in (Request.CONFIG_READ_0, Request.CONFIG_READ_1):
+            return b"".join(self._configured(kind, at) for at in range(address, address + size, 4))
         found = self._fabric.read(address, size) if self._link_up() else None
-        self._status = _COMPLETE
         if found is None:
             self._object_to(f"stream read of {size} bytes at {address:#x}, which nothing decodes")
+            self._complete(Completion(Status.UNSUPPORTED), 4)
             return self.data.to_bytes(4, "little") * (size // 4)
-        self.data = int.from_bytes(found[-4:], "little")
+        self._complete(Completion(Status.SUCCESS, int.from_bytes(found[-4:], "little")), 4)
         return found
+
+    def _configured(self, kind: int, address: int) -> bytes:
+        """Return the data register after a configuration read."""
+        self._complete(self._configure(kind, address, self._get(_ENABLES, 1)), 4)
+        return self.data.to_bytes(4, "little")
