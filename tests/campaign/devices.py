@@ -10,8 +10,10 @@ from tests.campaign.adreno import AdrenoStand
 from tests.campaign.amd import AmStand, UsbStand
 from tests.campaign.kinds_adreno import CHIPS as KGSL_CHIPS
 from tests.campaign.kinds_msm import CHIPS as MSM_CHIPS
+from tests.campaign.libusb import LibUsbStand
 from tests.campaign.nvidia import NvStand
 from tests.campaign.pci import IommufdStand, PciStand, SysfsStand
+from tests.campaign.served import ServedStand
 from tests.campaign.stand import Stand
 
 STANDS: dict[str, Callable[[int], Stand]] = {
@@ -20,6 +22,8 @@ STANDS: dict[str, Callable[[int], Stand]] = {
     "vfio": PciStand,
     "iommufd": IommufdStand,
     "sysfs": SysfsStand,
+    "vfio-user": ServedStand,
+    "libusb": LibUsbStand,
     **{chip: partial(NvStand, chip) for chip in CHIPS},
     **{chip: partial(AdrenoStand, chip) for chip in (*KGSL_CHIPS, *MSM_CHIPS)},
 }

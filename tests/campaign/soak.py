@@ -28,7 +28,7 @@ from tests.campaign.table import KINDS
 WARM = 0.4
 #: bytes of memory that may come and go: what the C library keeps of what was freed
 SLACK = 24 << 20
-_DEVICES = ("navi31", "gh100", "tu102", "vfio", "iommufd", "sysfs")
+_DEVICES = ("navi31", "gh100", "tu102", "a630", "a740+msm", "vfio", "iommufd", "sysfs")
 # These end by the trace function of a thread or count what the whole process holds.
 _TRACED = "sys.settrace"
 

@@ -7,9 +7,11 @@ from tests.campaign import (
     kinds_chip,
     kinds_firmware,
     kinds_host,
+    kinds_libusb,
     kinds_link,
     kinds_msm,
     kinds_nvidia,
+    kinds_served,
 )
 from tests.campaign.kind import Kind, Layer, cases_of
 
@@ -19,6 +21,8 @@ KINDS: list[Kind] = [
     *kinds_link.KINDS,
     *kinds_nvidia.KINDS,
     *kinds_host.KINDS,
+    *kinds_served.KINDS,
+    *kinds_libusb.KINDS,
     *kinds_adreno.KINDS,
     *kinds_msm.KINDS,
 ]

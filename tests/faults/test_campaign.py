@@ -15,7 +15,7 @@ from tests.campaign.run import run
 from tests.campaign.table import KINDS, render
 
 CASES = cases_of(KINDS)
-_ONE_OF_EACH = "navi31", "gh100", "vfio", "a630"
+_ONE_OF_EACH = "navi31", "gh100", "vfio", "vfio-user", "libusb", "a630"
 
 
 def few(every: int) -> list[Case]:

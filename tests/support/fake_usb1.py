@@ -121,24 +121,33 @@ class Handle:
     def releaseInterface(self, interface: int) -> None:
         self.claimed = False
 
+    def _check(self) -> None:
+        if self.bus.gone:
+            raise USBErrorNoDevice
+
     def setInterfaceAltSetting(self, interface: int, setting: int) -> None:
+        self._check()
         self.bus.log.append(("alternate", setting))
 
     def clearHalt(self, endpoint: int) -> None:
+        self._check()
         self.bus.log.append(("clear", endpoint))
 
     def resetDevice(self) -> None:
+        self._check()
         self.bus.log.append(("reset",))
 
     def controlRead(
         self, kind: int, request: int, value: int, index: int, length: int, timeout: int
     ) -> bytearray:
+        self._check()
         self.bus.log.append(("read", kind, request, value, index, length, timeout))
         return bytearray(self.bus.answer())
 
     def controlWrite(
         self, kind: int, request: int, value: int, index: int, data: bytes, timeout: int
     ) -> int:
+        self._check()
         self.bus.log.append(("write", kind, request, value, index, bytes(data), timeout))
         return len(self.bus.answer(data))
 
