@@ -51,7 +51,7 @@ class Terminal:
             found += more
         return _STYLES.sub("", found)
 
-    def type(self, text: str) -> None:
+    def send(self, text: str) -> None:
         """Type keys; lines end with a newline."""
         os.write(self._screen, text.encode())
 

@@ -42,22 +42,22 @@ def test_a_session(tmp_path: Path) -> None:
     pytest.importorskip("readline")
     with debug(tmp_path, EXCHANGING, exchange()) as terminal:
         terminal.until(PROMPT)
-        terminal.type("break k\n")
+        terminal.send("break k\n")
         assert "breakpoint 1: k\n" in terminal.until(PROMPT)
-        terminal.type("jump 3\n")  # told, and the session goes on
+        terminal.send("jump 3\n")  # told, and the session goes on
         assert "expected one of break, " in terminal.until(PROMPT)
-        terminal.type("run\n")
+        terminal.send("run\n")
         assert "k+0x0 group (0, 0, 0) wave 0 exec 0xffffffff" in terminal.until(PROMPT)
-        terminal.type("info wa\t\n")  # the rest of the word by completion
+        terminal.send("info wa\t\n")  # the rest of the word by completion
         shown = terminal.until(PROMPT)
         assert "info waves" in shown and re.search(r"\* +0 +halted", shown)
-        terminal.type("print v0[5]\n")
+        terminal.send("print v0[5]\n")
         assert "v0[5] = 0x5\n" in terminal.until(PROMPT)
-        terminal.type("\x10\n")  # ^P: the last line again
+        terminal.send("\x10\n")  # ^P: the last line again
         assert "v0[5] = 0x5\n" in terminal.until(PROMPT)
-        terminal.type("\n")  # an empty line repeats nothing
+        terminal.send("\n")  # an empty line repeats nothing
         assert terminal.until(PROMPT).strip() == PROMPT.strip()
-        terminal.type("detach\n")
+        terminal.send("detach\n")
         assert terminal.end() == 0
         assert f"result {expected()}" in terminal.shown
 
@@ -67,13 +67,13 @@ def test_an_endless_kernel_is_halted_by_the_keyboard(device: str, tmp_path: Path
     image = faulty_object() if "navi" in device else PTX.encode()
     with debug(tmp_path, ENDLESS, image, "--device", device) as terminal:
         terminal.until(PROMPT)
-        terminal.type("run\n")
+        terminal.send("run\n")
         terminal.until("it runs\n")
-        terminal.type("\x03")
+        terminal.send("\x03")
         assert "interrupted\n" in terminal.until(PROMPT)
-        terminal.type("stepi 9\n")
+        terminal.send("stepi 9\n")
         assert re.search(r"step\nforever\+0x", terminal.until(PROMPT))
-        terminal.type("\x04")  # the end of input quits
+        terminal.send("\x04")  # the end of input quits
         assert terminal.end() == 0
         assert "the kernel ended" not in terminal.shown
 
@@ -81,6 +81,6 @@ def test_an_endless_kernel_is_halted_by_the_keyboard(device: str, tmp_path: Path
 def test_the_end_of_input_ends_the_session_before_the_program_starts(tmp_path: Path) -> None:
     with debug(tmp_path, "print('started')", b"") as terminal:
         terminal.until(PROMPT)
-        terminal.type("\x04")
+        terminal.send("\x04")
         assert terminal.end() == 0
         assert "started" not in terminal.shown
