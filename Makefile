@@ -10,6 +10,7 @@
 #   make soak        the same at random, on devices at work in threads; MINUTES=30, SEED=N
 #   make test-kernel the transports under a real kernel, in a QEMU guest (downloads 150 MB once)
 #   make test-foreign  drivers and compilers of others on the virtual devices (installs them from PyPI once)
+#   make test-adreno  the whole operation corpus on four virtual Adreno GPUs (15 minutes of processor time)
 #   make test-turnip  Mesa's Vulkan driver for Adreno on the virtual GPUs (builds it once, 5 minutes)
 #   make hw          the suite on every real GPU of this machine; writes docs/hardware (WHEELS=DIR: no network)
 #   make check       lint, types, layers, file sizes, what STYLE promises, generated files untouched
@@ -24,7 +25,7 @@ PYTHON := $(VENV)/bin/python
 SETUP := tools/house/setup.sh $(VENV)
 ALL := demo dev firmware regen nv adreno?
 
-.PHONY: demo dev test test-slow test-masks mutants faults soak test-kernel test-foreign test-turnip hw check bench docs regen golden clean
+.PHONY: demo dev test test-slow test-masks mutants faults soak test-kernel test-foreign test-adreno test-turnip hw check bench docs regen golden clean
 
 dev:
 	@$(SETUP) $(ALL)
@@ -65,6 +66,10 @@ test-kernel:
 test-foreign:
 	@$(SETUP) dev
 	$(PYTHON) -m tests.foreign
+
+test-adreno:
+	@$(SETUP) $(ALL)
+	$(PYTHON) -m tests.support.adreno_corpus
 
 test-turnip:
 	@$(SETUP) dev

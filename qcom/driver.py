@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -67,7 +66,6 @@ class AdrenoDriver(Driver):
         self.looks = 0  # at timelines by waiters since the last submission
         self._on_stage = on_stage
         self._looked_at = 0.0
-        self._lines = threading.Lock()  # two threads may copy into one cache line
         self._queues: tuple[AdrenoQueue, ...] = ()
         self._own: list[Program] = []
         self._probe_memory: Memory | None = None
@@ -202,21 +200,19 @@ class AdrenoDriver(Driver):
 
     def write_memory(self, buffer: Buffer, data: memoryview) -> bool:
         memory, start = _place(buffer)
-        with self._lines:
-            # ORDER: lines that are written in part first hold what the GPU has written of them.
-            for edge in (start, start + len(data)):
-                if edge % CACHE_LINE:
-                    line = edge - edge % CACHE_LINE
-                    self.interface.sync(memory, line, CACHE_LINE, to_gpu=False)
-            memory.view[start : start + len(data)] = data
-            self.interface.sync(memory, start, len(data), to_gpu=True)
+        # ORDER: lines that are written in part first hold what the GPU has written of them.
+        for edge in (start, start + len(data)):
+            if edge % CACHE_LINE:
+                line = edge - edge % CACHE_LINE
+                self.interface.sync(memory, line, CACHE_LINE, to_gpu=False)
+        memory.view[start : start + len(data)] = data
+        self.interface.sync(memory, start, len(data), to_gpu=True)
         return True
 
     def read_memory(self, buffer: Buffer, out: memoryview) -> bool:
         memory, start = _place(buffer)
-        with self._lines:
-            self.interface.sync(memory, start, len(out), to_gpu=False)
-            out[:] = memory.view[start : start + len(out)]
+        self.interface.sync(memory, start, len(out), to_gpu=False)
+        out[:] = memory.view[start : start + len(out)]
         return True
 
     def find(self, address: int) -> str:

@@ -15,7 +15,6 @@ from hcq.errors import PageFault
 from hcq.memory import VirtAddr
 from hcq.queue import QueueKind
 from tests.support.adreno import needs_mesa
-from tests.support.operation_corpus import corpus
 
 CHIPS = ("a630", "a660", "a740", "a750")
 Opened = Callable[[str], Device]
@@ -131,12 +130,3 @@ def test_msm_tells_nobody_of_a_page_fault(opened: Opened) -> None:
     assert (good.numpy(np.uint32) == 9).all()
     machine = device.driver.interface.node.machine  # type: ignore[attr-defined]
     assert [report.address for report in machine.log] == [address]
-
-
-@needs_mesa
-@pytest.mark.slow
-@pytest.mark.parametrize(("chip", "turn"), [("a630", 0), ("a740", 1), ("a660", 2), ("a750", 3)])
-def test_a_share_of_the_corpus(opened: Opened, chip: str, turn: int) -> None:
-    device = opened(chip)
-    for case in list(corpus().values())[turn::24]:
-        case.check(device)

@@ -23,6 +23,7 @@ from tests.qcom.kgsl_client import (
     machine_of,
     pkt7,
 )
+from tests.support.waiting import until
 
 MEM_WRITE, WAIT_REG_MEM = 0x3D, 0x3C
 
@@ -290,6 +291,23 @@ def test_a_line_is_dirty_whatever_is_stored_in_it(client: Client) -> None:
     target = client.alloc(4096, CACHED)
     client.run(mem_write(target.address, 7))
     target.write([0])
+    client.sync(target, 1)
+    client.sync(target, 2)
+    assert target.read() == [0]
+
+
+def test_a_program_may_store_once_it_sees_that_work_has_ended(client: Client) -> None:
+    """Before its submission has been retired, and without a cache operation yet."""
+    target, done, gate, commands = (client.alloc(4096, flags) for flags in (CACHED, 0, 0, 0))
+    words = mem_write(target.address, 7) + mem_write(done.address, 1)
+    words += wait_equal(gate.address, 1)
+    commands.write(words)
+    context = client.context()
+    timestamp = client.submit(context, (commands.address, 4 * len(words)))
+    until(lambda: done.read() == [1], "the GPU's signal")
+    target.write([0])
+    gate.write([1])
+    client.wait(context, timestamp)
     client.sync(target, 1)
     client.sync(target, 2)
     assert target.read() == [0]

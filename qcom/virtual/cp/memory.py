@@ -67,6 +67,7 @@ def _event_write_7(cp: CommandProcessor, body: list[int], at: int) -> None:
 
 def mem_write(cp: CommandProcessor, body: list[int], at: int) -> None:
     """CP_MEM_WRITE."""
+    cp.space.publish()
     cp.store(body[0] | body[1] << 32, struct.pack(f"<{len(body) - 2}I", *body[2:]))
 
 
@@ -89,6 +90,7 @@ def reg_to_mem(cp: CommandProcessor, body: list[int], at: int) -> None:
         ticks = cp.machine.ticks()
         words = [ticks & _WORD, ticks >> 32 & _WORD]
     address = body[1] | body[2] << 32
+    cp.space.publish()
     if head.ACCUMULATE:
         old = cp.words(address, count)
         words = [one + other & _WORD for one, other in zip(old, words, strict=True)]
@@ -113,6 +115,7 @@ def mem_to_mem(cp: CommandProcessor, body: list[int], at: int) -> None:
         value = int.from_bytes(cp.space.read(address, size), "little")
         negated = number < 3 and head[f"NEG_{'ABC'[number]}"]
         total += -value if negated else value
+    cp.space.publish()
     cp.space.write(places[0], (total & mask).to_bytes(size, "little"))
 
 

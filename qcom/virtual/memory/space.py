@@ -108,7 +108,9 @@ class AddressSpace:
         return found
 
     def publish(self) -> None:
-        """The GPU's writes become known to programs: what CPU caches hold of them is stale."""
+        """The GPU's writes become known to programs: what CPU caches hold of them is stale.
+
+        RACE: before a program can see that work has ended, as it may store from then on."""
         with self.lock:
             for found in self._cached.values():
                 found.spoil()

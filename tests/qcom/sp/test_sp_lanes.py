@@ -1,37 +1,12 @@
-"""Our code for Adreno on the virtual shader processors: the operation corpus against NumPy."""
+"""Our code for Adreno on the virtual shader processors: what lanes of a wave tell each other."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from tests.support import ir3_machine, ir3_run
+from tests.support import ir3_machine
 from tests.support.adreno import compiled, module, needs_mesa
-
-SHARE = 130
-LONG = ("matmul_int64_64x64x129", "matmul_int64_65x33x130")  # 12,000 instructions
-CHIPS = ("a630", "a660", "a740", "a750")
-
-
-@needs_mesa
-@pytest.mark.parametrize(("chip", "turn"), list(zip(CHIPS, (2, 34, 66, 98), strict=True)))
-def test_a_share_of_the_corpus(chip: str, turn: int) -> None:
-    count = 0
-    for made in ir3_run.runnable(chip, turn, SHARE, 1 << 12):
-        ir3_run.check(made, chip, ir3_machine.launch)
-        count += 1
-    assert count >= 2
-
-
-@needs_mesa
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(2))
-@pytest.mark.parametrize("chip", CHIPS)
-def test_every_case_on_one_chip(chip: str, part: int) -> None:
-    """A quarter of the corpus on each; not the two whose kernels take minutes to translate."""
-    for made in ir3_run.runnable(chip, CHIPS.index(chip) + 4 * part, 8):
-        if made.case.name not in LONG:
-            ir3_run.check(made, chip, ir3_machine.launch)
 
 
 @needs_mesa

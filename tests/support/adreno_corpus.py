@@ -1,0 +1,68 @@
+"""The operation corpus on virtual Adreno GPUs, through driver, kernel driver and shader processors.
+
+`python -m tests.support.adreno_corpus [CHIP ...]` (`make test-adreno`) runs all of it on each chip,
+in as many processes as there are processors. Exit status: 0 all right, 1 something differed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+
+import hcq
+from hcq.errors import UgpuError
+from tests.support.compiler_devices import poisoned
+from tests.support.operation_corpus import corpus
+
+CHIPS = ("a630", "a660", "a740", "a750")
+PARTS = 4  # processes may share a chip's cases out
+
+
+def run(chip: str, names: list[str]) -> None:
+    """Check cases; AssertionError for the first that differs from NumPy, and for what the model
+    calls a violation of the hardware's rules."""
+    with hcq.open(f"virtual:{chip}") as device:
+        poisoned(device, None)
+        for name in names:
+            corpus()[name].check(device)
+        machine = device.driver.interface.node.machine  # type: ignore[attr-defined]
+        # Memory may be given back between a signal and the end of the submission that has sent it.
+        wrong = [text for text in machine.violations if "was freed while" not in text]
+        assert not wrong, wrong
+
+
+def _part(chip: str, part: int) -> tuple[str, list[str], float]:
+    """Every case that fails of a share, alone on a device, and processor time."""
+    start, failed = time.process_time(), []
+    for name in list(corpus())[part::PARTS]:
+        try:
+            run(chip, [name])
+        except (AssertionError, UgpuError) as error:
+            failed.append(f"{name}: {type(error).__name__}: {error}")
+    return chip, failed, time.process_time() - start
+
+
+def main(arguments: list[str]) -> int:
+    """Run all chips; print what failed of each."""
+    parser = argparse.ArgumentParser(description="run the operation corpus on virtual Adreno GPUs")
+    parser.add_argument("chips", nargs="*", default=CHIPS)
+    chips = parser.parse_args(arguments).chips
+    failures: dict[str, list[str]] = {chip: [] for chip in chips}
+    seconds = dict.fromkeys(chips, 0.0)
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        shares = [(chip, part) for chip in chips for part in range(PARTS)]
+        for chip, failed, spent in pool.starmap(_part, shares, chunksize=1):
+            failures[chip] += failed
+            seconds[chip] += spent
+    for chip, failed in failures.items():
+        right = len(corpus()) - len(failed)
+        print(f"virtual {chip}: {right} of {len(corpus())} cases, {seconds[chip]:.0f} s")
+        for line in failed:
+            print(f"  {line}")
+    return int(any(failures.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
