@@ -40,6 +40,11 @@ def test_large_products_have_large_blocks() -> None:
     assert best_tiles(product(4096, 4096, 4096), GFX1100).size == (128, 128)
 
 
+def test_sums_of_eight_bytes_take_two_registers_each() -> None:
+    rows, columns = best_tiles(Product(4096, 4096, 4096, 1, 8), GFX1100).block
+    assert rows * columns == 32
+
+
 def test_tiles_do_not_reach_far_beyond_the_output() -> None:
     tiles = best_tiles(product(5000, 20, 512), GFX1100)
     assert tiles.size[1] == 32

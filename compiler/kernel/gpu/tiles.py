@@ -67,7 +67,7 @@ def best_tiles(product: Product, target: TargetSpec) -> Tiles:
         for wide in SIDES
         for rows in BLOCKS
         for columns in BLOCKS
-        if rows * columns + OTHERS <= REGISTERS
+        if rows * columns * max(product.width // 4, 1) + OTHERS <= REGISTERS
     )
     fitting = [tiles for tiles in candidates if tiles_fit(tiles, product.width, target)]
     costs = {tiles: cost(tiles, product, target) for tiles in fitting}
