@@ -261,11 +261,13 @@ def load_firmware(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
     with stages.stage("TMR"):
         size = tmr_size(units, firmware)
         kind, name = generation.smu_firmware
-        psp.load_firmware(name, kind, firmware.parts[name])
-        psp.setup_tmr(units.carveout.tmr, size)
+        smu = psp.load_firmware(name, kind, firmware.parts[name])
+        psp.run(smu, psp.setup_tmr(units.carveout.tmr, size))
     with stages.stage("IP firmware"):
-        for kind, name in generation.ip_firmware:
-            psp.load_firmware(name, kind, firmware.parts[name])
+        parts = firmware.parts
+        psp.run(
+            *(psp.load_firmware(name, kind, parts[name]) for kind, name in generation.ip_firmware)
+        )
         psp.autoload()
 
 

@@ -7,7 +7,8 @@ psp_v13_0.c (mailboxes, ring), amdgpu_psp.c (commands, fences), psp_gfx_if.h (la
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from am import advice
 from am.chip import ALL_ONES, Chip
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 RING_SIZE = 0x1000  # bytes; 64 frames, as the kernel's
 FRAME_DWORDS = 16
+_MOST_FRAMES = RING_SIZE // (4 * FRAME_DWORDS) - 1  # pointers that are equal mean an empty ring
 COMMAND_SIZE = 0x1000  # the command, and our fence at the end
 _FENCE = COMMAND_SIZE - 64
 _PAGE = 4096  # alignment of an image (Linux 6.12 amdgpu_ucode.c, amdgpu_ucode_init_bo)
@@ -35,6 +37,7 @@ _ERROR = 0xFF
 # fence; DRAM training makes some boards slower.
 BOOTLOADER_LIMIT_S = 5.0
 FENCE_LIMIT_S = 5.0
+_NEXT_LIMIT_S = 0.1  # for each command after the first, our choice: images load in milliseconds
 _NOTE, _COUNT = 0x75470000, 0xFF
 _REFUSED = 0xFE  # in place of a count: a component was refused
 HANDSHAKE_S = 0.02  # the kernel's delay after mailbox commands that start something
@@ -43,6 +46,30 @@ HANDSHAKE_S = 0.02  # the kernel's delay after mailbox commands that start somet
 def noted_refusal(chip: Chip) -> bool:
     """Whether a process of ours has seen the bootloader refuse a component since the last reset."""
     return int(chip.mmhub.MMVM_CONTEXT15_PAGE_TABLE_START_ADDR_LO32.read()) == _NOTE | _REFUSED
+
+
+@dataclass(frozen=True)
+class Command:
+    """GFX_CMD_ID_<kind>. fill: sets its fields, with the MC address of `image`, which lies in whole
+    pages in front of the command; FirmwareRejected if too large. what: its name in errors."""
+
+    what: str
+    kind: str
+    fill: Callable[[Struct, int], None]
+    image: bytes = b""
+
+    def __post_init__(self) -> None:
+        if len(self.image) > PRIVATE_SIZE:
+            raise FirmwareRejected(
+                "the image is larger than the PSP's buffer",
+                size=len(self.image),
+                limit=PRIVATE_SIZE,
+            )
+
+    @property
+    def size(self) -> int:
+        """Bytes of image and command."""
+        return -(-len(self.image) // _PAGE) * _PAGE + COMMAND_SIZE
 
 
 class Psp:
@@ -270,70 +297,92 @@ class Psp:
 
     # ---- commands ----------------------------------------------------------------------------
 
-    def new_command(self, command: str) -> Struct:
-        """A zeroed psp_gfx_cmd_resp for GFX_CMD_ID_<command>."""
-        buffer = self._layouts.psp_gfx_cmd_resp.new()
-        buffer.cmd_id = self._ids[f"GFX_CMD_ID_{command}"]
-        return buffer
+    def run(self, *commands: Command) -> None:
+        """Run commands in their order and wait for them; FirmwareRejected for the first that is
+        refused.
 
-    def submit(self, buffer: Struct, what: str, image: bytes | None = None) -> None:
-        """Run one command and wait for it. FirmwareRejected if refused.
-
-        image: what the command names; it lies before the command in memory, see `place`.
+        Where register accesses are messages, as many as fit are given to the ring at once. UNSURE:
+        the kernel gives it one at a time; each frame has a fence of its own, and a board would show
+        whether later frames run after one that was refused.
         """
+        left = list(commands)
+        while left:
+            if len(self._frames) == RING_SIZE:
+                self._frames.clear()
+            count, size = 1, left[0].size
+            free = (RING_SIZE - len(self._frames)) // (4 * FRAME_DWORDS)
+            most = min(free, _MOST_FRAMES, len(left)) if self.chip.bus.messages else 1
+            while count < most:
+                size += left[count].size
+                if size > PRIVATE_SIZE - RING_SIZE:
+                    break
+                count += 1
+            self._run(left[:count])
+            del left[:count]
+
+    def _run(self, group: Sequence[Command]) -> None:
+        """Run commands that fit in front of the ring, each behind the image that it names."""
         vram, layout = self.chip.vram, self._layouts.psp_gfx_cmd_resp
-        self.fence_value += 1
-        staged = b"" if image is None else image.ljust(self.command - self.place(image), b"\0")
-        command = bytes(buffer).ljust(COMMAND_SIZE, b"\0")
-        # One write, with the fence in it, which may hold the same number of an earlier ring.
-        vram.write(self.command - len(staged), staged + command + self._add_frame())
+        start = at = self.ring - sum(command.size for command in group)
+        first, places, content = self.fence_value + 1, [], b""
+        for command in group:
+            buffer = layout.new()
+            buffer.cmd_id = self._ids[f"GFX_CMD_ID_{command.kind}"]
+            command.fill(buffer, self.carveout.mc(at))
+            content += command.image.ljust(command.size - COMMAND_SIZE, b"\0")
+            content += bytes(buffer).ljust(COMMAND_SIZE, b"\0")
+            at += command.size
+            places.append(at - COMMAND_SIZE)
+            self.fence_value += 1
+            self._frames += self._frame(at - COMMAND_SIZE)
+        # One write, with the fence in it, which may hold the same number of an earlier ring, and
+        # the ring from its start: the frames before were taken.
+        vram.write(start, content + self._frames)
         self.nbio.post_hdp()
         self.chip.mp0.MP0_SMN_C2PMSG_67.write(len(self._frames) % RING_SIZE // 4)
-        self._wait_fence(what)
-        place = self.command + layout.offset_of("resp.status")
-        status = int.from_bytes(vram.read(place, 4), "little")
-        if status:
-            # The kernel only warns here, since some PSP versions leave a status behind; a refused
-            # image is worse found later, as a hang.
-            raise FirmwareRejected(
-                f"the PSP refused {what}",
-                image=what,
-                status=status,
-                remedy=advice.MODE1 if image is None else advice.FIRMWARE,
-            )
+        self._wait_fence(group, first)
+        for command, place in zip(group, places, strict=True):
+            status = int.from_bytes(vram.read(place + layout.offset_of("resp.status"), 4), "little")
+            if status:
+                # The kernel only warns here, since some PSP versions leave a status behind; a
+                # refused image is worse found later, as a hang.
+                raise FirmwareRejected(
+                    f"the PSP refused {command.what}",
+                    image=command.what,
+                    status=status,
+                    remedy=advice.FIRMWARE if command.image else advice.MODE1,
+                )
 
-    def place(self, image: bytes) -> int:
-        """Where an image lies in VRAM: whole pages in front of its command."""
-        if len(image) > PRIVATE_SIZE:
-            raise FirmwareRejected(
-                "the image is larger than the PSP's buffer", size=len(image), limit=PRIVATE_SIZE
-            )
-        return self.command - -(-len(image) // _PAGE) * _PAGE
-
-    def _add_frame(self) -> bytes:
-        """The ring from its start to the end of the new frame: those before it were taken."""
-        if len(self._frames) == RING_SIZE:
-            self._frames.clear()
+    def _frame(self, command: int) -> bytes:
+        """The ring's frame for the command at `command`."""
         frame = self._layouts.psp_gfx_rb_frame.new()
-        command, fence = self.carveout.mc(self.command), self.carveout.mc(self.fence)
-        frame.cmd_buf_addr_lo, frame.cmd_buf_addr_hi = command & 0xFFFF_FFFF, command >> 32
+        buffer, fence = self.carveout.mc(command), self.carveout.mc(self.fence)
+        frame.cmd_buf_addr_lo, frame.cmd_buf_addr_hi = buffer & 0xFFFF_FFFF, buffer >> 32
         frame.fence_addr_lo, frame.fence_addr_hi = fence & 0xFFFF_FFFF, fence >> 32
         frame.fence_value = self.fence_value
-        self._frames += bytes(frame).ljust(4 * FRAME_DWORDS, b"\0")
-        return bytes(self._frames)
+        return bytes(frame).ljust(4 * FRAME_DWORDS, b"\0")
 
-    def _wait_fence(self, what: str) -> None:
+    def _wait_fence(self, group: Sequence[Command], first: int) -> None:
+        """Wait for the last of a group, whose fences begin at `first`."""
+        seen = 0
+
         def probe() -> bool:
-            value = int.from_bytes(self.chip.vram.read(self.fence, 4), "little")
-            if value == ALL_ONES:
-                self.chip.check_present(f"waiting for the PSP ({what})")
-            return value == self.fence_value
+            nonlocal seen
+            seen = int.from_bytes(self.chip.vram.read(self.fence, 4), "little")
+            if seen == ALL_ONES:
+                self.chip.check_present(f"waiting for the PSP ({group[-1].what})")
+            return seen == self.fence_value
 
         try:
             self.chip.clock.wait_until(
-                probe, unit="PSP", waiting_for=f"fence of {what}", limit_s=FENCE_LIMIT_S
+                probe,
+                unit="PSP",
+                waiting_for=f"fence of {group[-1].what}",
+                limit_s=FENCE_LIMIT_S + (len(group) - 1) * _NEXT_LIMIT_S,
             )
         except UnitTimeout as error:
+            ended = seen - first + 1
+            what = group[ended if 0 < ended < len(group) else 0].what
             raise FirmwareSilent(
                 f"the PSP has not completed {what}",
                 image=what,
@@ -344,37 +393,41 @@ class Psp:
 
     def load_toc(self, image: bytes) -> int:
         """Show the table of contents; returns the size of the TMR that the images need."""
-        buffer = self.new_command("LOAD_TOC")
-        toc = buffer.cmd.cmd_load_toc
-        address = self.carveout.mc(self.place(image))
-        toc.toc_phy_addr_lo, toc.toc_phy_addr_hi = address & 0xFFFF_FFFF, address >> 32
-        toc.toc_size = len(image)
-        self.submit(buffer, "TOC", image)
+
+        def fill(buffer: Struct, address: int) -> None:
+            toc = buffer.cmd.cmd_load_toc
+            toc.toc_phy_addr_lo, toc.toc_phy_addr_hi = address & 0xFFFF_FFFF, address >> 32
+            toc.toc_size = len(image)
+
+        self.run(Command("TOC", "LOAD_TOC", fill, image))
         place = self.command + self._layouts.psp_gfx_cmd_resp.offset_of("resp.tmr_size")
         return int.from_bytes(self.chip.vram.read(place, 4), "little")
 
-    def setup_tmr(self, address: int, size: int) -> None:
-        """Give VRAM [address, address+size) to the firmware, for good."""
-        buffer = self.new_command("SETUP_TMR")
-        tmr = buffer.cmd.cmd_setup_tmr
+    def setup_tmr(self, address: int, size: int) -> Command:
+        """The command to give VRAM [address, address+size) to the firmware, for good."""
         mc, physical = self.carveout.mc(address), self.carveout.physical(address)
-        tmr.buf_phy_addr_lo, tmr.buf_phy_addr_hi = mc & 0xFFFF_FFFF, mc >> 32
-        tmr.buf_size = size
-        tmr.bitfield.virt_phy_addr = 1
-        tmr.system_phy_addr_lo = physical & 0xFFFF_FFFF
-        tmr.system_phy_addr_hi = physical >> 32
-        self.submit(buffer, "TMR")
 
-    def load_firmware(self, name: str, kind: int, image: bytes) -> None:
-        """Load one image of psp_gfx_fw_type `kind`."""
-        buffer = self.new_command("LOAD_IP_FW")
-        load = buffer.cmd.cmd_load_ip_fw
-        address = self.carveout.mc(self.place(image))
-        load.fw_phy_addr_lo, load.fw_phy_addr_hi = address & 0xFFFF_FFFF, address >> 32
-        load.fw_size = len(image)
-        load.fw_type = kind
-        self.submit(buffer, name, image)
+        def fill(buffer: Struct, _image: int) -> None:
+            tmr = buffer.cmd.cmd_setup_tmr
+            tmr.buf_phy_addr_lo, tmr.buf_phy_addr_hi = mc & 0xFFFF_FFFF, mc >> 32
+            tmr.buf_size = size
+            tmr.bitfield.virt_phy_addr = 1
+            tmr.system_phy_addr_lo = physical & 0xFFFF_FFFF
+            tmr.system_phy_addr_hi = physical >> 32
+
+        return Command("TMR", "SETUP_TMR", fill)
+
+    def load_firmware(self, name: str, kind: int, image: bytes) -> Command:
+        """The command to load one image of psp_gfx_fw_type `kind`."""
+
+        def fill(buffer: Struct, address: int) -> None:
+            load = buffer.cmd.cmd_load_ip_fw
+            load.fw_phy_addr_lo, load.fw_phy_addr_hi = address & 0xFFFF_FFFF, address >> 32
+            load.fw_size = len(image)
+            load.fw_type = kind
+
+        return Command(name, "LOAD_IP_FW", fill, image)
 
     def autoload(self) -> None:
         """Let the RLC start the graphics core with what was loaded."""
-        self.submit(self.new_command("AUTOLOAD_RLC"), "RLC autoload")
+        self.run(Command("RLC autoload", "AUTOLOAD_RLC", lambda _buffer, _image: None))

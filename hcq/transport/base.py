@@ -82,9 +82,10 @@ class Window(Protocol):
 
     read32 and friends are exactly one bus access each. `read` and `write` move blocks (multiples of
     4 bytes at 4-byte aligned offsets) in pieces chosen by the transport; use them for
-    memory only, never for registers with side effects. Raises BadArgument for a bad offset or size,
-    DeviceLost when the transport detects that the device is gone (a read may also return all
-    ones).
+    memory only, never for registers with side effects; for registers at all where the transport's
+    traits say so (register_messages), which then moves dwords. Raises BadArgument for a bad
+    offset or size, DeviceLost when the transport detects that the device is gone (a read may also
+    return all ones).
     """
 
     @property

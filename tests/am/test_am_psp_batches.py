@@ -1,0 +1,101 @@
+"""Commands of the PSP's ring, several at once: on a card whose registers are behind a link."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from am import psp
+from am.device import AmDevice, open_device
+from am.psp import Command
+from am.virtual.chip import Chip
+from hcq.errors import FirmwareRejected, FirmwareSilent
+from hcq.layout import Struct
+from tests.support.am_navi31 import NAME, attach, build_chip
+
+
+@pytest.fixture
+def chip() -> Iterator[Chip]:
+    made = build_chip()
+    yield made
+    made.close()
+
+
+def plug_in(chip: Chip, *, messages: bool = True) -> AmDevice:
+    attachment = attach(chip=chip)
+    transport = attachment.transport
+    transport.traits = replace(transport.traits, register_messages=messages)
+    device = open_device(NAME, attachment)
+    assert isinstance(device, AmDevice)
+    return device
+
+
+def objections(chip: Chip) -> list[str]:
+    """Violations, but for blocks of registers, which this card's BAR takes in one piece."""
+    return [text for text in chip.violations if not text.startswith("block read of BAR5")]
+
+
+def test_images_go_to_the_ring_together(chip: Chip) -> None:
+    with plug_in(chip) as device:
+        assert not device.warm
+        images = len(device.driver.facts.generation.ip_firmware)
+        assert device.driver.units.psp.fence_value == images + 4  # TOC, SMU, TMR, autoload
+    assert objections(chip) == []
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 150])
+def test_any_number_of_commands_runs_in_order(chip: Chip, count: int) -> None:
+    with plug_in(chip) as device:
+        driver = device.driver
+        assert driver.firmware is not None
+        toc = driver.firmware.boot[driver.facts.generation.toc_type]
+        seen: list[int] = []
+
+        def fill(buffer: Struct, address: int) -> None:
+            seen.append(address)
+            load = buffer.cmd.cmd_load_toc
+            load.toc_phy_addr_lo, load.toc_phy_addr_hi = address & 0xFFFF_FFFF, address >> 32
+            load.toc_size = len(toc)
+
+        before = driver.units.psp.fence_value
+        driver.units.psp.run(*(Command("TOC", "LOAD_TOC", fill, toc) for _ in range(count)))
+        assert driver.units.psp.fence_value == before + count and len(seen) == count
+        lowest = driver.units.carveout.mc(driver.units.carveout.psp_private)
+        assert min(seen) >= lowest
+        assert any(high > low for low, high in pairwise(seen)) == (count > 1)
+    assert objections(chip) == []
+
+
+@pytest.mark.parametrize("kind", ["RS64_MEC", "SMU", "RLC_G"])
+def test_the_image_that_is_refused_is_named(chip: Chip, kind: str) -> None:
+    chip.faults.psp_reject = {kind}
+    with pytest.raises(FirmwareRejected) as caught:
+        plug_in(chip)
+    assert caught.value.facts["image"] == kind.lower()
+    chip.faults.psp_reject = set()
+    with plug_in(chip) as device:
+        assert not device.warm
+
+
+def test_the_command_that_is_not_done_is_named(chip: Chip, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each fence that was written counts."""
+    with plug_in(chip) as device:
+        units = device.driver.units
+        monkeypatch.setattr(psp, "FENCE_LIMIT_S", 0.02)
+        execute = chip.psp.commands.execute
+
+        def one_then_silence(content: bytes) -> bytes:
+            chip.faults.psp_silent = len(done) > 0
+            done.append(0)
+            return execute(content)
+
+        done: list[int] = []
+        monkeypatch.setattr(chip.psp.commands, "execute", one_then_silence)
+        tmr = units.psp.setup_tmr(units.carveout.tmr, 1 << 20)
+        names = ("first", "second", "third")
+        with pytest.raises(FirmwareSilent) as caught:
+            units.psp.run(*(replace(tmr, what=name, kind="LOAD_TOC") for name in names))
+        assert caught.value.facts["image"] == "second"
