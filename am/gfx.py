@@ -79,6 +79,10 @@ class Gfx:
 
     # ---- start -------------------------------------------------------------------------------
 
+    def loaded(self) -> bool:
+        """Whether the micro engines have their firmware; before, the chip takes no writes here."""
+        return bool(self.chip.gc.RLC_RLCS_BOOTLOAD_STATUS.read().BOOTLOAD_COMPLETE)
+
     def wait_autoload(self) -> None:
         """Wait until the RLC has loaded and started every micro engine."""
         gc = self.chip.gc

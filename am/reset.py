@@ -255,7 +255,7 @@ class Rungs:
         # ORDER: what the way back needs is in hand before the chip is reset.
         if driver.firmware is None:
             driver.firmware = load_firmware(driver.firmware_source, driver.facts)
-        if not driver.chip.lost() and units.psp.alive():
+        if not driver.chip.lost() and units.psp.alive() and units.gfx.loaded():
             self._quiet()
         driver.vram_lost = True
         strike(units)

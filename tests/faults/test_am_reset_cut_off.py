@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from am.device import AmDevice
+from am.psp import Psp
 from am.virtual.options import ChipOptions
 from hcq.buffer import Buffer
 from hcq.program import Program
@@ -75,6 +76,24 @@ def run_through(chip: Any, rung: str, first: int, stride: int) -> int:
 )
 def test_a_reset_that_is_cut_off(chip: Any, rung: str, stride: int, least: int) -> None:
     assert run_through(chip, rung, stride // 2, stride) >= least
+
+
+@pytest.mark.parametrize("step", ["setup_tmr", "load_firmware", "autoload"])
+def test_a_boot_again_that_is_cut_off_before_the_graphics_core_is_up(
+    chip: Any, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def cut(*_: object) -> None:
+        raise Interrupted
+
+    with opened(chip) as device, device.load(faulty_object()) as program:
+        out, kept = device.alloc(64), device.alloc(PATTERN.nbytes)
+        kept.copy_from(PATTERN)
+        with monkeypatch.context() as patched:
+            patched.setattr(Psp, step, cut)
+            with pytest.raises(Interrupted):
+                device.reset("mode1")
+        check(device, program, kept, out, step)
+    assert chip.violations == []
 
 
 @pytest.mark.slow
