@@ -7,11 +7,12 @@ computed twice; Mesa does the rest.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import llvmlite.binding as llvm
 
 from compiler.codegen.adreno.llvm import Function, read_module
-from compiler.codegen.adreno.mesa import compiler_for
+from compiler.codegen.adreno.mesa import Binary, compiler_for
 from compiler.codegen.adreno.select import shader_of
 from hcq.errors import CompileError
 from hcq.ir3object import Ir3Kernel, Ir3Parameter, pack_ir3
@@ -19,6 +20,7 @@ from hcq.target import TargetSpec, adreno_chip
 
 # Pointers: 64 bits to global memory, 32 to local memory (3) and to variables (5).
 _LAYOUT = "e-p:64:64-p3:32:32-p5:32:32-i64:64-n32-A5"
+_WAVE = 64  # threads of a wave, in kernels that have to do with its lanes
 _ATTRIBUTES = re.compile(r'^attributes #(\d+) = .*"adreno-threads"="(\d+)"', re.MULTILINE)
 
 
@@ -41,6 +43,16 @@ def compile_adreno(text: str, target: TargetSpec, machine: llvm.TargetMachine) -
     )  # fmt: skip
 
 
+def _with_parameters(binary: Binary, at: int, threads: int) -> Binary:
+    """Put what is constant of the driver's parameters before the immediates: a wave's size, which
+    shuffles read. The rest stays 0, as no intrinsic of ours reads it. Source: struct
+    ir3_driver_params_cs (Mesa 25.2.7, src/freedreno/ir3/ir3_const.h)."""
+    words = [0] * (4 * (binary.immediates_at - at))
+    words[7:12] = [_WAVE, threads, 1, 1, _WAVE.bit_length() - 1]
+    immediates = (*words, *binary.immediates)
+    return replace(binary, immediates=immediates, immediates_at=at)
+
+
 def _kernel(function: Function, target: TargetSpec, threads: int | None) -> Ir3Kernel:
     if threads is None:
         raise CompileError(
@@ -51,7 +63,9 @@ def _kernel(function: Function, target: TargetSpec, threads: int | None) -> Ir3K
     shader = shader_of(function, compiler.mesa.tables, threads)
     binary = compiler.compile(shader.blob, -(-shader.constants // 4), shader.lanes)
     if binary.driver_params is not None:
-        raise CompileError("the kernel needs parameters of the driver", kernel=function.name)
+        if not shader.lanes:
+            raise CompileError("the kernel needs parameters of the driver", kernel=function.name)
+        binary = _with_parameters(binary, binary.driver_params, threads)
     return Ir3Kernel(
         name=function.name,
         chip_id=chip_id,

@@ -3,8 +3,15 @@
 adreno.thread, adreno.group.x|y|z    numbers of the thread in its group, of the group
 adreno.barrier                       all threads of the group have come here
 adreno.exchange(word, mask)          the word of the wave's lane `number xor mask`
+adreno.lane(word, number)            the word of the wave's lane `number`, which may differ by lane
+adreno.first(word)                   the word of the first active lane
 adreno.any(test), adreno.all(test)   whether a condition holds in one lane of the wave, or in all
+adreno.reduce.<op>(word)             the total of the wave's active lanes; <op>: add, fadd, mul,
+                                     fmul, smin, smax, umin, umax, fmin, fmax, and, or, xor
+adreno.scan.<op>(word)               the total of the active lanes up to this one, itself included
 adreno.mulhi(word, word)             the upper half of an unsigned product
+adreno.dot.s|u|su(word, word, sum)   four products of 8-bit numbers added to a sum: both factors
+                                     signed, both unsigned, the first signed and the second unsigned
 """
 
 from __future__ import annotations
@@ -32,9 +39,18 @@ _PLAIN = {
 }  # fmt: skip
 _WAVE = {
     "adreno.exchange": "shuffle_xor",
+    "adreno.lane": "shuffle",
+    "adreno.first": "read_first_invocation",
     "adreno.any": "vote_any",
     "adreno.all": "vote_all",
 }
+_DOTS = {"s": "sdot_4x8_iadd", "u": "udot_4x8_uadd", "su": "sudot_4x8_iadd"}
+_GATHERED = {"adreno.reduce": "reduce", "adreno.scan": "inclusive_scan"}
+_TOTALS = {
+    "add": "iadd", "fadd": "fadd", "mul": "imul", "fmul": "fmul", "smin": "imin", "smax": "imax",
+    "umin": "umin", "umax": "umax", "fmin": "fmin", "fmax": "fmax", "and": "iand", "or": "ior",
+    "xor": "ixor",
+}  # fmt: skip
 _NUMBERS = {"adreno.thread": "load_local_invocation_id", "adreno.group": "load_workgroup_id"}
 _IGNORED = ("llvm.assume", "llvm.lifetime.start", "llvm.lifetime.end", "llvm.dbg.value")
 
@@ -57,6 +73,16 @@ def call(selection: Selection, one: Instruction) -> tuple[int, ...]:
             build.intrinsic(_WAVE[name], sources, 1, kind.bits)
             for sources in zip(*given, strict=True)
         )
+    if name in _GATHERED and rest in _TOTALS and kind.bits == 32:
+        selection.lanes_used = True
+        (sources,) = given
+        (total, _) = build.tables.operations[_TOTALS[rest]]
+        return tuple(
+            build.intrinsic(_GATHERED[name], [value], 1, 32, reduction_op=total)
+            for value in sources
+        )
+    if name == "adreno.dot" and rest in _DOTS:
+        return (build.alu(_DOTS[rest], 32, *(sources[0] for sources in given)),)
     if name == "llvm.abs":
         return tuple(build.alu("iabs", kind.bits, value) for value in given[0])
     if name in ("llvm.fptosi.sat", "llvm.fptoui.sat"):

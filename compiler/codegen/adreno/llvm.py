@@ -35,7 +35,7 @@ _FORMS = {
 _FLAGS = frozenset((
     "nuw", "nsw", "exact", "disjoint", "nneg", "inbounds", "nusw", "samesign", "volatile", "fast",
     "nnan", "ninf", "nsz", "arcp", "contract", "afn", "reassoc", "noundef", "nofpclass", "signext",
-    "zeroext", "range", "convergent",
+    "zeroext", "range", "convergent", "weak",
 ))  # fmt: skip
 
 
@@ -431,6 +431,23 @@ class _Reader:
         operation = self.take()
         given = self._many()
         return Instruction("", "", given[1].type, given, kind=operation)
+
+    def _cmpxchg(self) -> Instruction:
+        self.flags()  # weak, volatile
+        given = self._many()
+        return Instruction("", "", given[1].type, given)
+
+    def _extractvalue(self) -> Instruction:
+        """Of what a cmpxchg returns: the old value or whether it was exchanged."""
+        self.expect("{")
+        kind = self.type()
+        self.expect(",")
+        self.expect("i1")
+        self.expect("}")
+        pair = self.operand(kind)
+        self.expect(",")
+        place = self.take()
+        return Instruction("", "", kind if place == "0" else Type("i", 1), (pair,), kind=place)
 
     def _fence(self) -> Instruction:
         return Instruction("")

@@ -22,6 +22,7 @@ _COHERENT, _VOLATILE, _NON_WRITEABLE, _CAN_REORDER = 1, 4, 16, 64  # enum gl_acc
 _GROUP, _DEVICE, _ACQUIRE_RELEASE = 4, 6, 3  # enum mesa_scope, nir_memory_semantics
 _SHARED, _GLOBAL = 1 << 19, 1 << 20  # enum nir_variable_mode
 # enum nir_atomic_op
+_COMPARE_EXCHANGE = 12
 _ATOMIC = {
     "add": 0, "min": 1, "umin": 2, "max": 3, "umax": 4, "and": 5, "or": 6, "xor": 7, "xchg": 8,
 }  # fmt: skip
@@ -186,6 +187,17 @@ class Memory:
         operation = _ATOMIC[one.kind]
         given = [address, value]
         return (build.intrinsic(f"{space}_atomic", given, 1, 32, atomic_op=operation),)
+
+    def exchange(self, one: Instruction) -> tuple[int, ...]:
+        """Compare and exchange; the old value, and whether it was the expected one."""
+        pointer, expected, wanted = one.operands
+        if expected.type.bits != 32 or expected.type.kind != "i":
+            raise NotSupported("cmpxchg of this type for Adreno", code=one.line.strip())
+        build = self.selection.build
+        given = [self.selection.lanes(each)[0] for each in (pointer, expected, wanted)]
+        space = "global" if pointer.type.bits == 64 else "shared"
+        old = build.intrinsic(f"{space}_atomic_swap", given, 1, 32, atomic_op=_COMPARE_EXCHANGE)
+        return old, build.alu("ieq", 1, old, given[1])
 
     def fence(self, barrier: bool) -> None:
         """Order memory; barrier: of the group's local memory, all threads having come here."""

@@ -337,6 +337,12 @@ class Selection:
     def _atomicrmw(self, one: Instruction) -> Lanes:
         return self.memory.atomic(one)
 
+    def _cmpxchg(self, one: Instruction) -> Lanes:
+        return self.memory.exchange(one)
+
+    def _extractvalue(self, one: Instruction) -> Lanes:
+        return (self.lanes(one.operands[0])[int(one.kind)],)
+
     def _call(self, one: Instruction) -> Lanes:
         if one.kind == "adreno.barrier":
             self.memory.fence(True)
