@@ -81,11 +81,15 @@ class DaemonProcess:
         self.process.kill()
         self._wait()
 
-    def close(self) -> None:
-        """End it as systemd does, and remove its folder."""
+    def stop(self) -> None:
+        """End it as systemd does."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         self._wait()
+
+    def close(self) -> None:
+        """End it, and remove its folder."""
+        self.stop()
         self._folder.cleanup()
 
     def _wait(self) -> None:

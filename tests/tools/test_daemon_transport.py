@@ -60,6 +60,12 @@ def test_a_daemon_that_was_killed_takes_its_card_over(tmp_path: Path) -> None:
             daemon.start()
             with hcq.lease(daemon=daemon.socket) as gpu:
                 assert scaled(gpu)
+            assert "attached warm after" not in daemon.log()  # it was killed
+            daemon.stop()
+            daemon.start()
+            with hcq.lease(daemon=daemon.socket) as gpu:
+                assert scaled(gpu)
+            assert "attached warm after" in daemon.log()
     finally:
         served.terminate()
         served.communicate()

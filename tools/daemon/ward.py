@@ -135,7 +135,8 @@ class Ward:
             self._change(owned.card, State.QUARANTINED, UNKNOWN)
             log.exception("%s does not boot", owned.card.name)
             return
-        how = "attached warm" if getattr(owned.device, "warm", False) else "ready"
+        driver = getattr(owned.device, "driver", None)
+        how = "attached warm" if getattr(driver, "warm", False) else "ready"
         log.info("%s is %s after %.1f s", owned.card.name, how, self.now() - start)
         self._change(owned.card, State.READY)
 
