@@ -46,6 +46,7 @@ class RegisterBus:
         self.window = window
         self.messages = messages
         self._known: dict[int, int] | None = None  # values by index, inside `setting_up`
+        self._aimed: int | None = None  # where the RSMU pair points, inside `setting_up`
         self.selectors: frozenset[int] = frozenset()  # registers that choose what others mean
         self.index_register: int | None = None  # dword indices, known after discovery
         self.data_register: int | None = None
@@ -93,6 +94,7 @@ class RegisterBus:
             yield
         finally:
             self._known = before
+            self._aimed = None
 
     def read_ahead(self, first: BoundRegister, last: BoundRegister) -> None:
         """Inside `setting_up`, read all registers from `first` to `last` at once, for the updates
@@ -106,14 +108,17 @@ class RegisterBus:
             self._known[place] = value
 
     def _select(self, address: int) -> int:
-        """Aim the RSMU pair at byte `address`; returns the BAR offset of its data register."""
+        """Aim the RSMU pair at byte `address`; returns the BAR offset of its data register. Inside
+        `setting_up` it stays aimed."""
         if self.index_register is None or self.data_register is None:
             raise BadArgument(
                 "the register lies outside BAR5, and the index/data pair is not set up yet",
                 address=address,
             )
-        self.window.write32(self.index_register * 4, address)
-        self.window.read32(self.index_register * 4)
+        if self._aimed != address:
+            self.window.write32(self.index_register * 4, address)
+            self.window.read32(self.index_register * 4)
+            self._aimed = None if self._known is None else address
         return self.data_register * 4
 
 

@@ -7,6 +7,8 @@ the driver's own address space. All in bytes. See docs/am-bringup.md for the map
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -99,6 +101,7 @@ class VramTables:
         self.carveout = carveout
         self.heap = heap
         self.owned = False
+        self.changed: set[int] | None = None  # tables to be written later, by physical address
 
     def allocate(self, size: int) -> int:
         address = None
@@ -108,9 +111,12 @@ class VramTables:
                 raise OutOfMemory(
                     "no VRAM that the host can access is left for page tables", size=size
                 )
-            if self.owned:
+            physical = self.carveout.physical(address)
+            if self.changed is not None:
+                self.changed.add(physical)
+            elif self.owned:
                 self.chip.vram.write(address, bytes(size))
-            return self.carveout.physical(address)
+            return physical
         except BaseException:
             if address is not None:
                 self.heap.free(address)
@@ -120,6 +126,9 @@ class VramTables:
         self.heap.free(physical - self.carveout.fb_offset)
 
     def write(self, physical: int, entries: NDArray[np.uint64]) -> None:
+        if self.changed is not None:
+            self.changed.add(physical // PAGE * PAGE)
+            return
         if not self.owned:
             return
         address = physical - self.carveout.fb_offset
@@ -180,6 +189,20 @@ class AddressSpace:
         self._table_memory.owned = True
         self.tables.rewrite()
         self.stale = True
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Change several mappings before the next flush of the TLBs: where each write is a message,
+        tables are written once, whole, at the end. What is mapped inside is used after it."""
+        if not self.chip.bus.messages or self._table_memory.changed is not None:
+            yield
+            return
+        changed = self._table_memory.changed = set[int]()
+        try:
+            yield
+        finally:
+            self._table_memory.changed = None
+            self.tables.rewrite(changed)
 
     @property
     def used(self) -> int:

@@ -5,7 +5,7 @@ Source: Linux 6.12 nbio_v4_3.c and hdp_v6_0.c.
 
 from __future__ import annotations
 
-from am.chip import Chip
+from am.chip import Chip, batched
 
 # Byte offset of the hole in the register BAR that the HDP flush registers are mapped to.
 REMAP_OFFSET = 0x80000 - 0x1000
@@ -24,6 +24,7 @@ class Nbio:
         self.chip = chip
         self._flush_index = REMAP_OFFSET // 4
 
+    @batched
     def start(self) -> None:
         """Open the doorbell BAR and map the HDP flush registers into the register BAR."""
         nbio = self.chip.nbio
@@ -50,6 +51,7 @@ class Nbio:
         self.chip.nbio.S2A_DOORBELL_ENTRY_0_CTRL.write(_GC_ROUTE)
         self.chip.nbio.S2A_DOORBELL_ENTRY_3_CTRL.write(_SCHEDULER_ROUTE)
 
+    @batched
     def route_sdma_doorbells(self, first: int, size: int) -> None:
         """Send the doorbell dwords [first, first+size) to the SDMA engines."""
         self.chip.nbio.S2A_DOORBELL_ENTRY_2_CTRL.update(

@@ -11,12 +11,15 @@ from am.memory import PAGE, Mapping
 from hcq.buffer import Buffer
 from hcq.bulk_transfer import BulkTransfer
 from hcq.memory import Placement
-from hcq.timeline import SIZE, VALUE_SIZE
+from hcq.timeline import SIZE
 from hcq.transport.bulk import BulkMemory
 from hcq.transport.view import RemoteView
 
 if TYPE_CHECKING:
     from am.driver import AmDriver
+
+
+_LOOKED_AT = 4  # bytes of a timeline
 
 
 class OutsideMemory:
@@ -46,8 +49,9 @@ class OutsideMemory:
             return bulk.read_signals(place + offset, size)
 
         def write(offset: int, data: bytes | bytearray | memoryview) -> None:
-            # The value alone: our queues do not use what follows it, and each byte is a transfer.
-            bulk.write_signals(place + offset, bytes(data)[: max(0, VALUE_SIZE - offset)])
+            # Each byte is a transfer. The value's low dword alone: neither the host nor a queue
+            # that waits looks at more of it (Timeline.value; wait_memory of both kinds of queue).
+            bulk.write_signals(place + offset, bytes(data)[: max(0, _LOOKED_AT - offset)])
 
         memory = self._at(bulk.signals + place, SIZE)
         view = RemoteView(read, write, SIZE)

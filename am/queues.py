@@ -29,13 +29,14 @@ class Queues:
         driver = self._driver
         doorbells, made = driver.facts.generation.doorbells, driver.generation
         with driver.stages.stage("compute queue"):
-            self._eop = driver.map(EOP_SIZE, Placement.DEVICE)
-            compute = made.compute_queue(driver, 0, 0, doorbells.compute_ring0 * 2)
-            self._made[QueueKind.COMPUTE].append(compute)
-            first = doorbells.copy_engine0 * 2
-            for engine in driver.units.engines:
-                doorbell = first + engine.index * doorbells.copy_stride * 2
-                self._made[QueueKind.COPY].append(made.copy_queue(driver, engine, doorbell))
+            with driver.memory.together():
+                self._eop = driver.map(EOP_SIZE, Placement.DEVICE)
+                compute = made.compute_queue(driver, 0, 0, doorbells.compute_ring0 * 2)
+                self._made[QueueKind.COMPUTE].append(compute)
+                first = doorbells.copy_engine0 * 2
+                for engine in driver.units.engines:
+                    doorbell = first + engine.index * doorbells.copy_stride * 2
+                    self._made[QueueKind.COPY].append(made.copy_queue(driver, engine, doorbell))
             self.start(compute)
         with driver.stages.stage("copy queues"):
             self.route_copy_doorbells()

@@ -6,7 +6,7 @@ says where tables live and how entries get there. Nothing is ever read back over
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -174,13 +174,18 @@ class PageTable:
             physical = self.format.physical(table.level, entry) + offset
             return Translation(physical, 1 << level.shift, table.level, entry)
 
-    def rewrite(self) -> None:
-        """Write every table again from the shadow: the device has lost its memory."""
+    def rewrite(self, only: Collection[int] | None = None) -> None:
+        """Write tables again from the shadow, below before above: every one, as the device has lost
+        its memory, or those of these physical addresses that are still in use."""
+        found: list[_Table] = []
         pending = [self._root]
         while pending:
             table = pending.pop()
-            self.memory.write(table.physical, table.shadow)
+            found.append(table)
             pending.extend(table.children.values())
+        for table in reversed(found):
+            if only is None or table.physical in only:
+                self.memory.write(table.physical, table.shadow)
 
     def close(self) -> None:
         """Free all tables, the root too."""

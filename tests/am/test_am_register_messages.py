@@ -142,3 +142,18 @@ def test_a_block_is_read_ahead_only_for_changes_that_follow(words: Words) -> Non
     with mapped.setting_up():
         mapped.read_ahead(register(mapped, 3), register(mapped, 5))
     assert words.accesses == []
+
+
+def test_an_index_register_stays_aimed_while_registers_are_set_up(words: Words) -> None:
+    bus = RegisterBus(words, messages=True)
+    bus.index_register, bus.data_register = 1, 2
+    beyond = register(bus, words.size // 4 + 8)
+    with bus.setting_up():
+        beyond.update(LOW=1)
+        assert words.accesses.count(("write", 1, beyond.index * 4)) == 1
+        assert words.accesses.count(("read", 1)) == 1  # ORDER: the index before the data
+        register(bus, beyond.index + 1).write(1)
+        beyond.write(1)
+        assert words.accesses.count(("write", 1, beyond.index * 4)) == 2
+    beyond.write(1)
+    assert words.accesses.count(("write", 1, beyond.index * 4)) == 3
