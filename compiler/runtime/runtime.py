@@ -37,6 +37,7 @@ from compiler.plan.repeats import (
     written,
 )
 from compiler.plan.sizes import round_up
+from compiler.runtime.ahead import planners
 from compiler.runtime.memory_pool import MemoryPool, Storage
 from compiler.runtime.opened import Opened
 from compiler.runtime.programs import KernelRecord, Loaded, Programs, listeners
@@ -163,6 +164,8 @@ class Runtime:
             key = (*graph, ways.places(nodes))
         found = self._plans.get(key)
         if found is None or active() is not None:  # a search looks at known kernels too
+            for planner in tuple(planners):
+                planner(roots, ways)
             made = None
             if active() is None:
                 made = self._repeated(graph, nodes, ways)

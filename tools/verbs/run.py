@@ -1,8 +1,9 @@
-"""Verbs that run kernels: demo, explain, tune."""
+"""Verbs that run kernels: demo, explain, tune, compile."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from am import chips
 
@@ -66,3 +67,23 @@ def tune(arguments: argparse.Namespace, out: Output) -> int:
         arguments.device, arguments.beam, arguments.budget, arguments.details
     )
     return tune.run(arguments.script, arguments.arguments, options, out)
+
+
+def _compile(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("script", help="a Python file that uses ugpu.Tensor")
+    parser.add_argument("--target", required=True, metavar="NAME",
+                        help="adreno-a740 and the like, or a device that can be opened here, "
+                             "such as virtual:navi31")  # fmt: skip
+    parser.add_argument("-o", "--output", required=True, metavar="FOLDER", type=Path,
+                        help="for the objects: UGPU_CACHE where the device is")  # fmt: skip
+    parser.add_argument("arguments", nargs="*", help="arguments of the script, options after --")
+
+
+@register("run", "compile a script's kernels for a device that is not here", _compile,
+          name="compile",
+          usage="ugpu compile SCRIPT --target NAME -o FOLDER [argument ...]")  # fmt: skip
+def compile_ahead(arguments: argparse.Namespace, out: Output) -> int:
+    # Loads the compiler too.
+    from .. import compile as ahead
+
+    return ahead.run(arguments.script, arguments.arguments, arguments.target, arguments.output, out)

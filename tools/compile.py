@@ -1,0 +1,68 @@
+"""`ugpu compile script.py --target adreno-a740 -o FOLDER`: compile a program's kernels for a device
+that is not here.
+
+The script runs on the processor (`cpu`), and the kernels of all that it computes are compiled for
+the target into a cache folder. The machine with the device takes them from there, with
+UGPU_CACHE=FOLDER.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import hcq
+from compiler.runtime.ahead import compiling_ahead
+from compiler.runtime.runtime import device_of, runtime_of, set_default_device
+from hcq.errors import DeviceNotFound, UsageError
+from hcq.target import TargetSpec
+from qcom import chips
+
+from .console import Output, count
+from .progress import shown
+from .scripts import as_program, execute
+
+ADRENO = "adreno-"
+
+
+def target_named(name: str) -> TargetSpec:
+    """The target of an Adreno GPU (`adreno-a740`), or of a device that can be opened here
+    (`virtual:navi31`, `cpu`). UsageError for another name."""
+    if name.startswith(ADRENO):
+        try:
+            return chips.facts(name.removeprefix(ADRENO)).target()
+        except KeyError as error:
+            raise UsageError(f"--target {name}: {error.args[0]}") from None
+    try:
+        with hcq.open(name) as device:
+            return device.target
+    except DeviceNotFound as error:
+        raise UsageError(
+            f"--target: expected {ADRENO}CHIP or the name of a device, got {name!r} ({error})"
+        ) from None
+
+
+def run(script: str, arguments: Sequence[str], target: str, folder: Path, out: Output) -> int:
+    """Run the script as __main__ on `cpu`; its exit code. UsageError for a file that is not there
+    and an unknown target."""
+    if not os.path.isfile(script):
+        raise UsageError(f"file {script} does not exist")
+    spec = target_named(target)
+    set_default_device("cpu")
+    runtime_of(device_of("cpu")).renew()  # what is planned already would not be seen
+    spoken = contextlib.redirect_stdout(sys.stderr) if out.as_json else contextlib.nullcontext()
+    with (
+        compiling_ahead(spec, folder) as made,
+        as_program(script, arguments),
+        spoken,
+        shown(out, f"compile {script}"),
+    ):
+        code = execute(script)
+    total = sum(made.sizes.values())
+    out.say(f"{count(len(made.sizes), 'kernel')} for {spec.name}, {total} bytes, in {folder}")
+    out.say(f"on the machine with the device: UGPU_CACHE={folder} python {script}")
+    out.result({"exit": code, "target": spec.name, "folder": str(folder), "kernels": made.sizes})
+    return code
