@@ -55,6 +55,7 @@ class Constants:
             near = difflib.get_close_matches(name, [*self._rows, *self._placing], n=3, cutoff=0.7)
             hint = f"; near: {', '.join(near)}" if near else ""
             raise AttributeError(f"{self.name} has no constant {name}{hint}")
+        self.__dict__[name] = value  # found without this method from now on
         return value
 
     def __getitem__(self, name: str) -> int:

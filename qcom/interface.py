@@ -219,6 +219,11 @@ class Submission(ABC):
     def submit(self) -> None:
         """Give it, unless it has been."""
 
+    @abstractmethod
+    def again(self) -> Submission | None:
+        """Another submission of the same ranges, at the cost of a copy. None where it must be made
+        by `prepare`: the context is another one, or memory that it names has come or gone."""
+
 
 def address_of(buffer: bytearray | memoryview) -> int:
     """Where a buffer lies in this process; it must not be resized or freed meanwhile."""

@@ -7,6 +7,7 @@ drivers/gpu/drm/msm/msm_gem_submit.c.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Sequence
 
 from hcq.errors import DeviceNotFound, DriverRefused, NotSupported, OutOfMemory, UgpuError
@@ -44,6 +45,7 @@ class Msm(KernelInterface):
         self.layouts = structs("msm_drm")
         self._queue: Struct | None = None  # the call that made it, whose result shows in place
         self._coherent: bool | None = None
+        self._entries: dict[Memory, bytes] = {}  # what names each memory in a submission
         self._faults = (0, 0)  # of the queue and of others, when they were last looked at
         super().__init__(node, f"/dev/dri/renderD{FIRST_MINOR + index}")
 
@@ -105,6 +107,11 @@ class Msm(KernelInterface):
             memory.address = self._info(memory.handle, "MSM_INFO_GET_IOVA")
             offset = self._info(memory.handle, "MSM_INFO_GET_OFFSET")
             memory.mapping = self.node.map(self.handle, memory.size, offset)
+            entry = self.layouts.drm_msm_gem_submit_bo.new(
+                flags=names.MSM_SUBMIT_BO_READ | names.MSM_SUBMIT_BO_WRITE, handle=memory.handle,
+                presumed=memory.address,
+            )  # fmt: skip
+            self._entries[memory] = bytes(entry)
             return memory
         except BaseException as error:
             memory.handle = argument.handle
@@ -114,6 +121,10 @@ class Msm(KernelInterface):
             if isinstance(error, OutOfMemory):
                 error.add_facts(size=size)
             raise
+
+    def free(self, memory: Memory) -> None:
+        self._entries.pop(memory, None)  # first: a freed number must not be named
+        super().free(memory)
 
     def release(self, memory: Memory) -> None:
         argument = bytearray(memory.handle.to_bytes(4, "little") + bytes(4))
@@ -178,15 +189,9 @@ class _Submit(Submission):
     def __init__(self, msm: Msm, ranges: Sequence[tuple[Memory, int, int]]) -> None:
         self.msm = msm
         names, layouts = msm.names, msm.layouts
-        memories = list(msm.memories)
-        flags = names.MSM_SUBMIT_BO_READ | names.MSM_SUBMIT_BO_WRITE
-        self._objects, self._commands = bytearray(), bytearray()
-        for memory in memories:
-            one = layouts.drm_msm_gem_submit_bo.new(
-                flags=flags, handle=memory.handle, presumed=memory.address
-            )
-            self._objects += one.raw
-        places = {memory: position for position, memory in enumerate(memories)}
+        entries = dict(msm._entries)
+        self._objects, self._commands = bytearray(b"".join(entries.values())), bytearray()
+        places = {memory: position for position, memory in enumerate(entries)}
         for memory, start, size in ranges:
             command = layouts.drm_msm_gem_submit_cmd.new(
                 type=names.MSM_SUBMIT_CMD_BUF, submit_idx=places[memory], submit_offset=start,
@@ -195,7 +200,7 @@ class _Submit(Submission):
             self._commands += command.raw
         self._argument = layouts.drm_msm_gem_submit.new(
             flags=names.MSM_PIPE_3D0 | names.MSM_SUBMIT_NO_IMPLICIT, queueid=msm.queue,
-            nr_bos=len(memories), nr_cmds=len(ranges), bos=address_of(self._objects),
+            nr_bos=len(entries), nr_cmds=len(ranges), bos=address_of(self._objects),
             cmds=address_of(self._commands),
         )  # fmt: skip
 
@@ -208,3 +213,12 @@ class _Submit(Submission):
         if not self.number:
             request = self.msm.names.DRM_IOCTL_MSM_GEM_SUBMIT
             self.msm.call("GEM_SUBMIT", request, self._argument.raw)
+
+    def again(self) -> Submission | None:
+        msm = self.msm
+        if self._argument.queueid != msm.queue or b"".join(msm._entries.values()) != self._objects:
+            return None
+        made = copy.copy(self)  # the lists are shared, and stay as they are
+        made._argument = msm.layouts.drm_msm_gem_submit.view(bytearray(self._argument.raw))
+        made._argument.fence = 0
+        return made

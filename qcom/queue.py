@@ -41,6 +41,8 @@ class OwnImage(Resident):
     def __init__(self, queue: AdrenoQueue, buffer: Commands) -> None:
         self.segments = buffer.segments
         self.kernels = buffer.kernels
+        # What gave the image's segments last, by the first one and how many.
+        self.submissions: dict[tuple[int, int], Submission] = {}
         self.memory: Memory | None = None
         try:
             size = 4 * max(len(buffer.words), 1)
@@ -61,9 +63,10 @@ class OwnImage(Resident):
 @dataclass
 class Image:
     """An image that has been decided on. start: of it in `memory`, bytes. head: the arena's
-    position behind it. end: the timeline's value then. given: segments that the kernel driver
-    has, then the ioctl that gives it the next ones while it is being made, and how many these
-    are: one attribute, so that an exception finds all three or none changed."""
+    position behind it. end: the timeline's value then. kept: memory to free with it; resident: the
+    image of a graph, which stays. given: segments that the kernel driver has, then the ioctl that
+    gives it the next ones while it is being made, and how many these are: one attribute, so that an
+    exception finds all three or none changed."""
 
     segments: tuple[Segment, ...]
     memory: Memory
@@ -73,6 +76,7 @@ class Image:
     end: int
     kernels: tuple[str, ...]
     kept: OwnImage | None = None
+    resident: OwnImage | None = None
     given: tuple[int, Submission | None, int] = (0, None, 0)
 
     @property
@@ -121,14 +125,8 @@ class Dispatcher:
                 chosen = self._ready(image)
                 if not chosen:
                     return False
-                ranges = [
-                    (image.memory, image.start + 4 * first, 4 * words)
-                    for segment in chosen
-                    for first, words in segment.ranges
-                ]
                 many = len(chosen)
-                if ranges:
-                    command = self.driver.interface.prepare(ranges)
+                command = self._command(image, chosen)
                 image.given = (given, command, many)
             if command is not None:
                 try:
@@ -141,6 +139,26 @@ class Dispatcher:
             image.given = (given + many, None, 0)
         queue.held.popleft()
         return True
+
+    def _command(self, image: Image, chosen: list[Segment]) -> Submission | None:
+        """What gives these segments; None where they have no packets. An image that is given again
+        and again keeps it."""
+        key = image.given[0], len(chosen)
+        known = image.resident.submissions.get(key) if image.resident is not None else None
+        command = known.again() if known is not None else None
+        if command is not None:
+            return command
+        ranges = [
+            (image.memory, image.start + 4 * first, 4 * words)
+            for segment in chosen
+            for first, words in segment.ranges
+        ]
+        if not ranges:
+            return None
+        command = self.driver.interface.prepare(ranges)
+        if image.resident is not None:
+            image.resident.submissions[key] = command
+        return command
 
     def _ready(self, image: Image) -> list[Segment]:
         """The next segments that can run now, and behind them what they make possible."""
@@ -239,7 +257,7 @@ class AdrenoQueue(HardwareQueue):
         self._await_room(0)
         self.intent = Image(
             resident.segments, resident.memory, 0, resident.words, self._head, value,
-            resident.kernels,
+            resident.kernels, resident=resident,
         )  # fmt: skip
         self.complete()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -14,6 +14,8 @@ from hcq.device import Device
 from hcq.errors import PageFault
 from hcq.memory import VirtAddr
 from hcq.queue import QueueKind
+from qcom.driver import AdrenoDriver
+from qcom.interface import Memory, Submission
 from tests.support.adreno import needs_mesa
 
 CHIPS = ("a630", "a660", "a740", "a750")
@@ -66,6 +68,47 @@ def test_writing_part_of_a_cache_line_leaves_its_neighbours(opened: Opened, chip
         buffer[start:end].copy_from(np.full(end - start, 9, np.uint8))
         expected[start:end] = 9
     assert np.array_equal(buffer.numpy(), expected)
+
+
+@pytest.mark.parametrize("chip", ["a630", "a740+msm"])
+def test_replays_are_given_again_without_being_built_again(
+    opened: Opened, chip: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Built anew only where memory (msm names all) or the context changed."""
+    device = opened(chip)
+    assert isinstance(device.driver, AdrenoDriver)
+    interface = device.driver.interface
+    one, two = device.alloc(4096), device.alloc(4096)
+    with device.capture() as graph, device.queue() as queue:
+        queue.copy(two, one)
+    built: list[Submission] = []
+    prepare = interface.prepare
+
+    def counted(ranges: Sequence[tuple[Memory, int, int]]) -> Submission:
+        built.append(prepare(ranges))
+        return built[-1]
+
+    monkeypatch.setattr(interface, "prepare", counted)
+
+    def replays(values: range) -> int:
+        count = 0
+        for value in values:
+            one.fill(value)
+            device.synchronize()
+            built.clear()
+            graph.replay()
+            graph.wait()
+            count += len(built)
+            assert (two.numpy(np.uint32) == value).all()
+        return count
+
+    assert replays(range(1, 5)) == 1
+    other = device.alloc(4096)
+    assert replays(range(5, 8)) == (1 if "msm" in chip else 0)
+    other.close()
+    assert replays(range(8, 10)) == (1 if "msm" in chip else 0)
+    device.reset()
+    assert replays(range(10, 12)) <= 1  # the kernel driver may give the context's number again
 
 
 @needs_mesa

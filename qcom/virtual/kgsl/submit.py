@@ -65,8 +65,9 @@ def _entries(node: VirtualNode, address: int, size: int, count: int, layout: Any
     if count and not 0 < size <= _MOST_STRUCTURE:
         raise refused(errno.EINVAL, f"a structure of {size} bytes")
     found = []
-    for number in range(count):
-        raw = node.memory.read(address + number * size, size)
+    every = node.memory.read(address, count * size) if count else b""
+    for start in range(0, len(every), size):
+        raw = every[start : start + size]
         if any(raw[layout.size :]):
             raise refused(errno.EINVAL, f"bytes behind the {layout.size} that the kernel has")
         found.append(layout.view(bytearray(raw[: layout.size].ljust(layout.size, b"\0"))))

@@ -61,10 +61,10 @@ def _objects(node: MsmNode, call: Any) -> list[tuple[GemObject, bool]]:
     """Objects that are named, and whether the submission writes them."""
     codes, layout = constants("msm_drm"), structs("msm_drm").drm_msm_gem_submit_bo
     entries = []
-    for number in range(call.nr_bos):
-        raw = node.memory.read(call.bos + number * layout.size, layout.size)
-        entry = layout.view(bytearray(raw))
-        wanted = codes.MSM_SUBMIT_BO_READ | codes.MSM_SUBMIT_BO_WRITE
+    wanted = codes.MSM_SUBMIT_BO_READ | codes.MSM_SUBMIT_BO_WRITE
+    raw = node.memory.read(call.bos, call.nr_bos * layout.size)
+    for start in range(0, len(raw), layout.size):
+        entry = layout.view(raw, start)
         if entry.flags & ~codes.MSM_SUBMIT_BO_FLAGS or not entry.flags & wanted:
             raise refused(errno.EINVAL, f"flags {entry.flags:#x} of a named object")
         entries.append(entry)
