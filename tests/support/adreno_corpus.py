@@ -32,9 +32,9 @@ def run(chip: str, names: list[str]) -> None:
         assert not wrong, wrong
 
 
-def _part(chip: str, part: int) -> tuple[str, list[str]]:
+def _part(share: tuple[str, int]) -> tuple[str, list[str]]:
     """Every case that fails of a share, alone on a device."""
-    failed = []
+    (chip, part), failed = share, []
     for name in list(corpus())[part::PARTS]:
         try:
             run(chip, [name])
@@ -48,17 +48,16 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="run the operation corpus on virtual Adreno GPUs")
     parser.add_argument("chips", nargs="*", default=CHIPS)
     chips = parser.parse_args(arguments).chips
-    failures: dict[str, list[str]] = {chip: [] for chip in chips}
+    failed = dict.fromkeys(chips, 0)
     with multiprocessing.get_context("spawn").Pool() as pool:
         shares = [(chip, part) for chip in chips for part in range(PARTS)]
-        for chip, failed in pool.starmap(_part, shares, chunksize=1):
-            failures[chip] += failed
-    for chip, failed in failures.items():
-        right = len(corpus()) - len(failed)
-        print(f"virtual {chip}: {right} of {len(corpus())} cases")
-        for line in failed:
-            print(f"  {line}")
-    return int(any(failures.values()))
+        for chip, wrong in pool.imap_unordered(_part, shares):
+            failed[chip] += len(wrong)
+            for line in wrong:
+                print(f"virtual {chip}: {line}", flush=True)
+    for chip, count in failed.items():
+        print(f"virtual {chip}: {len(corpus()) - count} of {len(corpus())} cases")
+    return int(any(failed.values()))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from tests.support.adreno import needs_mesa
 from tools import cli, demo
 from tools.console import Output
 from tools.verbs import verb
@@ -74,7 +75,13 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(finding["check"] in text for finding in report["findings"])
 
 
-@pytest.mark.parametrize("device", ["cpu", "virtual:navi31", "virtual:gh100"])
+ADRENO = [
+    pytest.param(f"virtual:{chip}", marks=[needs_mesa, pytest.mark.slow])
+    for chip in ("a630", "a660", "a740", "a750")
+]
+
+
+@pytest.mark.parametrize("device", ["cpu", "virtual:navi31", "virtual:gh100", *ADRENO])
 def test_demo_finds_the_labels_numpy_finds(capsys: pytest.CaptureFixture[str], device: str) -> None:
     assert cli.main(["demo", "--device", device]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
