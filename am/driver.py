@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from am import advice, boot, chips, reset
+from am import advice, boot, chips, proof, reset
 from am.chip import Chip
 from am.chips.facts import ChipFacts
 from am.firmware import FirmwareSet, FirmwareSource, load_firmware
@@ -184,7 +184,7 @@ class AmDriver(Driver):
         """Have every queue of a chip that was taken over execute something; reset it if one does
         not."""
         try:
-            reset.prove(self)
+            proof.signals(self, self.queues.all)
         except ChipError as error:
             log.warning("%s: not as warm as it looked: %s", self.name, error)
             reset.recover(self)

@@ -61,7 +61,7 @@ class Programs:
             mapping = driver.map(code.size, Placement.DEVICE, code=True)
             program = self._program(image, code, mapping)
             linked = code.link(int(mapping.address))
-            self._write(mapping, linked)
+            self.write(mapping, linked)
             self._code.append((mapping, linked))
             if has_lines(image):
                 self._sources[mapping.address] = image, code
@@ -160,10 +160,11 @@ class Programs:
     def rewrite(self) -> None:
         """Write all code again: the chip has lost its memory."""
         for mapping, code in self._code:
-            self._write(mapping, code)
+            self.write(mapping, code)
 
-    def _write(self, mapping: Mapping, code: bytes) -> None:
-        """Write through the host's window: no queue, so it works while a graph is captured."""
+    def write(self, mapping: Mapping, code: bytes) -> None:
+        """Write code into its memory through the host's window: no queue, so it works while a graph
+        is captured."""
         units = self.driver.units
         position = 0
         for start, length in mapping.pieces:

@@ -1,10 +1,11 @@
 """Reset: the rungs of the ladder (hcq.ladder) that the driver of an open card has.
 
 Policy: what each rung does and in which order they come. A rung counts only when every queue it set
-up again has executed something. Rungs and their order: Linux 6.12 gfx_v11_0.c (soft reset, queue
-reset), smu_v13_0_0_ppt.c (mode1; mode2 is for MP1 13.0.10 alone), soc21.c (soc21_asic_reset_method:
-mode1 for the others). Single pipes are not reset: the command processor's firmware of gfx11 does
-not support it (gfx_v11_0.c, gfx_v11_pipe_reset_support; tinygrad took its own back).
+up again has computed or copied what it should. Rungs and their order: Linux 6.12 gfx_v11_0.c (soft
+reset, queue reset), smu_v13_0_0_ppt.c (mode1; mode2 is for MP1 13.0.10 alone), soc21.c
+(soc21_asic_reset_method: mode1 for the others). Single pipes are not reset: the command processor's
+firmware of gfx11 does not support it (gfx_v11_0.c, gfx_v11_pipe_reset_support; tinygrad took its
+own back).
 """
 
 from __future__ import annotations
@@ -13,16 +14,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from am import advice, boot, discovery
+from am import advice, boot, discovery, proof
 from am.diagnosis import diagnose, failed_queues, reports, stands_still
 from am.firmware import load_firmware
 from am.queue import ComputeQueue, CopyQueue
 from am.units import Units
-from hcq.command import Signal, Symbol, values_of
-from hcq.errors import ChipError, DeviceLost, NotSupported, UnitTimeout
+from hcq.errors import ChipError, DeviceLost, NotSupported
 from hcq.ladder import Diagnosis, Ladder, Level, PlainRung, Planned, Recovery
 from hcq.memory import Placement
-from hcq.timeline import Timeline
 from hcq.transport.base import ResetKind
 from hcq.transport.pci_config import capability
 from hcq.uapi import constants
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from am.ih import Interrupt
     from am.queue import RingQueue
 
-PROOF_LIMIT_S = 0.5  # how long a queue may take to show that it lives again
 _FAILED_WORK = "work of the queues that failed"
 _ALL_WORK = "work of all queues; memory, programs and firmware stay"
 _MEMORY = "work of all queues and the content of device memory; programs are loaded again"
@@ -299,8 +297,8 @@ class Rungs:
         if level >= Level.BLOCK:
             found["discovery"] = check_discovery(self.driver)
         self.driver.flush_tlb()
-        prove(self.driver, self.restarted)
-        return {**found, "TLB": "flushed", "ran": ", ".join(one.name for one in self.restarted)}
+        found |= {"TLB": "flushed", "ran": ", ".join(one.name for one in self.restarted)}
+        return {**found, **proof.work(self.driver, self.restarted)}
 
 
 def _go_on(units: Units) -> None:
@@ -320,25 +318,3 @@ def check_discovery(driver: AmDriver) -> str:
     if found != chip.discovery:
         raise ChipError("the discovery table is not the one that the chip was booted with")
     return "valid"
-
-
-def prove(driver: AmDriver, queues: Sequence[RingQueue] | None = None) -> None:
-    """Have every queue, or each of `queues`, execute one signal."""
-    for queue in driver.queues.all if queues is None else queues:
-        timeline = queue.timeline
-        value = timeline.last + 1
-        buffer = queue.encode([Signal(timeline, Symbol.constant(value))])
-        queue.submit(buffer, values_of(buffer, value))
-        try:
-            driver.clock.wait_until(
-                partial(_reached, timeline, value),
-                unit=queue.name,
-                waiting_for="a signal after the reset",
-                limit_s=PROOF_LIMIT_S,
-            )
-        except UnitTimeout as error:
-            raise ChipError(f"{queue.name} does not run after the reset", **error.facts) from error
-
-
-def _reached(timeline: Timeline, value: int) -> bool:
-    return timeline.value >= value

@@ -10,6 +10,7 @@ from am.boot import Stages
 from am.firmware import FirmwareSet
 from am.generations.facts import GenerationFacts
 from am.mqd import QueueMemory
+from am.proof import ProofKernel
 from am.queue import ComputeQueue, CopyQueue
 from am.units import UnitClasses, Units
 from hcq.fields import RegisterMap
@@ -23,6 +24,7 @@ class Generation:
     units: what drives each block, and the form of page tables. compute_queue, copy_queue: rings and
     the packets in them. describe_queue: makes the descriptor of a compute queue, from where its
     memory is and the graphics core's registers. cold_boot, warm_attach: the stages of coming up.
+    proof: runs after a reset.
     """
 
     units: UnitClasses
@@ -31,6 +33,7 @@ class Generation:
     describe_queue: Callable[[QueueMemory, RegisterMap], Struct]
     cold_boot: Callable[[Units, FirmwareSet, Stages], None]
     warm_attach: Callable[[Units, Stages], None]
+    proof: ProofKernel
 
 
 def generation_of(facts: GenerationFacts) -> Generation:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am import psp, reset
+from am import proof, psp
 from am.device import open_device
 from am.virtual.options import ChipOptions, FaultPlan
 from hcq.errors import (
@@ -108,7 +108,7 @@ def test_what_only_looks_warm_is_booted(chip: Any) -> None:
 def test_a_warm_chip_whose_queues_stand_still_is_reset(
     chip: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reset, "PROOF_LIMIT_S", 0.1)
+    monkeypatch.setattr(proof, "PROOF_LIMIT_S", 0.1)
     with opened(chip):
         pass
     mode1, running = chip.mode1_reset, chip.gfx.mec.running
