@@ -197,7 +197,7 @@ REFUSALS = [
 # ---- at any line, at any call --------------------------------------------------------------------
 
 
-class _Raiser(Interrupter):
+class Raiser(Interrupter):
     """Raises `what` in place of Interrupted."""
 
     def __init__(self, number: int, what: type[BaseException]) -> None:
@@ -216,7 +216,7 @@ def at_a_line(what: type[BaseException]) -> Callable[[Any], None]:
 
     def plant(stand: Any) -> None:
         number = random.Random(f"{stand.seed} {stand.variant}").randrange(stand.lines)
-        sys.settrace(_Raiser(number, what))
+        sys.settrace(Raiser(number, what))
 
     return plant
 

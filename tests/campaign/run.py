@@ -189,8 +189,8 @@ def _while_open(case: Case, kind: Kind, stand: Stand, result: Result) -> None:
     stand.limit(short=kind.expected(case.stage) is DeviceHang)
     error = _meet(act, result, kind.expected(case.stage))
     _name(kind, case.stage, error, stand)
+    kind.cure(stand)  # ORDER: before anything of the driver runs, at whose lines it may be planted
     stand.limit(short=False)
-    kind.cure(stand)
     if case.stage == "close":
         stand.close()
         _recovered(stand.open)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from hcq.errors import BadPacket, FirmwareSilent
 from tests.campaign.command import PAGE, find, run_batch
 from tests.campaign.devices import STANDS
-from tests.campaign.kind import Case, Kind, cases_of
+from tests.campaign.kind import Case, Kind, cases_of, nothing
+from tests.campaign.kinds_host import Raiser
 from tests.campaign.run import run
 from tests.campaign.table import KINDS, render
 
@@ -104,3 +106,17 @@ def test_kinds_are_found_by_name_layer_and_device() -> None:
     assert [one.name for one in find(RING)] == [RING]
     assert {one.layer.value for one in find("memory")} >= {"memory"}
     assert all("gh100" in one.devices for one in find("gh100"))
+
+
+def test_a_line_that_the_stage_does_not_reach_is_not_met_later() -> None:
+    """The fault is taken back before anything else of the driver runs."""
+    name = "Ctrl-C at a line of the driver"
+
+    def late(stand: object) -> None:
+        sys.settrace(Raiser(0, KeyboardInterrupt))
+
+    case = Case(name, "launch", "navi31")
+    result = run(
+        case, replace(kind(name), provoke=late, plant=nothing), lambda: STANDS["navi31"](1)
+    )
+    assert result.failed == {}
