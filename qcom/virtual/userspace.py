@@ -47,3 +47,18 @@ class ProcessMemory:
         if done != size:
             code = ctypes.get_errno() if done < 0 else errno.EFAULT
             raise OSError(code, f"{os.strerror(code)}: {size} bytes at {there:#x}")
+
+
+def need_mapped(address: int, size: int, *, writable: bool) -> None:
+    """OSError (EFAULT) unless this process has mapped all of a range, as get_user_pages wants it:
+    readable, and writable where the GPU writes."""
+    end = address + size
+    with open("/proc/self/maps") as maps:
+        for line in maps:  # in the order of their addresses
+            where, access = line.split(maxsplit=2)[:2]
+            first, last = (int(part, 16) for part in where.split("-"))
+            if first <= address < last and access[0] == "r" and (access[1] == "w" or not writable):
+                address = last
+    if address < end:
+        what = "writable " if writable else ""
+        raise OSError(errno.EFAULT, f"no {what}memory at {address:#x}")

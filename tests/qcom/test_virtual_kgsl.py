@@ -11,8 +11,10 @@ import struct
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
+from qcom.regs import constants
 from qcom.virtual.machine import VirtualMachine
 from tests.qcom.kgsl_client import (
     CACHED,
@@ -339,6 +341,16 @@ def test_memory_of_the_program_is_imported(client: Client) -> None:
     client.call("GPUOBJ_FREE", id=made.id)
     with fails(errno.EINVAL):
         client.call("GPUOBJ_INFO", id=made.id)
+    ctypes.memmove(where, struct.pack("<Q", place), 8)
+    with fails(errno.EINVAL):
+        client.call("GPUOBJ_IMPORT", priv=priv, priv_len=4100, type=2)
+    fixed = mmap.mmap(-1, 8192, prot=mmap.PROT_READ)
+    address = np.frombuffer(fixed, np.uint8).ctypes.data
+    ctypes.memmove(where, struct.pack("<Q", address), 8)
+    with fails(errno.EFAULT):  # the GPU would write it
+        client.call("GPUOBJ_IMPORT", priv=priv, priv_len=8192, type=2)
+    read_only = constants("msm_kgsl").KGSL_MEMFLAGS_GPUREADONLY
+    client.call("GPUOBJ_IMPORT", priv=priv, priv_len=8192, type=2, flags=read_only)
 
 
 def test_a_file_is_imported_as_a_buffer(client: Client) -> None:

@@ -18,6 +18,7 @@ from hcq.errors import OutOfMemory
 from qcom.regs import constants, structs
 from qcom.virtual.kgsl.refusal import refused
 from qcom.virtual.memory.objects import PAGE, MemoryObject
+from qcom.virtual.userspace import need_mapped
 
 if TYPE_CHECKING:
     from qcom.virtual.node import VirtualNode
@@ -167,10 +168,9 @@ def gpuobj_import(node: VirtualNode, call: Any) -> None:
             useraddr = layouts.kgsl_gpuobj_import_useraddr
             address = useraddr.view(node.memory.read(call.priv, useraddr.size)).virtaddr
             size = call.priv_len
-            if not size or not address or address % PAGE:
+            if not size or not address or address % PAGE or size % PAGE:
                 raise refused(errno.EINVAL, f"{size} bytes at {address:#x} are not whole pages")
-            for at in (address, address + size - 1):
-                node.memory.read(at, 1)  # EFAULT
+            need_mapped(address, size, writable=not flags & _flag("GPUREADONLY"))
         elif call.type == codes.KGSL_USER_MEM_TYPE_DMABUF:
             file = layouts.kgsl_gpuobj_import_dma_buf
             fd = file.view(node.memory.read(call.priv, file.size)).fd

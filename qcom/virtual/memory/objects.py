@@ -120,5 +120,6 @@ class MemoryObject:
         """Drop the lines that touch [start, end) from the cache; dirty ones are lost."""
         if self._lines is not None:
             seen, clean, device = (part[start // LINE : -(-end // LINE)] for part in self._lines)
-            seen[:] = device
+            lost = (seen != device).any(axis=1)  # a program's own pages may be read-only
+            seen[lost] = device[lost]
             clean[:] = device
