@@ -118,12 +118,16 @@ class Core(Closing):
         size = whole("size", size, 0, WORD)
         if not isinstance(placement, Placement):
             raise BadArgument(f"placement must be a Placement, got {placement!r}")
+        return self.own(lambda: self.driver.allocate_memory(size, placement))
+
+    def own(self, make: Callable[[], Buffer]) -> Buffer:
+        """Make a buffer that is freed like those of `alloc`; `make` runs under the lock."""
         made: list[Buffer] = []
         try:
             with self.lock:
                 self.check_usable()
                 self.retired.collect()
-                made.append(self.driver.allocate_memory(size, placement))
+                made.append(make())
             made[0].retired = self.retired
             self.healer.buffers.add(made[0])
             return made[0]

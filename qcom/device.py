@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from hcq.buffer import Buffer
 from hcq.device import Device
 from hcq.transport.node import NodeAttachment
+from qcom import imports
 from qcom.driver import AdrenoDriver, StageHook
 from qcom.interface import KernelInterface
 from qcom.kgsl import Kgsl
@@ -26,6 +30,18 @@ class AdrenoDevice(Device):
     def boot_stages(self) -> list[tuple[str, float]]:
         """What the start took: (name, seconds) of each stage."""
         return self._driver.boot_stages
+
+    def import_memory(self, data: Any, *, read_only: bool = False) -> Buffer:
+        """See qcom.imports.import_memory."""
+        return imports.import_memory(self._driver, data, read_only=read_only)
+
+    def import_dma_buf(self, descriptor: int, *, read_only: bool = False) -> Buffer:
+        """See qcom.imports.import_dma_buf."""
+        return imports.import_dma_buf(self._driver, descriptor, read_only=read_only)
+
+    def sync(self, buffer: Buffer, *, to_gpu: bool) -> None:
+        """See qcom.imports.sync."""
+        imports.sync(self._driver, buffer, to_gpu=to_gpu)
 
 
 def open_device(

@@ -25,6 +25,7 @@ from qcom import chips, kernels
 from qcom.chips.facts import ChipFacts
 from qcom.encode import Encoder
 from qcom.faults import Faults
+from qcom.imports import memory_of
 from qcom.interface import CACHE_LINE, Caching, Identity, KernelInterface, Memory, ResetState
 from qcom.pm4 import Tables
 from qcom.programs import Programs
@@ -200,6 +201,8 @@ class AdrenoDriver(Driver):
 
     def write_memory(self, buffer: Buffer, data: memoryview) -> bool:
         memory, start = _place(buffer)
+        if not memory.has_view:
+            return False
         # ORDER: lines that are written in part first hold what the GPU has written of them.
         for edge in (start, start + len(data)):
             if edge % CACHE_LINE:
@@ -211,6 +214,8 @@ class AdrenoDriver(Driver):
 
     def read_memory(self, buffer: Buffer, out: memoryview) -> bool:
         memory, start = _place(buffer)
+        if not memory.has_view:
+            return False
         self.interface.sync(memory, start, len(out), to_gpu=False)
         out[:] = memory.view[start : start + len(out)]
         return True
@@ -319,6 +324,5 @@ def _facts_of(identity: Identity) -> ChipFacts:
 
 def _place(buffer: Buffer) -> tuple[Memory, int]:
     """The memory that a buffer or a slice of one lies in, and where."""
-    memory = (buffer.owner or buffer).handle
-    assert isinstance(memory, Memory)
+    memory = memory_of(buffer)
     return memory, int(buffer.address) - memory.address

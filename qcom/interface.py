@@ -72,7 +72,8 @@ class Fault:
 
 class Memory:
     """Memory that GPU and host share. handle: the kernel driver's number, 0 when freed. size:
-    whole pages. Made by KernelInterface.allocate, which also frees it."""
+    whole pages. imported: the program's own bytes that it is, kept alive until it is freed. Made by
+    KernelInterface.allocate or an import, which also frees it."""
 
     def __init__(self, interface: KernelInterface, size: int, caching: Caching) -> None:
         self.interface = interface
@@ -81,10 +82,18 @@ class Memory:
         self.handle = 0
         self.address = 0
         self.mapping: NodeMapping | None = None
+        self.imported: memoryview | None = None
+
+    @property
+    def has_view(self) -> bool:
+        """Whether this process has the bytes; not those of another driver's buffer."""
+        return self.mapping is not None or self.imported is not None
 
     @property
     def view(self) -> memoryview:
         """The bytes."""
+        if self.imported is not None:
+            return self.imported
         assert self.mapping is not None and self.mapping.view is not None
         return self.mapping.view
 
@@ -150,6 +159,7 @@ class KernelInterface(ABC):
             with contextlib.suppress(UgpuError):
                 self.release(memory)
         memory.handle = 0
+        memory.imported = None
         self.memories.pop(memory, None)
 
     @abstractmethod
@@ -160,6 +170,16 @@ class KernelInterface(ABC):
         """Make CACHED memory that the host has written visible to the GPU, or (not to_gpu) what
         the GPU has written visible to the host. Nothing to do for other memory."""
         return
+
+    def import_memory(self, data: memoryview, *, read_only: bool) -> Memory:
+        """Map whole pages of this process for the GPU, without a copy. NotSupported where the
+        kernel driver cannot."""
+        raise NotSupported(f"{self.path}: the kernel driver does not import memory of programs")
+
+    def import_dma_buf(self, descriptor: int, size: int, *, read_only: bool) -> Memory:
+        """Map another driver's buffer of `size` bytes. The kernel driver keeps the buffer: the
+        descriptor may be closed afterwards. NotSupported where it cannot."""
+        raise NotSupported(f"{self.path}: imports of dma-bufs are not implemented for this driver")
 
     @property
     @abstractmethod
@@ -204,6 +224,8 @@ class KernelInterface(ABC):
             if memory.mapping is not None:
                 memory.mapping.close()
         self.node.close()
+        for memory in list(self.memories):
+            memory.imported = None  # from here on no kernel driver refers to it
 
 
 class Submission(ABC):

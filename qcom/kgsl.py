@@ -10,6 +10,8 @@ import copy
 import logging
 from collections.abc import Sequence
 
+import numpy as np
+
 from hcq.errors import DriverRefused, NotSupported, OutOfMemory, UgpuError
 from hcq.layout import Struct
 from hcq.transport.node import Node
@@ -118,6 +120,51 @@ class Kgsl(KernelInterface):
             if isinstance(error, OutOfMemory):
                 error.add_facts(size=size)
             raise
+
+    def _import(self, kind: str, memory: Memory, given: Struct, size: int, flags: int) -> Memory:
+        """GPUOBJ_IMPORT. size: as the call takes it in `priv_len`."""
+        names = self.names
+        argument = self.layouts.kgsl_gpuobj_import.new(
+            priv=address_of(given.raw), priv_len=size, flags=flags,
+            type=names[f"KGSL_USER_MEM_TYPE_{kind}"],
+        )  # fmt: skip
+        try:
+            self.memories[memory] = None
+            self.call("GPUOBJ_IMPORT", names.IOCTL_KGSL_GPUOBJ_IMPORT, argument.raw)
+            memory.handle = argument.id
+            info = self.layouts.kgsl_gpuobj_info.new(id=memory.handle)
+            self.call("GPUOBJ_INFO", names.IOCTL_KGSL_GPUOBJ_INFO, info.raw)
+            memory.address = info.gpuaddr
+            # What the kernel driver granted: older ones take no IOCOHERENT here.
+            granted = argument.flags & names.KGSL_MEMFLAGS_IOCOHERENT & 0xFFFF_FFFF
+            if memory.caching is Caching.COHERENT and not granted:
+                memory.caching = Caching.CACHED
+            return memory
+        except BaseException:
+            memory.handle = argument.id
+            memory.close()
+            raise
+
+    def import_memory(self, data: memoryview, *, read_only: bool) -> Memory:
+        names = self.names
+        memory = Memory(self, len(data), self.caching)
+        if memory.caching is not Caching.COHERENT:
+            memory.caching = Caching.CACHED  # as the program's pages are, whatever we ask for
+        memory.imported = data
+        flags = names[_MODES[memory.caching]] << names.KGSL_CACHEMODE_SHIFT
+        if memory.caching is Caching.COHERENT:
+            flags |= names.KGSL_MEMFLAGS_IOCOHERENT & 0xFFFF_FFFF
+        flags |= names.KGSL_MEMFLAGS_GPUREADONLY if read_only else 0
+        # np: the address of read-only bytes too.
+        where = int(np.frombuffer(data, np.uint8).ctypes.data)
+        given = self.layouts.kgsl_gpuobj_import_useraddr.new(virtaddr=where)
+        return self._import("ADDR", memory, given, len(data), flags)
+
+    def import_dma_buf(self, descriptor: int, size: int, *, read_only: bool) -> Memory:
+        flags = self.names.KGSL_MEMFLAGS_GPUREADONLY if read_only else 0
+        given = self.layouts.kgsl_gpuobj_import_dma_buf.new(fd=descriptor)
+        memory = Memory(self, whole_pages(size), Caching.COMBINED)
+        return self._import("DMABUF", memory, given, given.layout.size, flags)
 
     def release(self, memory: Memory) -> None:
         argument = self.layouts.kgsl_gpumem_free_id.new(id=memory.handle)

@@ -1,0 +1,165 @@
+"""Memory of the program and dma-bufs, imported without a copy, on the model of KGSL."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import hcq
+from hcq.errors import BadArgument, Closed, DriverRefused, NotSupported, OutOfMemory
+from hcq.memory import Placement
+from qcom.device import AdrenoDevice
+from qcom.driver import AdrenoDriver
+from qcom.kgsl import Kgsl
+from qcom.virtual.machine import VirtualMachine
+from qcom.virtual.node import VirtualNode
+
+PAGES = 3 * mmap.PAGESIZE
+
+
+@pytest.fixture(params=["a630", "a740"])
+def device(request: pytest.FixtureRequest) -> Iterator[AdrenoDevice]:
+    with hcq.open(f"virtual:{request.param}") as opened:
+        assert isinstance(opened, AdrenoDevice)
+        before = held(opened)
+        yield opened
+        if not opened.closed:
+            opened.driver.core.copies.transfer.close()  # staging memory, which is kept
+            assert held(opened) == before, "an import leaks"
+
+
+def kgsl_of(device: AdrenoDevice) -> Kgsl:
+    assert isinstance(device.driver, AdrenoDriver) and isinstance(device.driver.interface, Kgsl)
+    return device.driver.interface
+
+
+def node_of(device: AdrenoDevice) -> VirtualNode:
+    node = kgsl_of(device).node
+    assert isinstance(node, VirtualNode)
+    return node
+
+
+def machine_of(device: AdrenoDevice) -> VirtualMachine:
+    return node_of(device).machine
+
+
+def held(device: AdrenoDevice) -> tuple[int, int]:
+    return len(kgsl_of(device).memories), len(node_of(device).objects)
+
+
+def pages(value: int, size: int = PAGES) -> NDArray[np.uint8]:
+    array = np.frombuffer(mmap.mmap(-1, size), np.uint8)
+    array[:] = value
+    return array
+
+
+def test_arrays_are_read_and_written_in_place(device: AdrenoDevice) -> None:
+    source, target = pages(7), pages(0)
+    with device.import_memory(source) as one, device.import_memory(target) as two:
+        assert one.placement is Placement.HOST and one.size == PAGES
+        device.queue().copy(two[100:5000], one[:4900]).submit()
+        device.synchronize()
+        assert (target[100:5000] == 7).all() and not target[:100].any()
+        two.copy_from(np.full(4, 9, np.uint8))
+        assert (target[:4] == 9).all() and (two.numpy()[100:5000] == 7).all()
+    source[:] = 1  # it is ours as before
+
+
+def test_without_coherent_caches_sync_is_needed(device: AdrenoDevice) -> None:
+    kgsl_of(device)._coherent = False
+    source, target = pages(7), pages(0)
+    with device.import_memory(source) as one, device.import_memory(target) as two:
+        assert two.placement is Placement.DEVICE
+        source[:] = 8
+        device.queue().copy(two, one).submit()
+        device.synchronize()
+        device.sync(two, to_gpu=False)
+        assert (target == 7).all(), "the model keeps what the host stored in its caches"
+        device.sync(one[:4096], to_gpu=True)
+        device.queue().copy(two, one).submit()
+        device.synchronize()
+        device.sync(two, to_gpu=False)
+        assert (target[:4096] == 8).all() and (target[4096:] == 7).all()
+        two.copy_from(np.full(PAGES, 3, np.uint8))  # copies take care of it themselves
+        assert (two.numpy() == 3).all()
+
+
+def test_a_dma_buf_outlives_its_descriptor(device: AdrenoDevice) -> None:
+    file = os.memfd_create("camera")
+    try:
+        os.ftruncate(file, PAGES)
+        with mmap.mmap(file, PAGES) as seen, device.import_dma_buf(file) as buffer:
+            os.close(file)
+            file = -1
+            seen[:4] = b"abcd"
+            assert buffer.size == PAGES and bytes(buffer.numpy()[:4]) == b"abcd"
+            buffer.fill(0x01010101)
+            buffer[4096:4098].copy_from(np.array([5, 6], np.uint8))
+            assert seen[4095:4099] == b"\1\5\6\1"
+    finally:
+        if file >= 0:
+            os.close(file)
+
+
+def test_read_only_memory(device: AdrenoDevice) -> None:
+    array = np.frombuffer(mmap.mmap(-1, PAGES, prot=mmap.PROT_READ), np.uint8)
+    with pytest.raises(BadArgument, match="read-only"):
+        device.import_memory(array)
+    with device.import_memory(array, read_only=True) as buffer, device.alloc(PAGES) as target:
+        device.queue().copy(target, buffer).submit()
+        assert not target.numpy().any()
+
+
+def test_what_is_no_memory_is_refused_before_the_kernel_is_asked(device: AdrenoDevice) -> None:
+    array = pages(0)
+    before = list(machine_of(device).refused)
+    for wrong in (array[1:], array[:100], array[: 4096 + 8], array[64 : 64 + 4096], array[:0]):
+        with pytest.raises(BadArgument, match="whole pages"):
+            device.import_memory(wrong)
+    for odd in (array[::2], np.array([device])):
+        with pytest.raises(BadArgument, match="array"):
+            device.import_memory(odd)
+    reading, writing = os.pipe()
+    os.close(writing)
+    try:
+        for descriptor in (-1, 1 << 20, 1 << 40, reading, "3", True):
+            with pytest.raises(BadArgument, match="descriptor"):
+                device.import_dma_buf(descriptor)  # type: ignore[arg-type]
+    finally:
+        os.close(reading)
+    assert machine_of(device).refused == before
+
+
+def test_refused_imports_leave_nothing(device: AdrenoDevice) -> None:
+    machine, array = machine_of(device), pages(0)
+    machine.refuse("GPUOBJ_IMPORT", errno.ENOMEM)
+    with pytest.raises(OutOfMemory):
+        device.import_memory(array)
+    machine.refuse("GPUOBJ_INFO", errno.EINVAL)
+    with pytest.raises(DriverRefused):
+        device.import_memory(array)
+
+
+def test_imports_and_the_end_of_a_device(device: AdrenoDevice) -> None:
+    memory = mmap.mmap(-1, PAGES)
+    buffer = device.import_memory(memory)
+    with pytest.raises(BufferError):
+        memory.close()  # it cannot vanish under the GPU
+    device.close()
+    with pytest.raises(Closed):
+        device.sync(buffer, to_gpu=True)
+    with pytest.raises(Closed):
+        device.import_memory(memory)
+
+
+def test_msm_says_that_it_has_none() -> None:
+    with hcq.open("virtual:a630+msm") as opened:
+        assert isinstance(opened, AdrenoDevice)
+        with pytest.raises(NotSupported):
+            opened.import_memory(pages(0))
