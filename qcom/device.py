@@ -6,8 +6,10 @@ from typing import Any
 
 from hcq.buffer import Buffer
 from hcq.device import Device
+from hcq.errors import BadArgument, NotSupported
 from hcq.transport.node import NodeAttachment
 from qcom import imports
+from qcom.counters import Counters
 from qcom.driver import AdrenoDriver, StageHook
 from qcom.interface import KernelInterface
 from qcom.kgsl import Kgsl
@@ -38,6 +40,26 @@ class AdrenoDevice(Device):
     def import_dma_buf(self, descriptor: int, *, read_only: bool = False) -> Buffer:
         """See qcom.imports.import_dma_buf."""
         return imports.import_dma_buf(self._driver, descriptor, read_only=read_only)
+
+    def counters(self, *events: tuple[str, int]) -> Counters:
+        """Count events of the GPU, as ("SP", 1): see qcom.counters. NotSupported on msm."""
+        with self._driver.core.lock:
+            self._driver.core.check_usable()
+            return Counters(self._kgsl("performance counters"), events)
+
+    def constrain_power(self, level: str) -> None:
+        """Hold the clocks at "max" or "min" while work of this device runs, also after a reset; ""
+        for the kernel's own choice. BadArgument for others, NotSupported on msm."""
+        if level not in ("max", "min", ""):
+            raise BadArgument(f"expected 'max', 'min' or '', got {level!r}")
+        with self._driver.core.lock:
+            self._driver.core.check_usable()
+            self._kgsl("power constraints").constrain_power(level)
+
+    def _kgsl(self, what: str) -> Kgsl:
+        if not isinstance(self._driver.interface, Kgsl):
+            raise NotSupported(f"{self.name}: the kernel driver has no {what}")
+        return self._driver.interface
 
     def sync(self, buffer: Buffer, *, to_gpu: bool) -> None:
         """See qcom.imports.sync."""

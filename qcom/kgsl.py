@@ -56,6 +56,7 @@ class Kgsl(KernelInterface):
         self.layouts = structs("msm_kgsl")
         self._context: Struct | None = None  # the call that made it, whose result shows in place
         self._coherent: bool | None = None
+        self.power = ""
         super().__init__(node, f"/dev/kgsl-3d{index}")
 
     @property
@@ -199,6 +200,30 @@ class Kgsl(KernelInterface):
         flags |= names.KGSL_CONTEXT_NO_FAULT_TOLERANCE
         self._context = self.layouts.kgsl_drawctxt_create.new(flags=flags)
         self.call("DRAWCTXT_CREATE", names.IOCTL_KGSL_DRAWCTXT_CREATE, self._context.raw)
+        if self.power:
+            try:
+                self.constrain_power(self.power)
+            except UgpuError as error:
+                log.warning("%s: the new context has no power constraint: %s", self.path, error)
+
+    def constrain_power(self, level: str) -> None:
+        """Hold the GPU's clocks at "max" or "min" while the context's work runs; "" for none. Later
+        contexts have it too."""
+        names, layouts = self.names, self.layouts
+        value = layouts.kgsl_device_constraint_pwrlevel.new()
+        constraint = layouts.kgsl_device_constraint.new(
+            type=names.KGSL_CONSTRAINT_NONE, context_id=self.context
+        )
+        if level:
+            value.level = names[f"KGSL_CONSTRAINT_PWR_{level.upper()}"]
+            constraint.type = names.KGSL_CONSTRAINT_PWRLEVEL
+            constraint.data, constraint.size = address_of(value.raw), len(value.raw)
+        argument = layouts.kgsl_device_getproperty.new(
+            type=names.KGSL_PROP_PWR_CONSTRAINT, value=address_of(constraint.raw),
+            sizebytes=len(constraint.raw),
+        )  # fmt: skip
+        self.call("KGSL_PROP_PWR_CONSTRAINT", names.IOCTL_KGSL_SETPROPERTY, argument.raw)
+        self.power = level
 
     def destroy_context(self) -> None:
         if self.context and not self.closed:
