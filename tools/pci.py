@@ -8,7 +8,7 @@ from hcq.catalogue import pci_drivers
 from hcq.errors import DeviceBusy, DeviceNotFound
 from hcq.transport.binding import Binding, give_back, plan, probe, release
 from hcq.transport.checks import check_bars, check_link, check_power, check_siblings
-from hcq.transport.eject import eject, steps
+from hcq.transport.eject import eject, members, steps
 from hcq.transport.pci_function import PciFunction, holders
 from hcq.transport.preflight import check_links, check_ports
 from hcq.transport.system import System
@@ -75,6 +75,11 @@ def _unbind(function: PciFunction, dry_run: bool) -> tuple[list[str], Callable[[
 
 
 def _eject(function: PciFunction, dry_run: bool) -> tuple[list[str], Callable[[], object]]:
+    # Loads the client of a ugpud, which other verbs do not need.
+    from . import leased
+
+    addresses = [function.address, *(each.address for each in members(function))]
+    leased.check_unleased(addresses, leased.sockets(), rights=not dry_run)
     return steps(function, rights=not dry_run), lambda: eject(function)
 
 

@@ -1,0 +1,55 @@
+"""Whether a ugpud of this machine has a card leased, for verbs that would take it from the holder.
+
+A card is found by its PCI address in the name or a label of the daemon's device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hcq.config import config
+from hcq.errors import AccessDenied, DeviceBusy, DeviceNotFound
+from hcq.remote.address import Address, parse, user_socket
+from hcq.remote.connection import Connection
+
+MACHINE = Path("/run/ugpud/ugpud.sock")
+LIMIT_S = 5.0  # TIMEOUT: how long a daemon may take for its lists
+
+
+def sockets() -> list[Path]:
+    """Where daemons of this machine may listen: UGPU_DAEMON, this user's, the machine's."""
+    named = parse(None).path  # empty where UGPU_DAEMON names another machine
+    return list(dict.fromkeys([*([Path(named)] if named else []), user_socket(), MACHINE]))
+
+
+def check_unleased(addresses: Sequence[str], found: Iterable[Path], *, rights: bool = True) -> None:
+    """Raise DeviceBusy, with lease and holder, while one of the PCI addresses is leased by a daemon
+    at one of the sockets; observers keep nobody from a card. AccessDenied where a daemon may not be
+    asked, unless `rights` is False."""
+    for path in found:
+        try:
+            with Connection(Address(str(path)), config().token or None) as connection:
+                devices = connection.call("devices", limit_s=LIMIT_S).arguments[0]
+                leases = connection.call("leases", limit_s=LIMIT_S).arguments[0]["leases"]
+        except DeviceNotFound:
+            continue  # nobody listens there
+        except AccessDenied:
+            if rights:
+                raise
+            continue
+        names = {each["name"] for each in devices if _is_one_of(each, addresses)}
+        held = [each for each in leases if each["device"] in names and each["kind"] != "observer"]
+        if held:
+            raise DeviceBusy(
+                f"{addresses[0]} is leased from the ugpud at {path}",
+                holder=", ".join(f"{each['holder']} (lease {each['lease']})" for each in held),
+                remedy=f"ugpu lease release {held[0]['lease']} --daemon {path}   # as an admin",
+            )
+
+
+def _is_one_of(device: dict[str, Any], addresses: Sequence[str]) -> bool:
+    names = {name.lower() for name in (device["name"], *device["labels"])}
+    wanted = {f"pci:{address}" for address in addresses}
+    return bool(names & (wanted | {f"pci:{each.removeprefix('0000:')}" for each in addresses}))
