@@ -30,7 +30,7 @@ ADRENO = "adreno-"
 
 def target_named(name: str) -> TargetSpec:
     """The target of an Adreno GPU (`adreno-a740`), or of a device that can be opened here
-    (`virtual:navi31`, `cpu`). UsageError for another name."""
+    (as `hcq.open` takes it). UsageError for another name."""
     if name.startswith(ADRENO):
         try:
             return chips.facts(name.removeprefix(ADRENO)).target()

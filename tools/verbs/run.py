@@ -73,7 +73,7 @@ def _compile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("script", help="a Python file that uses ugpu.Tensor")
     parser.add_argument("--target", required=True, metavar="NAME",
                         help="adreno-a740 and the like, or a device that can be opened here, "
-                             "such as virtual:navi31")  # fmt: skip
+                             "as `ugpu ls` names it")  # fmt: skip
     parser.add_argument("-o", "--output", required=True, metavar="FOLDER", type=Path,
                         help="for the objects: UGPU_CACHE where the device is")  # fmt: skip
     parser.add_argument("arguments", nargs="*", help="arguments of the script, options after --")
