@@ -30,7 +30,7 @@ from qcom.interface import CACHE_LINE, Caching, Identity, KernelInterface, Memor
 from qcom.pm4 import Tables
 from qcom.programs import Programs
 from qcom.queue import AdrenoQueue, Dispatcher
-from qcom.sensors import kgsl_sensors
+from qcom.sensors import kgsl_sensors, msm_sensors
 
 if TYPE_CHECKING:
     from hcq.bundle import Evidence
@@ -283,7 +283,7 @@ class AdrenoDriver(Driver):
     def sensors(self) -> Sequence[Sensor]:
         used = Sensor("memory_used_bytes", "bytes", self._memory_used)
         if self.identity.facts["kernel_driver"] != "kgsl":
-            return (used,)
+            return (used, *msm_sensors(self.interface.node, self.facts.register_base))
         return (used, *kgsl_sensors(self.interface.node, self.index))
 
     def _memory_used(self) -> float:

@@ -1,7 +1,7 @@
 """Memory that others made, used by the GPU without a copy: the program's own, and dma-bufs.
 
-Source: Qualcomm's KGSL, kgsl.c (kgsl_ioctl_gpuobj_import, kgsl_setup_useraddr): address and size
-are whole pages.
+Sources: Qualcomm's KGSL, kgsl.c (kgsl_ioctl_gpuobj_import, kgsl_setup_useraddr): address and size
+are whole pages; Linux drivers/gpu/drm/drm_prime.c for msm.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def import_dma_buf(driver: AdrenoDriver, descriptor: int, *, read_only: bool) ->
 
     The descriptor stays the caller's, and may be closed: the kernel keeps the buffer until ours is
     closed. The host accesses it through a mapping of the descriptor, between calls of
-    DMA_BUF_IOCTL_SYNC; `copy_to` and `copy_from` go through the GPU. BadArgument for what is not
+    DMA_BUF_IOCTL_SYNC; `copy_to` and `copy_from` go through the GPU. read_only: KGSL maps it so;
+    msm is told that submissions only read it and has no such mapping. BadArgument for what is not
     an open descriptor of a buffer.
     """
     if isinstance(descriptor, bool) or not isinstance(descriptor, int):

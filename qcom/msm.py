@@ -1,13 +1,14 @@
 """msm, the upstream kernel driver: /dev/dri/renderD128 and up.
 
 Sources: msm_drm.h (hcq.uapi); Mesa 25.0.7 src/freedreno/vulkan/tu_knl_drm_msm.cc; Linux 7.3
-drivers/gpu/drm/msm/msm_gem_submit.c.
+drivers/gpu/drm/msm/msm_gem_submit.c, drivers/gpu/drm/drm_prime.c.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import struct
 from collections.abc import Sequence
 
 from hcq.errors import DeviceNotFound, DriverRefused, NotSupported, OutOfMemory, UgpuError
@@ -45,7 +46,7 @@ class Msm(KernelInterface):
         self.layouts = structs("msm_drm")
         self._queue: Struct | None = None  # the call that made it, whose result shows in place
         self._coherent: bool | None = None
-        self._entries: dict[Memory, bytes] = {}  # what names each memory in a submission
+        self._entries: dict[int, bytes] = {}  # what names each handle in a submission
         self._faults = (0, 0)  # of the queue and of others, when they were last looked at
         super().__init__(node, f"/dev/dri/renderD{FIRST_MINOR + index}")
 
@@ -107,11 +108,7 @@ class Msm(KernelInterface):
             memory.address = self._info(memory.handle, "MSM_INFO_GET_IOVA")
             offset = self._info(memory.handle, "MSM_INFO_GET_OFFSET")
             memory.mapping = self.node.map(self.handle, memory.size, offset)
-            entry = self.layouts.drm_msm_gem_submit_bo.new(
-                flags=names.MSM_SUBMIT_BO_READ | names.MSM_SUBMIT_BO_WRITE, handle=memory.handle,
-                presumed=memory.address,
-            )  # fmt: skip
-            self._entries[memory] = bytes(entry)
+            self._name(memory, read_only=False)
             return memory
         except BaseException as error:
             memory.handle = argument.handle
@@ -122,8 +119,38 @@ class Msm(KernelInterface):
                 error.add_facts(size=size)
             raise
 
+    def _name(self, memory: Memory, *, read_only: bool) -> None:
+        """Have submissions name the memory; for reading alone where nothing else writes it."""
+        flags = self.names.MSM_SUBMIT_BO_READ
+        known = self._entries.get(memory.handle)
+        layout = self.layouts.drm_msm_gem_submit_bo
+        if not read_only or (known is not None and layout.view(known).flags != flags):
+            flags |= self.names.MSM_SUBMIT_BO_WRITE
+        entry = layout.new(flags=flags, handle=memory.handle, presumed=memory.address)
+        self._entries[memory.handle] = bytes(entry)
+
+    def import_dma_buf(self, descriptor: int, size: int, *, read_only: bool) -> Memory:
+        """See KernelInterface. The kernel driver maps what it imports for writing too. A buffer
+        that is imported twice has one handle: the last of its memories releases it."""
+        memory = Memory(self, whole_pages(size), Caching.COMBINED)
+        argument = bytearray(_PRIME.pack(0, 0, descriptor))
+        try:
+            self.memories[memory] = None
+            self.call("PRIME_FD_TO_HANDLE", _PRIME_FD_TO_HANDLE, argument)
+            memory.handle = _PRIME.unpack(argument)[0]
+            memory.address = self._info(memory.handle, "MSM_INFO_GET_IOVA")
+            self._name(memory, read_only=read_only)
+            return memory
+        except BaseException:
+            memory.handle = _PRIME.unpack(argument)[0]
+            memory.close()
+            raise
+
     def free(self, memory: Memory) -> None:
-        self._entries.pop(memory, None)  # first: a freed number must not be named
+        # First: a freed number must not be named. Another import of the same buffer still needs it.
+        others = [one for one in self.memories if one is not memory]
+        if all(one.handle != memory.handle for one in others):
+            self._entries.pop(memory.handle, None)
         super().free(memory)
 
     def release(self, memory: Memory) -> None:
@@ -183,6 +210,10 @@ class Msm(KernelInterface):
 
 # DRM_IOCTL_GEM_CLOSE of drm.h: _IOW('d', 0x09, struct drm_gem_close {u32 handle, u32 pad}).
 _GEM_CLOSE = 0x4008_6409
+# DRM_IOCTL_PRIME_FD_TO_HANDLE of drm.h: _IOWR('d', 0x2e, struct drm_prime_handle {u32 handle,
+# u32 flags, s32 fd}).
+_PRIME_FD_TO_HANDLE = 0xC00C_642E
+_PRIME = struct.Struct("<IIi")
 
 
 class _Submit(Submission):
@@ -191,11 +222,11 @@ class _Submit(Submission):
         names, layouts = msm.names, msm.layouts
         entries = dict(msm._entries)
         self._objects, self._commands = bytearray(b"".join(entries.values())), bytearray()
-        places = {memory: position for position, memory in enumerate(entries)}
+        places = {handle: position for position, handle in enumerate(entries)}
         for memory, start, size in ranges:
             command = layouts.drm_msm_gem_submit_cmd.new(
-                type=names.MSM_SUBMIT_CMD_BUF, submit_idx=places[memory], submit_offset=start,
-                size=size,
+                type=names.MSM_SUBMIT_CMD_BUF, submit_idx=places[memory.handle],
+                submit_offset=start, size=size,
             )  # fmt: skip
             self._commands += command.raw
         self._argument = layouts.drm_msm_gem_submit.new(

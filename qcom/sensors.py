@@ -1,7 +1,9 @@
 """Sensors of an Adreno GPU: what the kernel driver shows in sysfs.
 
-Source: kgsl_pwrctrl.c of Qualcomm's KGSL (attributes of /sys/class/kgsl/kgsl-3d0). What a kernel
-does not show is left out.
+Sources: kgsl_pwrctrl.c of Qualcomm's KGSL (attributes of /sys/class/kgsl/kgsl-3d0); for msm Linux
+drivers/devfreq/devfreq.c (attributes of /sys/class/devfreq/<address>.gpu), and thermal zones whose
+type begins with "gpu" (device trees in arch/arm64/boot/dts/qcom). What a kernel does not show is
+left out.
 """
 
 from __future__ import annotations
@@ -30,6 +32,11 @@ _KGSL = (
     _Kind("temperature_celsius", "°C", "temp", 1e-3),
     _Kind("throttle_level", "level", "thermal_pwrlevel"),
 )
+_DEVFREQ = (
+    _Kind("clock_hertz", "Hz", "cur_freq"),
+    _Kind("clock_limit_hertz", "Hz", "max_freq"),
+)
+_MOST_ZONES = 256
 
 
 def kgsl_sensors(node: Node, index: int) -> list[Sensor]:
@@ -40,6 +47,36 @@ def kgsl_sensors(node: Node, index: int) -> list[Sensor]:
         for kind in _KGSL
         if _there(node, f"{folder}/{kind.file}")
     ]
+
+
+def msm_sensors(node: Node, address: int) -> list[Sensor]:
+    """The sensors that this kernel has. address: of the GPU's registers in the device tree."""
+    folder = f"/sys/class/devfreq/{address:x}.gpu"
+    found = [
+        Sensor(kind.name, kind.unit, _reader(node, f"{folder}/{kind.file}", kind.factor))
+        for kind in _DEVFREQ
+        if _there(node, f"{folder}/{kind.file}")
+    ]
+    zones = _zones(node)
+    if zones:
+        readers = [_reader(node, zone, 1e-3) for zone in zones]
+        hottest = Sensor("temperature_celsius", "°C", lambda: max(read() for read in readers))
+        found.append(hottest)
+    return found
+
+
+def _zones(node: Node) -> list[str]:
+    """Temperatures of the GPU's thermal zones."""
+    found = []
+    for number_of in range(_MOST_ZONES):
+        zone = f"/sys/class/thermal/thermal_zone{number_of}"
+        try:
+            kind = node.read_text(f"{zone}/type")
+        except OSError:
+            break
+        if kind.startswith("gpu") and _there(node, f"{zone}/temp"):
+            found.append(f"{zone}/temp")
+    return found
 
 
 def _there(node: Node, path: str) -> bool:

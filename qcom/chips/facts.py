@@ -21,6 +21,8 @@ class ChipFacts:
     executes instructions on shared registers. has_lpac: compute has registers of its own, besides
     those it shares with graphics. settings: values of registers that differ between chips and that
     a command stream must set ("magic_regs" in Mesa's freedreno_devices.py); those of compute.
+    register_base: where the registers lie in the host's memory (gpu@ in Linux'
+    arch/arm64/boot/dts/qcom), which is in the GPU's name in sysfs.
     products: where it is found.
     """
 
@@ -43,6 +45,7 @@ class ChipFacts:
     scalar_unit: bool = False
     has_lpac: bool = False
     settings: tuple[tuple[str, int], ...] = ()
+    register_base: int = 0x3D0_0000
     products: tuple[str, ...] = ()
     proven: str = ""
 

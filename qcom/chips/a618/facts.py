@@ -26,6 +26,7 @@ FACTS = ChipFacts(
     instruction_cache=64,
     gmem=512 << 10,
     highest_bank_bit=14,
+    register_base=0x500_0000,
     products=("Snapdragon 730",),
     has_lpac=False,
     settings=(

@@ -26,6 +26,7 @@ FACTS = ChipFacts(
     instruction_cache=64,
     gmem=1 << 20,
     highest_bank_bit=15,
+    register_base=0x500_0000,
     products=("Snapdragon 845",),
     has_lpac=False,
     settings=(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 PRIORITIES = 3  # one ring, NR_SCHED_PRIORITIES of it
 FASTEST_HZ = 710_000_000  # of an Adreno 630: sdm845.dtsi; the model's clock does not depend on it
 _GEM_CLOSE = 0x4008_6409  # DRM_IOCTL_GEM_CLOSE of drm.h: {u32 handle, u32 pad}
+_PRIME_FD_TO_HANDLE = 0xC00C_642E  # DRM_IOCTL_PRIME_FD_TO_HANDLE: {u32 handle, u32 flags, s32 fd}
 _PAUSE_S = 0.05
 
 
@@ -54,6 +55,8 @@ class MsmCalls:
             self._codes[f"DRM_IOCTL_MSM_{name}"]: (name, *rest) for name, rest in known.items()
         }
         self._handlers[_GEM_CLOSE] = ("GEM_CLOSE", memory.gem_close, None)
+        imports = ("PRIME_FD_TO_HANDLE", memory.prime_fd_to_handle, None)
+        self._handlers[_PRIME_FD_TO_HANDLE] = imports
 
     def call(self, request: int, argument: memoryview) -> None:
         """One ioctl; OSError where the kernel refuses it."""

@@ -1,13 +1,17 @@
 """GEM objects of msm: handles, addresses, and how long memory stays.
 
-Source: Linux drivers/gpu/drm/msm: msm_gem.c (msm_gem_new_impl, msm_gem_cpu_prep, msm_gem_madvise,
-msm_gem_close), msm_drv.c (msm_ioctl_gem_info).
+Sources: Linux drivers/gpu/drm/msm: msm_gem.c (msm_gem_new_impl, msm_gem_import, msm_gem_cpu_prep,
+msm_gem_madvise, msm_gem_close), msm_drv.c (msm_ioctl_gem_info); drivers/gpu/drm/drm_prime.c
+(drm_gem_prime_fd_to_handle).
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import itertools
+import mmap
+import os
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +27,13 @@ if TYPE_CHECKING:
 
 FIRST_OFFSET = 1 << 32  # of mmap: DRM_FILE_PAGE_OFFSET_START
 _LONGEST_NAME = 32
+_PRIME = struct.Struct("<IIi")  # struct drm_prime_handle: handle, flags, fd
 
 
 class GemObject(MemoryObject):
     """uses: submissions that name it, as (queue, fence, whether it writes). is_mapped: some
     submission has named it; before that its address is only reserved. needed: it was not given up
-    by MADV_DONTNEED."""
+    by MADV_DONTNEED. file: device and inode of what was imported."""
 
     def __init__(self, number: int, size: int, flags: int, offset: int, address: int) -> None:
         read_only = flags & constants("msm_drm").MSM_BO_GPU_READONLY
@@ -40,6 +45,7 @@ class GemObject(MemoryObject):
         self.uses: list[tuple[MsmQueue, int, bool]] = []
         self.is_mapped = False
         self.needed = True
+        self.file: tuple[int, int] | None = None
 
 
 def find(node: MsmNode, handle: int, code: int = errno.ENOENT) -> GemObject:
@@ -94,6 +100,35 @@ def gem_new(node: MsmNode, call: Any) -> None:
         call.handle = handle
 
 
+def prime_fd_to_handle(node: MsmNode, argument: memoryview) -> None:
+    """PRIME_FD_TO_HANDLE: a file that can be mapped, in place of a dma-buf. One that this file has
+    imported before gets the handle it has, which counts no references."""
+    descriptor = _PRIME.unpack_from(argument)[2]
+    with node.machine.lock:
+        if not node.is_here:
+            node.machine.asked["PRIME_FD_TO_HANDLE of another process"] += 1
+            raise refused(errno.EINVAL, "the model imports memory of this process only")
+        try:
+            state = os.fstat(descriptor)
+        except OSError as error:
+            raise refused(errno.EBADF, f"descriptor {descriptor}") from error
+        file = state.st_dev, state.st_ino
+        for one in node.objects.values():
+            if isinstance(one, GemObject) and one.file == file:
+                _PRIME.pack_into(argument, 0, one.id, 0, descriptor)
+                return
+        try:
+            pages = mmap.mmap(descriptor, state.st_size)
+        except (OSError, ValueError) as error:
+            raise refused(errno.EINVAL, f"descriptor {descriptor} is not a buffer") from error
+        address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+        handle = next(number for number in itertools.count(1) if number not in node.objects)
+        made = GemObject(handle, state.st_size, constants("msm_drm").MSM_BO_WC, -1, address)
+        made.pages, made.file = pages, file
+        node.objects[handle] = made
+        _PRIME.pack_into(argument, 0, handle, 0, descriptor)
+
+
 def gem_info(node: MsmNode, call: Any) -> None:
     """GEM_INFO."""
     codes = constants("msm_drm")
@@ -110,6 +145,9 @@ def gem_info(node: MsmNode, call: Any) -> None:
         for name in codes.names(call.info, prefix="MSM_INFO_"):
             strike(node.machine, name)
         if call.info == codes.MSM_INFO_GET_OFFSET:
+            if found.offset < 0:
+                node.machine.asked["a mapping of an imported dma-buf"] += 1
+                raise refused(errno.EINVAL, f"handle {found.id} was imported")
             call.value = FIRST_OFFSET + found.offset
         elif call.info == codes.MSM_INFO_GET_IOVA:
             call.value = address_of(node, found)
