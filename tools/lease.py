@@ -1,4 +1,4 @@
-"""`ugpu lease ls|take|release|recover`: a client of ugpud for people and scripts."""
+"""`ugpu lease ls|take|release|quarantine|recover`: a client of ugpud for people and scripts."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ def run(arguments: argparse.Namespace, out: Output) -> int:
             connection.call("release", arguments.lease)
             out.say(f"lease {arguments.lease} ends")
             out.result({"released": arguments.lease})
+            return 0
+        if arguments.what == "quarantine":
+            reason = " ".join(arguments.reason)
+            names = connection.call("quarantine", arguments.device, reason).arguments[0]
+            out.say(f"quarantined: {', '.join(names)}; `ugpu lease recover` ends it")
+            out.result({"quarantined": names})
             return 0
         if arguments.what == "recover":
             names = connection.call("recover", arguments.device).arguments[0]

@@ -134,6 +134,7 @@ REQUESTS: Mapping[str, Sequence[str]] = {
     "extend": ("number?", "real"),  # lease (nil: of this connection), seconds from now
     "release": ("number?",),
     "recover": ("text",),  # a pattern of quarantined devices -> names of those that are tried
+    "quarantine": ("text", "text"),  # a pattern, why -> names of the devices
     "telemetry": ("text",),  # a device's name -> data: JSON of hcq.telemetry
     # with a lease: memory and programs
     "allocate": ("number", "text"),  # size, placement -> number, address

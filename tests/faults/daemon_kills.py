@@ -6,8 +6,10 @@ Two virtual Navi31 are processes of their own (`ugpu serve`), which outlive the 
 them. Each round starts six clients, which lease a card one after the other, copy and launch; then
 some of the clients or the daemon are killed. A client whose daemon lives reads back all that it was
 told is done; one whose daemon dies gets DeviceLost, or DeviceNotFound where it had not connected
-yet; the next holder of each card finds its memory clear, copies and launches. The seed decides who
-is killed, and after how long. The exit code is 1 unless all of that holds.
+yet; the next holder of each card finds its memory clear, copies and launches. Two operators work
+beside the clients and are killed too (`tests.faults.daemon_operator`): tokens that were created or
+revoked and quarantines that were ordered or lifted stay so. The seed decides who is killed, and
+after how long. The exit code is 1 unless all of that holds.
 """
 
 from __future__ import annotations
@@ -30,36 +32,45 @@ import hcq
 from hcq.errors import DeviceLost, DeviceNotFound
 from hcq.remote.address import Address
 from hcq.remote.connection import Connection
+from tests.faults.daemon_operator import SPARE, Facts, operate
 from tests.faults.kills import LIMIT_S, card, in_child, rest_of, wait
 from tests.support.daemon import DaemonProcess
 from tests.support.kernels import contract_object
+from tools.daemon.tokens import Tokens
 
 CLIENTS, SLOTS, WORDS = 6, 64, 256
 LIFE_S = 2.0  # from the start of the clients to the last kill, at most
+PATTERN = "vfio-user:*"  # of the cards that clients lease
 DAEMONS = 0.2  # share of rounds that kill the daemon
 _WORKS = ("ready", "leased")
 
 
 @dataclass
 class Score:
-    """kills: by victim and what it did when it died. checked: acknowledged copies read back."""
+    """kills: by victim and what it did when it died. checked: acknowledged copies read back.
+    facts: acknowledged tokens and quarantines; how many checks of them."""
 
     kills: Counter[str] = field(default_factory=Counter)
     checked: int = 0
+    facts: Facts = field(default_factory=Facts)
     failed: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         where = ", ".join(f"{name} {count}" for name, count in self.kills.most_common())
         total = sum(self.kills.values())
-        return f"kills={total} failed={len(self.failed)} copies checked={self.checked}: {where}"
+        return (
+            f"kills={total} failed={len(self.failed)} copies checked={self.checked} "
+            f"tokens and quarantines checked={self.facts.checked}: {where}"
+        )
 
 
 @dataclass
 class Worker:
-    """A client that works until it is told to stop (SIGTERM)."""
+    """A client or operator that works until it is told to stop (SIGTERM)."""
 
     pid: int
     reader: int
+    operator: bool = False
 
 
 def work(socket: str, tell: Callable[[str], object]) -> None:
@@ -70,7 +81,7 @@ def work(socket: str, tell: Callable[[str], object]) -> None:
     done = 0
     try:
         tell("lease")
-        with hcq.lease("*", daemon=socket, wait_s=LIMIT_S) as gpu:
+        with hcq.lease(PATTERN, daemon=socket, wait_s=LIMIT_S) as gpu:
             tell("load")
             with (
                 gpu.load(contract_object(gpu.target)) as program,
@@ -123,8 +134,8 @@ def check(socket: str, cards: list[str], tell: Callable[[str], object]) -> None:
                 assert np.array_equal(result.numpy(np.uint32), 7 * data), "a kernel"
     with Connection(Address(socket)) as connection:
         devices = connection.call("devices").arguments[0]
-    bad = [one for one in devices if one["state"] not in _WORKS]
-    assert not bad and len(devices) == len(cards), f"devices: {devices}"
+    bad = [one for one in devices if one["name"] != SPARE and one["state"] not in _WORKS]
+    assert not bad and len(devices) == len(cards) + 1, f"devices: {devices}"
     tell("healthy")
 
 
@@ -133,22 +144,43 @@ def start(socket: str) -> Worker:
     return Worker(*in_child(lambda tell: work(socket, tell)))
 
 
+def operators(daemon: DaemonProcess, facts: Facts, turn: int) -> list[Worker]:
+    """Start two operators; the first also orders quarantines."""
+    state, both = daemon.folder / "state", (facts, None)
+
+    def begin(number: int) -> Worker:
+        name = f"{turn}-{number}"
+        return Worker(
+            *in_child(lambda tell: operate(daemon.socket, state, name, both[number], tell)), True
+        )
+
+    return [begin(number) for number in range(2)]
+
+
 def end(worker: Worker, score: Score, *, daemon_died: bool) -> None:
     """Wait for a client that was not killed; all that it was told is done must be there."""
     status, told = wait(worker.pid, LIMIT_S), rest_of(worker.reader)
     last = told.splitlines()[-1] if told else "nothing"
-    if status == 0 and last.startswith("done "):
+    if worker.operator:
+        score.facts.take(told)
+        if status != 0 or (last.startswith("lost ") and not daemon_died):
+            score.failed.append(f"an operator that was not killed: {status}: {told[-2000:]}")
+    elif status == 0 and last.startswith("done "):
         score.checked += int(last.split()[1])
     elif not (status == 0 and daemon_died and last.startswith("lost ")):
         score.failed.append(f"a client that was not killed: {status}: {told[-2000:]}")
 
 
 def kill(worker: Worker, score: Score) -> None:
-    """Kill a client, whatever it does."""
+    """Kill a client or operator, whatever it does."""
     os.kill(worker.pid, signal.SIGKILL)
     os.waitpid(worker.pid, 0)
-    told = rest_of(worker.reader).splitlines()
-    score.kills[told[-1] if told else "start"] += 1
+    told = rest_of(worker.reader)
+    doing = told.splitlines()[-1] if told else "start"
+    if worker.operator:
+        score.facts.take(told)
+        doing = f"operator: {doing.split()[0]}"
+    score.kills[doing] += 1
 
 
 def one_round(
@@ -156,11 +188,16 @@ def one_round(
 ) -> None:
     """Start clients, kill some of them or the daemon, look at what is left. room: kills."""
     workers = [start(daemon.socket) for _ in range(CLIENTS)]
+    workers += operators(daemon, score.facts, score.kills.total())
+    first = workers[0]
+    rest = workers[1:]
+    draw.shuffle(rest)
+    workers = [first, *rest]
     victims = min(room, draw.randrange(1, CLIENTS))
     moments = sorted(draw.uniform(0.0, LIFE_S) for _ in range(victims))
     daemon_dies = draw.random() < DAEMONS
     # No client ends before it is told to: this one's end would be a failure, seen below.
-    handle = os.pidfd_open(workers[0].pid)
+    handle = os.pidfd_open(first.pid)
     try:
         pause(handle, moments[0])
         if daemon_dies:
@@ -183,6 +220,10 @@ def one_round(
     status, answer = wait(pid, 2 * LIMIT_S), rest_of(reader)
     if status != 0 or not answer.startswith("healthy"):
         score.failed.append(f"the next holders: {status}: {answer[-2000:]}")
+    try:
+        score.facts.check(Tokens(daemon.folder / "state" / "tokens.json"), daemon.socket)
+    except AssertionError as error:
+        score.failed.append(str(error))
 
 
 def pause(handle: int, limit_s: float) -> None:
@@ -199,7 +240,7 @@ def campaign(
         served = [ends.enter_context(card()) for _ in range(2)]
         names = [f"vfio-user:{socket}" for socket, _ in served]
         os.environ["UGPU_FIRMWARE"] = str(served[0][1])
-        daemon = ends.enter_context(DaemonProcess(names, "[lease]\ndrain_s = 0.2"))
+        daemon = ends.enter_context(DaemonProcess([*names, SPARE], "[lease]\ndrain_s = 0.2"))
         while score.kills.total() < kills:
             one_round(daemon, names, draw, score, kills - score.kills.total())
             if progress is not None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import resource
 import struct
 import zlib
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -171,8 +173,14 @@ def test_changed_frames_are_refused_or_right() -> None:
 
 @pytest.mark.slow
 def test_a_million_changed_frames() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    fuzz(100_000, 1)
+    before = resident()
     taken, refused = fuzz(1_000_000, 2)
     assert taken and refused
+    assert resident() - before < 4 << 20, "memory grows with the number of frames"
 
 
 def test_errors_keep_their_class_and_facts() -> None:

@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,34 @@ def test_tokens_are_the_daemons_alone(folder: Path) -> None:
     tokens.path.chmod(0o644)
     with pytest.raises(HostError, match="readable by others"):
         Tokens(tokens.path).rights(token, 0.0)
+
+
+def test_tokens_made_at_the_same_time_are_all_there(folder: Path) -> None:
+    """Each maker reads the file, adds its token and replaces the file."""
+    from tools.daemon.tokens import Tokens
+
+    path = folder / "state" / "tokens.json"
+
+    def make(maker: int) -> list[str]:
+        return [Tokens(path).create(f"{maker}-{n}", "use", "*", 0) for n in range(10)]
+
+    with ThreadPoolExecutor(4) as pool:
+        made = [token for some in pool.map(make, range(4)) for token in some]
+    assert len({Tokens(path).rights(token, 0.0).name for token in made}) == 40
+
+
+def test_a_killed_maker_of_tokens_leaves_nothing_in_the_way(folder: Path) -> None:
+    from tools.daemon.tokens import Tokens
+
+    tokens = Tokens(folder / "state" / "tokens.json")
+    tokens.create("a", "use", "*", 0)
+    tokens.path.with_suffix(".new").write_text("half of a fi")
+    token = tokens.create("b", "use", "*", 0)
+    assert tokens.rights(token, 0.0).name == "b" and len(tokens.listed()) == 2
+    assert sorted(each.name for each in tokens.path.parent.iterdir()) == [
+        "tokens.json",
+        "tokens.lock",
+    ]
 
 
 # ---- configuration and sockets ---------------------------------------------------------------

@@ -96,6 +96,7 @@ class Client:
             "extend": lambda given, data: self._extend(given[0], given[1]),
             "release": lambda given, data: self._release(given[0]),
             "recover": lambda given, data: self._recover(given[0]),
+            "quarantine": lambda given, data: self._quarantine(given[0], given[1]),
             "telemetry": lambda given, data: self._telemetry(given[0]),
             "info": lambda given, data: failures.facts_of(self.daemon.device_of(self).info()),
             "sensors": lambda given, data: self._sensors(),
@@ -399,6 +400,10 @@ class Client:
     def _recover(self, pattern: str) -> list[str]:
         assert self.rights is not None
         return self.daemon.recover(pattern, self.rights)
+
+    def _quarantine(self, pattern: str, reason: str) -> list[str]:
+        assert self.rights is not None
+        return self.daemon.quarantine(pattern, reason, self.rights)
 
     def _telemetry(self, name: str) -> bytes:
         assert self.rights is not None

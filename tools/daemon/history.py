@@ -15,6 +15,8 @@ from pathlib import Path
 
 from ..ledger import Ledger
 
+# Random number that Linux draws at boot. Source: random(4).
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 TABLES = """
 CREATE TABLE IF NOT EXISTS service (
     device TEXT NOT NULL, since REAL NOT NULL, until REAL NOT NULL, leases INTEGER NOT NULL,
@@ -23,6 +25,9 @@ CREATE TABLE IF NOT EXISTS incident (
     id INTEGER PRIMARY KEY, device TEXT NOT NULL, time REAL NOT NULL, reason TEXT NOT NULL,
     ended REAL, outcome TEXT NOT NULL, tried TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS reboot (time REAL NOT NULL, device TEXT NOT NULL, reason TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS quarantine (
+    device TEXT PRIMARY KEY, time REAL NOT NULL, reason TEXT NOT NULL, operator INTEGER NOT NULL,
+    boot TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS incident_device ON incident(device);
 """
 
@@ -43,18 +48,33 @@ class Record:
         return asdict(self)
 
 
-class CardHistory:
-    """wall: seconds since 1970. Thread-safe."""
+@dataclass(frozen=True)
+class Quarantine:
+    """Why a card is not used. operator: an operator ordered it, else recovery failed."""
 
-    def __init__(self, ledger: Ledger, wall: Callable[[], float] = time.time) -> None:
+    reason: str
+    operator: bool
+
+
+class CardHistory:
+    """wall: seconds since 1970. boot: identifies this boot of the machine. Thread-safe."""
+
+    def __init__(
+        self, ledger: Ledger, wall: Callable[[], float] = time.time, boot: str = ""
+    ) -> None:
         self._ledger = ledger
+        self._boot = boot
         self._wall = wall
         self._since = wall()
 
     @staticmethod
     def at(path: Path) -> CardHistory:
         """Return the history in a file, which need not be there."""
-        return CardHistory(Ledger(path, TABLES))
+        try:
+            boot = _BOOT_ID.read_text("ascii").strip()
+        except OSError:
+            boot = ""
+        return CardHistory(Ledger(path, TABLES), boot=boot)
 
     @property
     def trouble(self) -> str:
@@ -91,6 +111,37 @@ class CardHistory:
                     (self._wall(), outcome, tried, number),
                 )
             )
+
+    def quarantine(self, device: str, reason: str, *, operator: bool) -> bool:
+        """Store a quarantine until `lift`; False where it cannot be written."""
+        row = device, self._wall(), reason, operator, self._boot
+        written = self._ledger.write(
+            lambda database: database.execute(
+                "INSERT OR REPLACE INTO quarantine VALUES (?, ?, ?, ?, ?)", row
+            )
+        )
+        return written is not None
+
+    def lift(self, device: str) -> bool:
+        """Remove a stored quarantine; False where it cannot be written."""
+        written = self._ledger.write(
+            lambda database: database.execute("DELETE FROM quarantine WHERE device = ?", (device,))
+        )
+        return written is not None
+
+    def quarantines(self) -> dict[str, Quarantine]:
+        """Return the stored quarantines by device. One of a failed recovery does not outlast the
+        machine's boot, since a reboot is the ladder's last rung."""
+        found: dict[str, Quarantine] = {}
+        if not self._ledger.path.is_file():
+            return found
+        with contextlib.suppress(sqlite3.Error, OSError), self._ledger.opened() as database:
+            rows = database.execute(
+                "SELECT device, reason, operator FROM quarantine WHERE operator OR boot = ?",
+                (self._boot,),
+            )
+            found = {device: Quarantine(reason, bool(by)) for device, reason, by in rows}
+        return found
 
     def may_reboot(self, device: str, reason: str, every_s: float) -> bool:
         """Note a reboot of the machine, and return True; False where the last one is less than

@@ -1,17 +1,19 @@
 """Who may do what: tokens bound to rights, and the users of the local socket.
 
 A token is shown once, when it is created; the file keeps its SHA-256. The file is the daemon's
-alone (mode 0600) and is read again when it has changed.
+alone (mode 0600) and is read whenever a token is shown.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import hmac
 import json
 import os
 import secrets
-import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -71,27 +73,27 @@ class Tokens:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._read: tuple[int, int] | None = None
-        self._entries: list[_Entry] = []
 
     def create(self, name: str, role: str, device: str, expires: float) -> str:
         """Add a token and return it: the only time that it is seen. BadArgument, HostError."""
         if role not in ROLES:
             raise BadArgument(f"role must be one of {', '.join(ROLES)}, got {role!r}")
-        if not name or any(each.name == name for each in self._all()):
-            raise BadArgument(f"name must be new and not empty, got {name!r}")
         token = _PREFIX + secrets.token_urlsafe(32)
         entry = _Entry(name, role, device, _digest(token), expires)
-        self._write([*self._all(), entry])
+        with self._locked():
+            if not name or any(each.name == name for each in self._all()):
+                raise BadArgument(f"name must be new and not empty, got {name!r}")
+            self._write([*self._all(), entry])
         return token
 
     def revoke(self, name: str) -> None:
         """Remove a token by its name; BadArgument where there is none."""
-        left = [each for each in self._all() if each.name != name]
-        if len(left) == len(self._all()):
-            have = ", ".join(each.name for each in self._all()) or "none"
-            raise BadArgument(f"there is no token named {name!r}; there are: {have}")
-        self._write(left)
+        with self._locked():
+            left = [each for each in self._all() if each.name != name]
+            if len(left) == len(self._all()):
+                have = ", ".join(each.name for each in self._all()) or "none"
+                raise BadArgument(f"there is no token named {name!r}; there are: {have}")
+            self._write(left)
 
     def listed(self) -> list[dict[str, object]]:
         """Return all tokens without what proves them."""
@@ -116,41 +118,45 @@ class Tokens:
 
     def _all(self) -> list[_Entry]:
         try:
-            found = self.path.stat()
+            with self.path.open(encoding="utf-8") as file:
+                mode, text = os.fstat(file.fileno()).st_mode, file.read()
         except FileNotFoundError:
             return []
-        state = (found.st_mtime_ns, found.st_ino)
-        if state != self._read:
-            if found.st_mode & 0o077:
-                raise HostError(
-                    f"{self.path} is readable by others", remedy=f"chmod 600 {self.path}"
-                )
-            try:
-                rows: list[dict[str, Any]] = json.loads(self.path.read_text("utf-8"))
-                self._entries = [_Entry(**row) for row in rows]
-            except (ValueError, TypeError) as error:
-                raise HostError(f"{self.path} is not a file of tokens: {error}") from None
-            self._read = state
-        return self._entries
+        if mode & 0o077:
+            raise HostError(f"{self.path} is readable by others", remedy=f"chmod 600 {self.path}")
+        try:
+            rows: list[dict[str, Any]] = json.loads(text)
+            return [_Entry(**row) for row in rows]
+        except (ValueError, TypeError) as error:
+            raise HostError(f"{self.path} is not a file of tokens: {error}") from None
 
-    def _write(self, entries: list[_Entry]) -> None:
-        """Replace the file in one step, so that a full disk leaves the old one."""
-        text = json.dumps([asdict(each) for each in entries], indent=1)
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other processes from changing the file meanwhile; a dead one's lock is free."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=".tokens-")
-            try:
-                with os.fdopen(handle, "w") as file:
-                    file.write(text)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, self.path)
-            except BaseException:
-                os.unlink(temporary)
-                raise
+            handle = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise HostError(f"cannot write {self.path}: {error.strerror}") from None
-        self._read = None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    def _write(self, entries: list[_Entry]) -> None:
+        """Replace the file in one step, so that a full disk leaves the old one. Under the lock."""
+        text = json.dumps([asdict(each) for each in entries], indent=1)
+        new = self.path.with_suffix(".new")
+        try:
+            new.unlink(missing_ok=True)  # of a process that was killed
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, self.path)
+        except OSError as error:
+            raise HostError(f"cannot write {self.path}: {error.strerror}") from None
 
 
 def _digest(token: str) -> str:

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from hcq.device import Device
-from hcq.errors import AccessDenied, BadArgument, UgpuError
+from hcq.errors import AccessDenied, BadArgument, HostError, UgpuError
 from hcq.transport.hotplug import keep_trying
 from hcq.transport.system import System
 
 from .config import DeviceSettings, Settings
-from .history import CardHistory, Record
+from .history import CardHistory, Quarantine, Record
 from .hotplug import Plugs
 from .leases import Card, State, Table
 from .owned import Owned
@@ -60,12 +60,19 @@ class Ward:
         self._plugs = Plugs(settings.hotplug, self._arrived, self._departed, system)
         self._breakers = {each.name: Breaker(settings.recovery, now) for each in self.owned}
         self._beyond: tuple[str, str] | None = None  # card and reason that call for a reboot
+        self._barred = self.history.quarantines()  # that hold now; changed under both locks
+        self._barring = threading.Lock()  # held while the history's changes; taken before `lock`
 
     def start_cards(self) -> None:
         """Boot all devices, each in a job, and watch the bus."""
         if self.settings.hotplug or any(each.name.startswith("pci:") for each in self.owned):
             self._plugs.start()
         for owned in self.owned:
+            barred = self._barred.get(owned.name)
+            if barred is not None:
+                log.warning("%s stays quarantined: %s", owned.name, barred.reason)
+                self.table.changed(owned.card, State.QUARANTINED, barred.reason)
+                continue
             owned.card.state = State.BOOTING
             self._jobs.submit(self._boot, owned)
 
@@ -142,12 +149,19 @@ class Ward:
 
     def _change(self, card: Card, state: State, reason: str = "") -> None:
         with self._tick:
+            barred = self._barred.get(card.name)
+            if barred is not None and state is State.READY:
+                state, reason = State.QUARANTINED, barred.reason
             self.table.changed(card, state, reason)
             self._tick.notify_all()
 
     # ---- cards that come and go --------------------------------------------------------------
 
     def _arrived(self, name: str) -> None:
+        with self._barring:
+            barred = self._barred.get(name)
+            if barred is not None and not barred.operator and self._known(name):
+                self._lift(name)  # another card, or the same one after a power cycle
         with self._tick:
             owned = next((each for each in self.owned if each.settings.name == name), None)
             if owned is None and self._plugs.adopts(name):
@@ -158,9 +172,15 @@ class Ward:
             if owned is None:
                 return
             owned.gone = False
-            if owned.card.state in (State.OFF, State.QUARANTINED) and not self._closed:
+            if name in self._barred:
+                self._change(owned.card, State.QUARANTINED, self._barred[name].reason)
+            elif owned.card.state in (State.OFF, State.QUARANTINED) and not self._closed:
                 self.table.changed(owned.card, State.BOOTING)
                 self._jobs.submit(self._boot, owned, SETTLE_S)
+
+    def _known(self, name: str) -> bool:
+        with self._tick:
+            return any(each.settings.name == name for each in self.owned)
 
     def _departed(self, name: str) -> None:
         with self._tick:
@@ -198,6 +218,9 @@ class Ward:
             if self._closed:
                 self.table.changed(owned.card, State.QUARANTINED, reason)
                 return
+            if owned.name in self._barred:
+                self._change(owned.card, State.QUARANTINED, self._barred[owned.name].reason)
+                return
             self.table.changed(owned.card, State.RECOVERING, reason)
             self._tick.notify_all()
             self._healers.submit(self._heal, owned, reason)
@@ -221,9 +244,15 @@ class Ward:
             self._change(owned.card, State.OFF, GONE)
             return
         log.error("%s is quarantined: %s", owned.name, found)
+        with self._barring:
+            if owned.name not in self._barred:  # else an operator's, meanwhile
+                self.history.quarantine(owned.name, found, operator=False)
+            with self._tick:
+                barred = self._barred.setdefault(owned.name, Quarantine(found, operator=False))
+                self._change(owned.card, State.QUARANTINED, barred.reason)
         with self._tick:
-            self._beyond = owned.name, found
-            self._change(owned.card, State.QUARANTINED, found)
+            if not barred.operator:
+                self._beyond = owned.name, found
         self._reboot_where_allowed()
 
     def _pause(self, seconds: float) -> bool:
@@ -250,18 +279,61 @@ class Ward:
 
     def recover(self, pattern: str, rights: Rights) -> list[str]:
         """Have quarantined cards recovered again; their names. For admins."""
-        with self._tick:
-            named = [each for each in self.owned if each.card.matches(pattern)]
-            bad = [each for each in named if each.card.state is State.QUARANTINED]
-            if not rights.admin or not all(rights.covers(each.card) for each in bad):
-                raise AccessDenied(f"{rights.name} may not have devices recovered: admins may")
-            if not bad:
-                have = "; ".join(f"{each.name}: {each.card.state.value}" for each in self.owned)
-                raise BadArgument(f"no quarantined device matches {pattern!r}: {have}")
-            for each in bad:
-                self._breakers[each.name].forgive()
-                self._treat(each, each.card.reason)
-            return [each.name for each in bad]
+        with self._barring:
+            with self._tick:
+                named = [each for each in self.owned if each.card.matches(pattern)]
+                bad = [
+                    each
+                    for each in named
+                    if each.card.state is State.QUARANTINED or each.name in self._barred
+                ]
+                if not rights.admin or not all(rights.covers(each.card) for each in bad):
+                    raise AccessDenied(f"{rights.name} may not have devices recovered: admins may")
+                if not bad:
+                    have = "; ".join(f"{each.name}: {each.card.state.value}" for each in self.owned)
+                    raise BadArgument(f"no quarantined device matches {pattern!r}: {have}")
+            self._lift(*(each.name for each in bad))
+            with self._tick:
+                for each in bad:
+                    if each.card.state is State.QUARANTINED:
+                        self._breakers[each.name].forgive()
+                        self._treat(each, each.card.reason)
+        return [each.name for each in bad]
+
+    def quarantine(self, pattern: str, reason: str, rights: Rights) -> list[str]:
+        """Take devices out of use until `recover`, also over a restart; their leases end. Returns
+        their names. For admins. HostError where it was not stored: it ends with ugpud then."""
+        reason = f"{reason or 'taken out of use'} (by {rights.name})"
+        with self._barring:
+            with self._tick:
+                named = [each for each in self.owned if each.card.matches(pattern)]
+                if not rights.admin or not all(rights.covers(each.card) for each in named):
+                    raise AccessDenied(f"{rights.name} may not quarantine devices: admins may")
+                if not named:
+                    have = ", ".join(each.name for each in self.owned)
+                    raise BadArgument(f"no device matches {pattern!r}; there are: {have}")
+            stored = [self.history.quarantine(each.name, reason, operator=True) for each in named]
+            with self._tick:
+                for each in named:
+                    self._barred[each.name] = Quarantine(reason, operator=True)
+                    if each.card.state in (State.READY, State.LEASED, State.QUARANTINED):
+                        self._change(each.card, State.QUARANTINED, reason)
+                    log.warning("%s is quarantined: %s", each.name, reason)
+        if not all(stored):
+            raise HostError(
+                f"{pattern} is quarantined until ugpud stops, since that was not stored: "
+                f"{self.history.trouble}"
+            )
+        return [each.name for each in named]
+
+    def _lift(self, *names: str) -> None:
+        """End quarantines, now and for the next start. Under `_barring`."""
+        for name in names:
+            if name in self._barred and not self.history.lift(name):
+                log.error("%s is quarantined again when ugpud starts: %s", name,
+                          self.history.trouble)  # fmt: skip
+            with self._tick:
+                self._barred.pop(name, None)
 
     def _note(self) -> None:
         """Write the time in service to the history."""

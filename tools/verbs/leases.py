@@ -9,12 +9,13 @@ from .verb import register
 
 
 def _lease(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(dest="what", required=True, metavar="ls|take|release|recover")
+    what = parser.add_subparsers(dest="what", required=True, metavar="VERB")
     ls = what.add_parser("ls", help="list devices, leases and those who wait")
     take = what.add_parser("take", help="hold a lease, so that no other client gets the device")
     release = what.add_parser("release", help="end a lease of another holder (admins)")
     recover = what.add_parser("recover", help="have a quarantined device recovered again (admins)")
-    for each in (ls, take, release, recover):
+    quarantine = what.add_parser("quarantine", help="take a device out of use (admins)")
+    for each in (ls, take, release, quarantine, recover):
         each.add_argument("--daemon", metavar="WHERE", help="a socket, or tls://HOST[:PORT]")
         each.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     take.add_argument("device", nargs="?", default="*", help='a pattern, such as "gfx11*"')
@@ -30,11 +31,13 @@ def _lease(parser: argparse.ArgumentParser) -> None:
     take.add_argument("--wait", type=float, default=0.0, metavar="S", help="how long to queue")
     take.add_argument("--limit", type=float, default=0.0, metavar="S", help="how long to hold it")
     take.add_argument("--priority", type=int, default=5, metavar="N", help="0 to 9, 9 is first")
+    quarantine.add_argument("device", help='a pattern, such as "gfx11*"')
+    quarantine.add_argument("reason", nargs="*", help="why, for `ugpu lease ls`")
     recover.add_argument("device", help='a pattern, such as "gfx11*"')
     release.add_argument("lease", type=int, help="its number in `ugpu lease ls`")
 
 
-@register("hand over", "lease devices of a ugpud: ls, take, release, recover", _lease)
+@register("hand over", "lease devices of a ugpud: ls, take, release, quarantine, recover", _lease)
 def lease(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the client, which other verbs do not need.
     from .. import lease
