@@ -19,7 +19,8 @@ LEVELS = {
     "debug": logging.DEBUG,
     "trace": TRACE,
 }
-OURS = ("hcq", "am", "nv", "qcom", "usbgpu", "compiler", "tools")
+# The last two are one package: in this checkout, and as it is installed (ADR 0001).
+OURS = ("hcq", "am", "nv", "qcom", "usbgpu", "compiler", "tools", "ugpu_tools")
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
 
 
@@ -47,14 +48,17 @@ class HexDump:
         return "\n".join(lines)
 
 
-def configure(level: str = "warning", stream: TextIO | None = None) -> logging.Handler:
-    """Send our packages' log to `stream` (default: stderr); programs call it once at their
-    start."""
+def configure(
+    level: str = "warning", stream: TextIO | None = None, handler: logging.Handler | None = None
+) -> logging.Handler:
+    """Send our packages' log to `handler`, or to `stream` (default: stderr); programs call it once
+    at their start."""
     if level not in LEVELS:
         raise BadArgument(f"a log level is one of {', '.join(LEVELS)}", level=level)
     logging.addLevelName(TRACE, "TRACE")
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(logging.Formatter(FORMAT, "%H:%M:%S"))
+    if handler is None:
+        handler = logging.StreamHandler(stream or sys.stderr)
+        handler.setFormatter(logging.Formatter(FORMAT, "%H:%M:%S"))
     for name in OURS:
         logger = logging.getLogger(name)
         logger.setLevel(LEVELS[level])

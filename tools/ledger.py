@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from .daemon.events import HISTORY_LOST, tell
+
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
@@ -53,9 +55,7 @@ class Ledger:
         except (sqlite3.Error, OSError) as error:
             trouble = f"{self.path}: {error}"
             if trouble != self.trouble:
-                log.error(
-                    "history is not written: %s; make room on the disk, or move the file", trouble
-                )
+                tell(log, HISTORY_LOST, f"history is not written: {trouble}", reason=trouble)
             self.trouble = trouble
             return None
         self.trouble = ""

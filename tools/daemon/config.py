@@ -4,6 +4,7 @@
 socket = "/run/ugpud/ugpud.sock"    # a UNIX socket; its file mode says who may connect
 mode = "0660"
 state = "/var/lib/ugpud"            # tokens, history
+log = "auto"                        # "journal", "stderr"; auto: journal under systemd
 clients = 1100                      # connections at a time
 message = "64M"                     # bytes of one message, at most
 hotplug = ["pci:*"]                 # GPUs that are taken when they arrive; default: those below
@@ -41,6 +42,7 @@ options = { vram = 1073741824 }     # as for hcq.open
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,7 @@ from hcq.errors import BadArgument, HostError
 from hcq.remote.address import PORT, user_socket
 from hcq.remote.request import byte_count
 
+from . import journal
 from .leases import Policy
 from .recovery import RecoveryPolicy
 
@@ -95,6 +98,7 @@ class Settings:
     policy: Policy = field(default_factory=Policy)
     recovery: RecoveryPolicy = field(default_factory=RecoveryPolicy)
     tcp: TcpSettings | None = None
+    log: str = "auto"
 
 
 def read(path: Path | None) -> Settings:
@@ -154,6 +158,7 @@ def parse(text: str, name: str = "ugpud.toml") -> Settings:
         policy,
         recovery,
         None if tcp is None else _tcp(tcp),
+        daemon.choice("log", journal.CHOICES),
     )
     daemon.end()
     return settings
@@ -224,6 +229,12 @@ class _Section:
         value = self._given.pop(key, usual)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise self.bad(key, f"a {kind.__name__}", value)
+        return value
+
+    def choice(self, key: str, choices: Sequence[str]) -> str:
+        value: str = self.take(key, str, choices[0])
+        if value not in choices:
+            raise self.bad(key, f"one of {', '.join(choices)}", value)
         return value
 
     def table(self, key: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from hcq.transport.system import System
 
 from .client import Client, Peer
 from .config import Settings
+from .events import FAILED, LEASE_ENDED, tell
 from .handout import Handout
 from .holder import Holder
 from .leases import Lease, State, Waiter
@@ -211,7 +212,9 @@ class Daemon(Ward):
         """End a client's lease for it: it is told, and cut off."""
         if client.lease is lease:
             client.notify("ended", reason)
-            log.info("lease %d of %s ends: %s", lease.number, client.name, reason)
+            tell(log, LEASE_ENDED, f"lease {lease.number} of {client.name} ends: {reason}",
+                 device=lease.card.name, lease=lease.number, holder=client.name,
+                 reason=reason)  # fmt: skip
             client.cut()
             client.channel.farewell()  # its thread cleans up
 
@@ -232,7 +235,7 @@ class Daemon(Ward):
                     owned.take_back()
                 except UgpuError as error:
                     problem = str(error)
-                    log.error("%s failed: %s", lease.card.name, error)
+                    self._tell_failed(lease, client, error)
         if holder is not None:
             with owned.lock:
                 try:
@@ -241,13 +244,18 @@ class Daemon(Ward):
                         owned.check(repair=False)
                 except UgpuError as error:
                     problem = str(error)
-                    log.error("%s failed: %s", lease.card.name, error)
+                    self._tell_failed(lease, client, error)
         with self._tick:
             if problem and lease.card.state is not State.OFF:
                 self._treat(owned, problem)
             self.table.release(lease)
             self._tick.notify_all()
         self._reboot_where_allowed()
+
+    def _tell_failed(self, lease: Lease, client: Client, error: UgpuError) -> None:
+        name = lease.card.name
+        tell(log, FAILED, f"{name} failed: {error}", device=name, error=error, lease=lease.number,
+             holder=client.name, serial=self.owned_by(lease.card).serial)  # fmt: skip
 
     def _end_holder(self, owned: Owned, holder: Holder) -> None:
         """End a lease's work and free what it had. UgpuError where the device has to be seen to."""

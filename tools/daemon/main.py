@@ -19,6 +19,7 @@ from types import FrameType
 from hcq.errors import BadArgument, UgpuError, UsageError
 from hcq.log import configure, remove
 
+from . import journal
 from .config import Settings, read
 from .daemon import Daemon
 from .leases import State
@@ -33,8 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     handler: logging.Handler | None = None
     try:
-        handler = configure("debug" if arguments.verbose else "info")
+        level = "debug" if arguments.verbose else "info"
+        handler = configure(level)
         settings = read(arguments.config)
+        if journal.wanted(settings.log, os.environ):
+            remove(handler)
+            handler = configure(level, handler=journal.JournalHandler())
         if arguments.what == "token":
             return _token(arguments, settings)
         return serve(settings)

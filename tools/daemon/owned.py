@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 CHECK_SIZE = 1 << 16
 # TIMEOUT: of the check of a device that works; the virtual ones translate nothing for copies
 CHECK_LIMIT_S = 20.0
+_SERIALS = ("serial", "uuid", "unique_id", "bridge_serial")
 _MEMORY_FACTS = ("memory_bytes", "vram_bytes", "vram", "memory")
 
 
@@ -47,6 +48,7 @@ class Owned:
         self.device: Device | None = None
         self._chip: Chip | None = None
         self._handout: Handout | None = None
+        self.serial = ""  # of the card, where it tells one
         self.lock = threading.Lock()
 
     def boot(self) -> None:
@@ -58,6 +60,8 @@ class Owned:
         self.card.transport = self._chip is not None
         device = self._open()
         target = device.target
+        facts = device.info()
+        self.serial = next((str(facts[name]) for name in _SERIALS if facts.get(name)), "")
         names = (self.settings.label, self.settings.name, target.name, target.cpu)
         self.card.labels = tuple(dict.fromkeys(each for each in names if each))
         if not self.card.memory:

@@ -19,6 +19,7 @@ from typing import Protocol
 from hcq.errors import ChipError, FirmwareError, FirmwareNotFound, LinkError, UgpuError
 from hcq.ladder import Level
 
+from .events import REBOOT, RECOVERED, ROUND_FAILED, tell
 from .history import CardHistory
 
 log = logging.getLogger(__name__)
@@ -142,11 +143,15 @@ class Healing:
                 self._bring_back(last=turn == policy.rounds - 1)
                 self._patient.prove()
             except UgpuError as error:
-                log.warning("%s: round %d of its recovery failed: %s", name, turn + 1, error)
+                text = f"{name}: round {turn + 1} of its recovery failed: {error}"
+                rung = self._tried[-1] if self._tried else ""
+                tell(log, ROUND_FAILED, text, device=name, error=error, rung=rung, round=turn + 1)
                 self._tried.append(f"round {turn + 1} failed")
                 reason = str(error)
                 continue
-            log.warning("%s is healthy again: %s", name, ", ".join(self._tried))
+            tried = ", ".join(self._tried)
+            tell(log, RECOVERED, f"{name} is healthy again: {tried}", device=name,
+                 rung=self._tried[-1], tried=tried)  # fmt: skip
             return ""
         return f"{reason} (after {', '.join(self._tried)})"
 
@@ -184,7 +189,8 @@ class Healing:
 
 def reboot(command: str, device: str, reason: str) -> None:
     """Run the command that reboots the machine; what fails is logged."""
-    log.critical("%s cannot be recovered (%s): the machine is rebooted", device, reason)
+    text = f"{device} cannot be recovered ({reason}): the machine is rebooted"
+    tell(log, REBOOT, text, device=device, reason=reason)
     try:
         done = subprocess.run(
             shlex.split(command), capture_output=True, text=True, timeout=REBOOT_LIMIT_S

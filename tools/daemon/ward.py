@@ -17,6 +17,7 @@ from hcq.transport.hotplug import keep_trying
 from hcq.transport.system import System
 
 from .config import DeviceSettings, Settings
+from .events import BOOT_FAILED, MISSING, QUARANTINED, READY, tell
 from .history import CardHistory, Quarantine, Record
 from .hotplug import Plugs
 from .leases import Card, State, Table
@@ -70,7 +71,8 @@ class Ward:
         for owned in self.owned:
             barred = self._barred.get(owned.name)
             if barred is not None:
-                log.warning("%s stays quarantined: %s", owned.name, barred.reason)
+                text = f"{owned.name} stays quarantined: {barred.reason}"
+                tell(log, QUARANTINED, text, device=owned.name, reason=barred.reason)
                 self.table.changed(owned.card, State.QUARANTINED, barred.reason)
                 continue
             owned.card.state = State.BOOTING
@@ -130,8 +132,10 @@ class Ward:
                 else:
                     owned.boot()
         except UgpuError as error:
-            log.error("%s does not boot: %s", owned.card.name, error)
-            if owned.gone or not self._plugs.present(owned.settings.name):
+            text = f"{owned.name} does not boot: {error}"
+            gone = owned.gone or not self._plugs.present(owned.settings.name)
+            tell(log, MISSING if gone else BOOT_FAILED, text, device=owned.name, error=error)
+            if gone:
                 self._change(owned.card, State.OFF, GONE)
             elif can_help(error):
                 self._treat(owned, str(error))
@@ -144,7 +148,9 @@ class Ward:
             return
         driver = getattr(owned.device, "driver", None)
         how = "attached warm" if getattr(driver, "warm", False) else "ready"
-        log.info("%s is %s after %.1f s", owned.card.name, how, self.now() - start)
+        passed = f"{self.now() - start:.1f}"
+        text = f"{owned.name} is {how} after {passed} s"
+        tell(log, READY, text, device=owned.name, serial=owned.serial, duration_s=passed)
         self._change(owned.card, State.READY)
 
     def _change(self, card: Card, state: State, reason: str = "") -> None:
@@ -200,7 +206,7 @@ class Ward:
             owned.gone = True
             if owned.card.state in (State.BOOTING, State.RECOVERING):
                 return  # what is under way fails, and finds that it is gone
-            log.error("%s: %s; remedy: ugpu doctor shows its slot", owned.name, GONE)
+            tell(log, MISSING, f"{owned.name}: {GONE}", device=owned.name, serial=owned.serial)
             self.table.changed(owned.card, State.OFF, GONE)
             while owned.card.leases:
                 self._tick.wait()
@@ -243,7 +249,8 @@ class Ward:
         if owned.gone:
             self._change(owned.card, State.OFF, GONE)
             return
-        log.error("%s is quarantined: %s", owned.name, found)
+        tell(log, QUARANTINED, f"{owned.name} is quarantined: {found}", device=owned.name,
+             serial=owned.serial, reason=found)  # fmt: skip
         with self._barring:
             if owned.name not in self._barred:  # else an operator's, meanwhile
                 self.history.quarantine(owned.name, found, operator=False)
@@ -318,7 +325,9 @@ class Ward:
                     self._barred[each.name] = Quarantine(reason, operator=True)
                     if each.card.state in (State.READY, State.LEASED, State.QUARANTINED):
                         self._change(each.card, State.QUARANTINED, reason)
-                    log.warning("%s is quarantined: %s", each.name, reason)
+                    tell(log, QUARANTINED, f"{each.name} is quarantined: {reason}",
+                         device=each.name, serial=each.serial, reason=reason,
+                         operator=rights.name)  # fmt: skip
         if not all(stored):
             raise HostError(
                 f"{pattern} is quarantined until ugpud stops, since that was not stored: "
