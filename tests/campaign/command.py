@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import random
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
@@ -50,17 +51,30 @@ def begin() -> None:
     logging.disable(logging.CRITICAL)
 
 
-def run_all(cases: list[Case], seed: int, jobs: int) -> list[Result]:
+def run_all(
+    cases: list[Case], seed: int, jobs: int, show: Callable[[Result], None]
+) -> list[Result]:
     """Run cases in `jobs` processes. Those of one device stay together: programs are translated
-    once for each process."""
+    once for each process. show: takes each result as its batch ends."""
     ordered = sorted(cases, key=lambda case: case.device)
     batches = [ordered[at : at + _BATCH] for at in range(0, len(ordered), _BATCH)]
     context = multiprocessing.get_context("spawn")
     results: list[Result] = []
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=begin) as pool:
         for done in as_completed([pool.submit(run_batch, batch, seed) for batch in batches]):
-            results += done.result()
+            batch = done.result()
+            results += batch
+            for result in batch:
+                show(result)
     return results
+
+
+def show(result: Result, *, verbose: bool) -> None:
+    """Print what failed; with `verbose` the error of a case that passed, too."""
+    if verbose:
+        print(f"{result.case}: {result.seconds:.2f} s {result.error}", flush=True)
+    for check, text in result.failed.items():
+        print(f"{result.case}: {check}: {text}", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -72,13 +86,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("-v", "--verbose", action="store_true", help="show the error of each case")
     options = parser.parse_args(arguments)
     kinds = find(options.only)
-    results = run_all(cases_of(kinds), options.seed, options.jobs)
-    results.sort(key=lambda result: str(result.case))
-    for result in results:
-        if options.verbose:
-            print(f"{result.case}: {result.seconds:.2f} s {result.error}")
-        for check, text in result.failed.items():
-            print(f"{result.case}: {check}: {text}")
+    shown = partial(show, verbose=options.verbose)
+    results = run_all(cases_of(kinds), options.seed, options.jobs, shown)
     failed = Counter(check for result in results for check in result.failed)
     count = f"kinds={len(kinds)} cases={len(results)}"
     if failed:
