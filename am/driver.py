@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from am import advice, boot, chips, proof, reset
-from am.chip import Chip
+from am.chip import ALL_ONES, Chip
 from am.chips.facts import ChipFacts
 from am.firmware import FirmwareSet, FirmwareSource, load_firmware
 from am.generations.record import generation_of
@@ -341,10 +341,26 @@ class AmDriver(Driver):
         now = self.clock.now()
         if now - self._looked_at > PRESENCE_INTERVAL_S:
             self._looked_at = now
-            if self.chip.lost():
-                facts = absence_of(self.transport) | {"device": self.name, "remedy": advice.LINK}
-                return DeviceLost(f"{self.name} no longer answers", **facts)
+            return self._absent()
         return None
+
+    def _absent(self) -> UgpuError | None:
+        """The error for a chip that has left, or that another program has reset: no interrupt
+        reports either. One register tells that all is well: the secure OS's sign of life, which a
+        reset clears (Linux 6.12 soc21.c, soc21_need_reset_on_init)."""
+        sign = self.units.psp.sign_of_life()
+        if sign not in (0, ALL_ONES):
+            return None
+        if self.chip.lost():
+            facts = absence_of(self.transport) | {"device": self.name, "remedy": advice.LINK}
+            return DeviceLost(f"{self.name} no longer answers", **facts)
+        if sign == ALL_ONES:
+            return None
+        return ChipError(
+            f"{self.name} was reset by another program: the PSP's secure OS does not run any more",
+            unit="PSP",
+            remedy=advice.MODE1,
+        )
 
     def pause(self, limit_s: float) -> None:
         interrupts = self.transport.interrupts

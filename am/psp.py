@@ -96,9 +96,13 @@ class Psp:
 
     # ---- bootloader --------------------------------------------------------------------------
 
+    def sign_of_life(self) -> int:
+        """What the secure OS shows while it runs; 0: it does not, ones: nothing answers."""
+        return self.chip.read_again(self.chip.mp0.MP0_SMN_C2PMSG_81)
+
     def alive(self) -> bool:
         """Whether the secure OS runs: its sign of life is neither zero nor all ones."""
-        sign = self.chip.read_again(self.chip.mp0.MP0_SMN_C2PMSG_81)
+        sign = self.sign_of_life()
         if sign == ALL_ONES:
             self.chip.check_present("reading the PSP's sign of life")
         return sign not in (0, ALL_ONES)

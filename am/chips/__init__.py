@@ -13,9 +13,10 @@ from hcq.errors import DeviceNotFound
 _REGISTER_NAMES = "am.names:register_names"
 _OPEN = "am.device:open_device"
 _WINDOW = "am.window"
-# Registers that the driver uses by the clock: RCC_CONFIG_MEMSIZE (is the chip still there) and
-# IH_RB_RPTR (what the chip reported was taken in), as (BAR, offset in bytes).
-_BY_CLOCK = ((5, 0x378C), (5, 0x448C))
+# Registers that the driver uses by the clock, as (BAR, offset in bytes): RCC_CONFIG_MEMSIZE (is the
+# chip still there), IH_RB_RPTR (what the chip reported was taken in) and MP0_SMN_C2PMSG_81 (does
+# the PSP's secure OS still run).
+_BY_CLOCK = ((5, 0x378C), (5, 0x448C), (5, 0x58244))
 DEFAULT = "navi31"  # where a chip is needed and none was named
 
 

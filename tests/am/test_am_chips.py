@@ -81,6 +81,17 @@ def test_a_folder_says_what_is_asked_of_it(facts: ChipFacts) -> None:
     described = [catalogue.pci_drivers()[vendor, device].description for device in facts.pci_ids]
     assert described == [f"AMD {facts.title}"] * len(facts.pci_ids)
     assert catalogue.virtual_chips()[facts.name] == "am"
+    driver = catalogue.pci_drivers()[vendor, facts.pci_ids[0]]
+    shared = facts.generation
+    by_clock = {
+        (shared.register_bar, 4 * (shared.typical_bases[block][register.segment] + register.offset))
+        for block, name in (("OSSSYS", "IH_RB_RPTR"), ("MP0", "MP0_SMN_C2PMSG_81"))
+        for register in [load(facts.table(block))[name]]
+    }
+    assert set(driver.by_clock) == {
+        *by_clock,
+        (shared.register_bar, 4 * shared.memory_size_register),
+    }
 
 
 def test_cold_warm_and_reset(chip: Any, facts: ChipFacts) -> None:

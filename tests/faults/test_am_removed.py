@@ -13,7 +13,7 @@ import pytest
 import hcq
 from am.device import AmDevice
 from am.driver import LONGEST_SLEEP_S, PRESENCE_INTERVAL_S
-from hcq.errors import DeviceLost, UgpuError
+from hcq.errors import ChipError, DeviceLost, UgpuError
 from hcq.queue import QueueKind
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import build_chip, opened, plug_in, start_forever
@@ -128,3 +128,19 @@ def test_nobody_sleeps_longer_than_is_promised(chip: Any, monkeypatch: pytest.Mo
         monkeypatch.undo()
     assert asked == [LONGEST_SLEEP_S, 0.01]
     assert LONGEST_SLEEP_S + PRESENCE_INTERVAL_S < PROMISE_S
+
+
+def test_a_reset_by_another_program_is_noticed_long_before_a_limit(chip: Any) -> None:
+    """No interrupt reports it: the secure OS's sign of life is gone."""
+    with opened(chip) as device, device.load(faulty_object()) as program:
+        out = device.alloc(64)
+        start_forever(chip, device, program, out)
+        with chip.lock:
+            saved = chip.config.snapshot()
+            chip.bus_reset()
+            chip.config.restore(saved)
+        with pytest.raises(ChipError, match="reset by another program") as caught:
+            device.synchronize(limit_s=600)
+        assert caught.value.facts["unit"] == "PSP"
+        device.reset()
+        assert device.vram_lost
