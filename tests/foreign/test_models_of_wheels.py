@@ -32,6 +32,8 @@ def run(example: str, *arguments: str) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "pip", "install", "-q", "--no-deps",
              "--cache-dir", str(PLACE / "pip"), "--target", str(folder), *words],
+            # pip asks `rustc` for its version; rustup would make its folder in the home folder
+            env={**os.environ, "RUSTUP_HOME": str(PLACE / "rustup")},
             capture_output=True, text=True,
         )  # fmt: skip
         if done.returncode:
