@@ -10,6 +10,10 @@ An object is a relocatable ELF file (64 bits, little endian) without symbols and
 
 Registers are numbered register * 4 + component, 0xfc is none. The constant file begins with the
 parameters, then come the driver's (which kernels of ours do not use) and the immediates.
+
+A kernel may read memory that a parameter points to as a texture: texture number n of its
+instructions is the n-th of `Ir3Kernel.textures`, which the driver describes to the GPU at each
+launch; sampler number n is the n-th of `Ir3Kernel.samplers`.
 """
 
 from __future__ import annotations
@@ -41,6 +45,9 @@ _CODE, _FACTS = ".text.", ".ir3."
 CODE_ALIGN = 128  # sixteen instructions: the unit of the shader's size on gen 6 and 7
 NO_REGISTER = 0xFC
 INSTRUCTION = 8  # bytes
+_LATER = {"textures", "samplers"}  # facts that older objects, and those without any, lack
+TEXEL_KINDS = ("uint", "float", "unorm")
+WRAPS = ("repeat", "edge", "mirror", "border")
 _PARAMETER = {"name", "offset", "size", "is_address"}  # and kind, which older objects lack
 
 
@@ -57,6 +64,41 @@ class Ir3Parameter:
 
 
 @dataclass(frozen=True)
+class Ir3Texture:
+    """A parameter's memory read as texels. parameter: its number, an address. kind: "uint", "float"
+    or "unorm". bits: of a component; components: of a texel, 1, 2 or 4. width, height: texels; a
+    height of 0 is a buffer of `width` texels. pitch: bytes from row to row, 0 for a buffer."""
+
+    parameter: int
+    kind: str
+    bits: int
+    components: int
+    width: int
+    height: int = 0
+    pitch: int = 0
+
+    @property
+    def texel(self) -> int:
+        """Bytes of a texel."""
+        return self.bits * self.components // 8
+
+    @property
+    def size(self) -> int:
+        """Bytes from the first texel to the end of the last one."""
+        return max(self.height - 1, 0) * self.pitch + self.width * self.texel
+
+
+@dataclass(frozen=True)
+class Ir3Sampler:
+    """How a texture is sampled: linear between texels, or the nearest one. wrap: what lies outside,
+    "repeat", "mirror", "edge" or "border" (zeros). Coordinates are in texels where not `normal`."""
+
+    linear: bool
+    wrap: str
+    normal: bool = True
+
+
+@dataclass(frozen=True)
 class Ir3Kernel:
     """One kernel.
 
@@ -65,7 +107,8 @@ class Ir3Kernel:
     of the constant file. immediates: words that stand from vec4 `immediates_at` on. local_size:
     bytes of a group; private_size: bytes of a thread, laid out by wave where `private_per_wave`.
     branch_stack: its depth. double_wave: waves of 128 threads, else 64. group_register,
-    thread_register: where the GPU puts the numbers of the group and of the thread in it.
+    thread_register: where the GPU puts the numbers of the group and of the thread in it. textures,
+    samplers: what its instructions name by number.
     """
 
     name: str
@@ -90,6 +133,8 @@ class Ir3Kernel:
     group_register: int
     thread_register: int
     code: bytes
+    textures: tuple[Ir3Texture, ...] = ()
+    samplers: tuple[Ir3Sampler, ...] = ()
 
     @property
     def kernarg_size(self) -> int:
@@ -111,6 +156,7 @@ def pack_ir3(kernels: Sequence[Ir3Kernel]) -> bytes:
     for kernel in kernels:
         facts = asdict(kernel)
         code = facts.pop("code")
+        facts = {name: value for name, value in facts.items() if value or name not in _LATER}
         header = json.dumps(facts, separators=(",", ":")).encode()
         flags = SHF_ALLOC | SHF_EXECINSTR
         section(_CODE + kernel.name, SHT_PROGBITS, flags, code, CODE_ALIGN)
@@ -181,13 +227,14 @@ def _kernel(header: bytes, code: bytes) -> Ir3Kernel:
 
 def _checked(facts: Any, code: bytes) -> Ir3Kernel:  # what JSON holds
     names = {field.name for field in fields(Ir3Kernel)} - {"code"}
-    if not isinstance(facts, dict) or set(facts) != names:
+    if not isinstance(facts, dict) or set(facts) | _LATER != names:
         raise BadCodeObject("a kernel of an ir3 object has other facts", expected=sorted(names))
+    facts = {**{name: [] for name in _LATER}, **facts}
     for name, most in _LIMITS.items():
         number = facts[name]
         if type(number) is not int or not 0 <= number <= most:
             raise BadCodeObject(f"ir3 object: {name} is out of range", found=number, most=most)
-    for name in names - set(_LIMITS) - {"name", "parameters", "immediates"}:
+    for name in names - set(_LIMITS) - _LATER - {"name", "parameters", "immediates"}:
         if type(facts[name]) is not bool:
             raise BadCodeObject(f"ir3 object: expected a truth value as {name}")
     words = facts["immediates"]
@@ -197,6 +244,8 @@ def _checked(facts: Any, code: bytes) -> Ir3Kernel:  # what JSON holds
         raise BadCodeObject("ir3 object: expected a name, and generation 6 or 7")
     facts["immediates"] = tuple(words)
     facts["parameters"] = _parameters(facts["parameters"])
+    facts["textures"] = _textures(facts["textures"], facts["parameters"])
+    facts["samplers"] = _samplers(facts["samplers"])
     return Ir3Kernel(**facts, code=code)
 
 
@@ -221,3 +270,39 @@ def _parameters(given: Any) -> tuple[Ir3Parameter, ...]:  # what JSON holds
         end = parameter.offset + parameter.size
         found.append(parameter)
     return tuple(found)
+
+
+def _textures(given: Any, parameters: tuple[Ir3Parameter, ...]) -> tuple[Ir3Texture, ...]:
+    found = []
+    for one in _records(given, Ir3Texture):
+        made = Ir3Texture(**one)
+        numbers = (made.parameter, made.bits, made.components, made.width, made.height, made.pitch)
+        if (
+            any(type(number) is not int or number < 0 for number in numbers)
+            or made.parameter >= len(parameters) or not parameters[made.parameter].is_address
+            or made.kind not in TEXEL_KINDS or made.bits not in (8, 16, 32)
+            or made.components not in (1, 2, 4) or not made.width
+            or (made.height > 1 and made.pitch < made.width * made.texel)
+        ):  # fmt: skip
+            raise BadCodeObject("ir3 object: a texture is malformed", found=one)
+        found.append(made)
+    return tuple(found)
+
+
+def _samplers(given: Any) -> tuple[Ir3Sampler, ...]:
+    found = []
+    for one in _records(given, Ir3Sampler):
+        made = Ir3Sampler(**one)
+        if made.wrap not in WRAPS or any(type(b) is not bool for b in (made.linear, made.normal)):
+            raise BadCodeObject("ir3 object: a sampler is malformed", found=one)
+        found.append(made)
+    return tuple(found)
+
+
+def _records(given: Any, kind: type) -> list[dict[str, Any]]:  # what JSON holds
+    names = {field.name for field in fields(kind)}
+    if not isinstance(given, list) or any(
+        not isinstance(one, dict) or set(one) != names for one in given
+    ):
+        raise BadCodeObject(f"ir3 object: expected a list of {kind.__name__}", fields=sorted(names))
+    return given

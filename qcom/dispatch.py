@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from hcq.command import Launch, Reference
 from hcq.errors import BadArgument
 from hcq.ir3object import NO_REGISTER, Ir3Kernel
+from qcom import textures
 from qcom.chips.facts import ChipFacts
 from qcom.pm4 import Stream, Tables
 
@@ -93,6 +94,7 @@ def encode_launch(stream: Stream, launch: Launch) -> None:
         return
     stream.insert(prepared.words, ())
     constants(stream, kernel, launch.kernarg, launch.references)
+    textures.bind(stream, launch, kernel)
     dispatch(stream, launch.grid, launch.block)
 
 
@@ -104,7 +106,8 @@ def program(stream: Stream, facts: ChipFacts, prepared: Prepared) -> None:
     constant_length = -(-kernel.constants // 4)
     stream.write("HLSQ_CS_CNTL", CONSTLEN=constant_length, ENABLED=1)
     units = len(kernel.code) // INSTRUCTION_UNIT
-    stream.write("SP_CS_CONFIG", ENABLED=1)
+    stream.write("SP_CS_CONFIG", ENABLED=1, NTEX=len(kernel.textures), NSAMP=len(kernel.samplers))
+    textures.static(stream, kernel)
     stream.write("SP_CS_IBO_COUNT", 0)
     size = codes.THREAD128 if kernel.double_wave else codes.THREAD64
     stream.write(

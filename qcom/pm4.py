@@ -8,7 +8,7 @@ and opcodes are those of qcom.regs; which of them a generation has is its table'
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -126,9 +126,15 @@ class Stream:
         for reference in references:
             self.relocations.extend(reference.relocations(start))
 
-    def data(self, words: Sequence[int], symbols: Sequence[tuple[int, Symbol]] = ()) -> int:
-        """Add a block of data; symbols are 64-bit values at their words. The block's number."""
-        relocations = []
+    def data(
+        self,
+        words: Sequence[int],
+        symbols: Sequence[tuple[int, Symbol]] = (),
+        relocations: Sequence[Relocation] = (),
+    ) -> int:
+        """Add a block of data; symbols are 64-bit values at their words, relocations count words
+        from the block's first. The block's number."""
+        relocations = list(relocations)
         for at, symbol in symbols:
             relocations.append(Relocation(at, symbol))
             relocations.append(Relocation(at + 1, symbol, shift=32))
@@ -148,9 +154,7 @@ class Stream:
             words.extend([0] * (-len(words) % DATA_ALIGN))
             starts.append(len(words))
             for relocation in own:
-                relocations.append(
-                    Relocation(starts[-1] + relocation.word, relocation.symbol, relocation.shift)
-                )
+                relocations.append(replace(relocation, word=starts[-1] + relocation.word))
             words.extend(block)
         for at, block_number, offset, shift in self._places:
             symbol = Symbol.image(4 * starts[block_number] + offset)

@@ -9,7 +9,7 @@ from hcq.errors import BadCodeObject
 from hcq.ir3object import CODE_ALIGN, Ir3Kernel, parse_ir3
 from hcq.memory import Placement, VirtAddr
 from hcq.program import Argument, Kernel, Program
-from qcom import chips
+from qcom import chips, textures
 from qcom.chips.facts import ChipFacts
 from qcom.dispatch import NO_PRIVATE_MEMORY, Prepared, PrivateMemory, prepare
 from qcom.interface import Caching, Memory
@@ -39,6 +39,7 @@ class Programs:
         kernels = parse_ir3(image)
         for kernel in kernels:
             check(kernel, driver.facts)
+            textures.check(kernel, driver.encoder.tables)
         private = [self._private_for(kernel) for kernel in kernels]
         memory = None
         try:

@@ -89,4 +89,5 @@ def _kernel(function: Function, target: TargetSpec, threads: int | None) -> Ir3K
         group_register=binary.group_register,
         thread_register=binary.thread_register,
         code=binary.code,
+        textures=shader.textures,
     )

@@ -72,6 +72,7 @@ class Instruction:
     align: int = 0
     loose: bool = False
     invariant: bool = False
+    texel: bool = False  # a load that may read a texture
     ordering: str = ""  # of an atomic load: monotonic, acquire or seq_cst
     line: str = ""
 
@@ -79,7 +80,8 @@ class Instruction:
 @dataclass
 class Function:
     """A kernel. blocks: in order, the first is the entry. local: offset of each local memory that
-    the kernel uses. attributes: the number of its group of attributes."""
+    the kernel uses. attributes: the number of its group of attributes. sizes: bytes that are known
+    to lie where a parameter points."""
 
     name: str
     parameters: list[tuple[str, Type]] = field(default_factory=list)
@@ -87,6 +89,7 @@ class Function:
     local: dict[str, int] = field(default_factory=dict)
     local_size: int = 0
     attributes: str = ""
+    sizes: dict[str, int] = field(default_factory=dict)
 
 
 def read_module(text: str) -> list[Function]:
@@ -140,9 +143,15 @@ def _header(line: str) -> Function:
     reader = _Reader(found[2], {})
     while reader.peek():
         kind = reader.type()
+        size = 0
         while not reader.peek().startswith("%"):
-            if reader.take() == "(":
+            word = reader.take()
+            if word == "dereferenceable":
+                reader.expect("(")
+                size = int(reader.peek())
+            elif word == "(":
                 reader.until(")")
+        function.sizes[reader.peek()] = size
         function.parameters.append((reader.take(), kind))
         if reader.peek() == ",":
             reader.take()
@@ -294,6 +303,7 @@ class _Reader:
         found.operation, found.result, found.line = name, result, self.line
         found.loose = not flags.isdisjoint(("reassoc", "contract", "fast"))
         found.invariant = "!invariant.load" in self.line
+        found.texel = "!adreno.texel" in self.line
         return found
 
     def _binary(self) -> Instruction:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from compiler.codegen.adreno.llvm import Instruction, Operand
+from compiler.codegen.adreno.texels import Texels
 from hcq.errors import NotSupported
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Memory:
     def __init__(self, selection: Selection) -> None:
         self.selection = selection
         self.places: dict[str, Place] = {}
+        self.texels = Texels(selection)
 
     # ---- addresses -----------------------------------------------------------------------------
 
@@ -136,6 +138,10 @@ class Memory:
         kind, (pointer,) = one.type, one.operands
         assert kind is not None
         build = self.selection.build
+        if one.texel and pointer.name in self.places:
+            fetched = self.texels.load(one, self.places[pointer.name])
+            if fetched is not None:
+                return fetched
         wide = kind.bits == 64
         bits, count = (_WORD, 2 * kind.lanes) if wide else (kind.bits, kind.lanes)
         align = one.align or kind.bits // 8

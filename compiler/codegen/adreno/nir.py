@@ -17,10 +17,15 @@ from dataclasses import dataclass, field
 from hcq.errors import NotSupported
 
 # enum nir_instr_type, nir_cf_node_type, nir_jump_type (nir.h)
-_ALU, _INTRINSIC, _LOAD_CONST, _JUMP, _UNDEF = 0, 4, 5, 6, 7
+_ALU, _TEX, _INTRINSIC, _LOAD_CONST, _JUMP, _UNDEF = 0, 3, 4, 5, 6, 7
 _BLOCK, _IF, _LOOP = 0, 1, 2
 BREAK, CONTINUE = 2, 3
 _COMPUTE = 5  # MESA_SHADER_COMPUTE
+# enum nir_texop, nir_tex_src_type, glsl_sampler_dim, nir_alu_type
+TEX_SAMPLE, TEX_FETCH = 2, 4  # txl, txf
+_COORDINATES, _LEVEL = 0, 5
+_DIM_2D, _DIM_BUFFER = 1, 5
+_UINT, _FLOAT = 4, 128
 # struct shader_info: its size, and the offsets of stage, shared_size and workgroup_size.
 INFO_SIZE, _STAGE, _SHARED_SIZE, _WORKGROUP_SIZE = 368, 49, 268, 280
 _ENTRY = 0x9  # of a function: is_entrypoint, has an implementation
@@ -170,6 +175,23 @@ class Builder:
         words = [header, *(source << 2 for source in sources), *values]
         self._put(struct.pack(f"<{len(words)}I", *words))
         return self._number() if known.defines else 0
+
+    def texture(
+        self, operation: int, texture: int, at: int, lanes: int, bits: int, sampler: int = 0
+    ) -> int:
+        """Four components of a texture's texel. TEX_FETCH: texel number `at` of a buffer, or that
+        at two coordinates, as unsigned integers; TEX_SAMPLE: floats at two coordinates. lanes: how
+        many coordinates `at` has."""
+        sources = [(_COORDINATES, at)]
+        if lanes > 1:
+            sources.append((_LEVEL, self.constant(32, 0)))
+        header = _TEX | len(sources) << 4 | operation << 8 | _defined(4, bits) << 24
+        dimension = _DIM_2D if lanes > 1 else _DIM_BUFFER
+        result = bits | (_FLOAT if operation == TEX_SAMPLE else _UINT)
+        words = [header, texture, sampler, 0, dimension | result << 4 | lanes << 12]
+        words += [source << 2 | kind << 22 for kind, source in sources]
+        self._put(struct.pack(f"<{len(words)}I", *words))
+        return self._number()
 
     # ---- control flow --------------------------------------------------------------------------
 

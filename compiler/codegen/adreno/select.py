@@ -18,6 +18,7 @@ from compiler.codegen.adreno.memory import Memory
 from compiler.codegen.adreno.nir import BREAK, CONTINUE, Builder, Tables
 from compiler.codegen.adreno.structure import Walk
 from hcq.errors import CompileError
+from hcq.ir3object import Ir3Texture
 
 _INTEGER = {
     "add": "iadd", "sub": "isub", "mul": "imul", "udiv": "udiv", "sdiv": "idiv", "urem": "umod",
@@ -50,13 +51,14 @@ Lanes = tuple[int, ...]
 class Shader:
     """A serialised shader. parameters: (name, offset in the constant file, bytes, is an address,
     kind); bytes of constants in all, and of local memory. lanes: it has to do with lanes of its
-    wave."""
+    wave. textures: what it fetches texels of."""
 
     blob: bytes
     parameters: tuple[tuple[str, int, int, bool, str], ...]
     constants: int
     local_size: int
     lanes: bool
+    textures: tuple[Ir3Texture, ...]
 
 
 def shader_of(function: Function, tables: Tables, threads: int) -> Shader:
@@ -88,7 +90,9 @@ class Selection:
         Walk({name: block[-1].targets for name, block in blocks.items()}, self)
         size = self.function.local_size
         blob = self.build.serialise(self.threads, size, 64 if self.lanes_used else 0)
-        return Shader(blob, tuple(self.parameters), constants, size, self.lanes_used)
+        textures = tuple(self.memory.texels.textures)
+        parameters = tuple(self.parameters)
+        return Shader(blob, parameters, constants, size, self.lanes_used, textures)
 
     def _entry(self) -> int:
         """Load parameters, declare registers; the bytes of constants."""
@@ -108,6 +112,9 @@ class Selection:
                     value = build.alu("ushr", 32, value, build.constant(32, 8 * (offset % 4)))
                 value = build.alu(f"u2u{kind.bits}", kind.bits, value)
             self.values[name] = (value,)
+            if kind.kind == "p":
+                here = len(self.parameters), self.function.sizes[name]
+                self.memory.texels.bases[value] = here
             scalar = _SCALARS.get(kind.kind, "")
             self.parameters.append((name[1:], offset, size, kind.kind == "p", scalar))
             offset += size

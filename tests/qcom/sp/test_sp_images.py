@@ -196,6 +196,37 @@ def test_buffers_as_textures(form: int, width: int) -> None:
     assert [row[3] for row in out] == [203, 204, 205, 206]
 
 
+@pytest.mark.parametrize("chip", ["a630", "a740"])
+@pytest.mark.parametrize("half", [0, 1])
+def test_texels_of_buffers(chip: str, half: int) -> None:
+    """isam of buffers: every format whose bits stay as they are, some starts and widths, all and
+    some components; beyond the end zeros. What other swizzles and formats give stays as it was."""
+    rng = np.random.default_rng(half)
+    data = rng.integers(0, 1 << 32, 512, np.uint32)
+    small = data.view(np.uint16 if half else np.uint32)
+    forms = {0x18: 1, 0x46: 2, 0x63: 4} if half else {R32_UINT: 1, 0x68: 2, 0x83: 4, 0x82: 4}
+    for form, count in forms.items():
+        for start, width, mask, swizzle in ((0, 64, 15, None), (3, 20, 1, None), (5, 40, 3, 1)):
+            descriptor = buffer(form, width, start=start)
+            if swizzle is not None:
+                descriptor[0] ^= 1 << 4  # x is the texel's second component
+            fetch = sampled("isam", chip, SRC1=r(1), TYPE=2 if half else 3, WRMASK=mask,
+                            DST=2 * r(5) if half else r(5))  # fmt: skip
+            code = [i("xor.b", chip, DST=r(1), SRC1=0, SRC2=k(6), FULL=1), mov(r(1, "y"), 0)]
+            code += [mov(r(5) + n, 0x7777) for n in range(4)]
+            out, _ = launch([*code, fetch, *four(r(5), chip)], descriptor, data, chip)
+            texels = np.zeros((64, 4), small.dtype)
+            used = small[start * count : (start + width) * count].reshape(-1, count)
+            inside = (np.arange(64) ^ 6) < len(used)
+            texels[inside, :count] = used[(np.arange(64) ^ 6)[inside]]
+            order = [1, 1, 2, 3] if swizzle is not None else [0, 1, 2, 3]
+            for n in range(4):
+                if not mask >> n & 1 or n >= count or (order[n] >= count):
+                    continue
+                found = out[n // 2] >> np.uint32(16 * (n % 2)) & 0xFFFF if half else out[n]
+                assert found.tolist() == texels[:, order[n]].tolist(), (hex(form), start, n)
+
+
 def test_a_source_of_a_sampler_by_an_alias() -> None:
     """alias.tex: an immediate, a constant or a register in place of r40.x, for one instruction."""
     data = np.arange(200, 300, dtype=np.uint32)

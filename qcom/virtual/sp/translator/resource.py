@@ -1,7 +1,8 @@
 """Descriptors: constant buffers, storage buffers, images and samplers, translated to LLVM IR.
 
 Descriptors are read when they are used, by the first active lane's number. Untyped loads, stores
-and atomics of buffers are native; images and samplers go to `qcom.virtual.sp.images`.
+and atomics of buffers are native, fetches of texels from buffers are too (`texels`); other images
+and samplers go to `qcom.virtual.sp.images`.
 Sources: Mesa 25.0.7, src/freedreno/registers/adreno/a6xx.xml (A6XX_TEX_CONST, A6XX_UBO),
 isa/ir3-cat5.xml and ir3-cat6.xml, src/freedreno/fdl/fd6_view.c (buffers), ir3/ir3_a6xx.c.
 """
@@ -15,6 +16,7 @@ from hcq.emu.lanes.every import PREFIX
 from hcq.emu.text import LANES, constant
 from qcom.virtual.sp.operands import TYPES, Kind, Op, Operand
 from qcom.virtual.sp.runtime import layout
+from qcom.virtual.sp.translator import texels
 from qcom.virtual.sp.translator.memory import (
     BYTES,
     CONTEXT,
@@ -398,9 +400,17 @@ def _sample(e: Registers, op: Op, turn: int) -> None:
     if op.name in ("isaml", "saml"):
         given += _sources(e, op.scope.inner("SRC2").bits, half, 1)
     e.aliases.clear()
-    found = _ask(e, op, texture, sampler, given, 4)
-    for k in components(op):
-        _put(e, op.raw("DST") + k, bool(op.raw("DST_HALF")), found[k])
+
+    def ask() -> None:
+        found = _ask(e, op, texture, sampler, given, 4)
+        for k in components(op):
+            _put(e, op.raw("DST") + k, bool(op.raw("DST_HALF")), found[k])
+
+    if texels.is_plain(op) and not half:
+        descriptor = _fetch(e, op, texture, texels.WORDS)
+        texels.fetch(e, op, descriptor, (given[0], given[1]), ask)
+    else:
+        ask()
 
 
 def _coordinates(op: Op) -> int:

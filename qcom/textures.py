@@ -1,0 +1,192 @@
+"""Textures and samplers of a launch: descriptors, their limits, and the packets that name them.
+
+Sources: Mesa 25.0.7 src/freedreno/registers/adreno/a6xx.xml (A6XX_TEX_CONST, A6XX_TEX_SAMP),
+src/freedreno/fdl/fd6_view.c (linear images, buffers), src/gallium/drivers/freedreno/a6xx
+fd6_texture.cc and fd6_emit.cc (packets), src/freedreno/vulkan/tu_device.cc (limits).
+"""
+
+from __future__ import annotations
+
+from hcq.command import Launch, Reference, Relocation, Symbol
+from hcq.errors import BadArgument, BadCodeObject
+from hcq.ir3object import Ir3Kernel, Ir3Sampler, Ir3Texture
+from qcom.pm4 import Stream, Tables, halves
+
+MOST_TEXELS = 1 << 27  # of a buffer: maxTexelBufferElements
+LARGEST_SIDE = 1 << 14  # of an image, texels: maxImageDimension2D
+MOST_TEXTURES = 128  # numbers that an instruction can name (src/freedreno/isa/ir3-cat5.xml)
+MOST_SAMPLERS = 16
+ALIGN = 64  # bytes: of an image's address and pitch, and of a buffer's base
+_DESCRIPTOR, _SAMPLER = 16, 4  # words
+_WIDTH_BITS = 15  # of a buffer's number of texels, the rest is in HEIGHT
+_BORDER = [0] * 32  # words of a border colour: zeros
+_WRAPS = {
+    "repeat": "A6XX_TEX_REPEAT", "edge": "A6XX_TEX_CLAMP_TO_EDGE",
+    "mirror": "A6XX_TEX_MIRROR_REPEAT", "border": "A6XX_TEX_CLAMP_TO_BORDER",
+}  # fmt: skip
+# SP_TP_MODE_CNTL.UNK3 as turnip and freedreno write it (0xa0 of the whole register).
+_TP_MODE = 0x28
+
+
+def check(kernel: Ir3Kernel, tables: Tables) -> None:
+    """BadCodeObject where a GPU cannot have a kernel's textures and samplers."""
+    for what, found, most in (
+        ("textures", len(kernel.textures), MOST_TEXTURES),
+        ("samplers", len(kernel.samplers), MOST_SAMPLERS),
+    ):
+        if found > most:
+            raise BadCodeObject(f"{kernel.name} reads {found} {what}, expected at most {most}")
+    for number, texture in enumerate(kernel.textures):
+        name = f"texture {number} of {kernel.name}"
+        if _format(texture) not in tables.codes:
+            raise BadCodeObject(f"{name}: no format has these texels", texture=texture)
+        if texture.height:
+            if max(texture.width, texture.height) > LARGEST_SIDE:
+                raise BadCodeObject(
+                    f"{name} has {texture.width} x {texture.height} texels, expected at most "
+                    f"{LARGEST_SIDE} along a side"
+                )
+            if texture.pitch % ALIGN:
+                raise BadCodeObject(
+                    f"{name}: expected a pitch that is a multiple of {ALIGN} bytes, got "
+                    f"{texture.pitch}"
+                )
+        elif texture.width > MOST_TEXELS:
+            raise BadCodeObject(
+                f"{name} has {texture.width} texels, expected at most {MOST_TEXELS} of a buffer"
+            )
+
+
+def _format(texture: Ir3Texture) -> str:
+    sides = "_".join([str(texture.bits)] * texture.components)
+    return f"FMT6_{sides}_{texture.kind.upper()}"
+
+
+def static(stream: Stream, kernel: Ir3Kernel) -> None:
+    """Registers that are the same for all launches of a kernel."""
+    if kernel.textures:
+        codes = stream.tables.codes
+        stream.write("SP_TP_MODE_CNTL", ISAMMODE=codes.ISAMMODE_GL, UNK3=_TP_MODE)
+        stream.write("SP_CS_TEX_COUNT", len(kernel.textures))
+
+
+def bind(stream: Stream, launch: Launch, kernel: Ir3Kernel) -> None:
+    """Append the descriptors of a launch and the packets that load them. BadArgument for an address
+    that a texture cannot have, or a buffer that is too short."""
+    if not kernel.textures:
+        return
+    codes = stream.tables.codes
+    words: list[int] = []
+    relocations: list[Relocation] = []
+    for number, texture in enumerate(kernel.textures):
+        symbol = _address(launch, kernel, texture)
+        _check_place(symbol, texture, f"texture {number} of {kernel.name}")
+        relocations += _relocations(stream.tables, texture, len(words), symbol)
+        words += _words(stream.tables, texture)
+    block = stream.place(stream.data(words, relocations=relocations))
+    _load(stream, codes.ST6_CONSTANTS, len(kernel.textures), block)
+    stream.write_address("SP_CS_TEX_CONST", block)
+    if kernel.samplers:
+        words = [word for one in kernel.samplers for word in _sampler(stream.tables, one)]
+        block = stream.place(stream.data(words))
+        _load(stream, codes.ST6_SHADER, len(kernel.samplers), block)
+        stream.write_address("SP_CS_TEX_SAMP", block)
+        stream.write_address("SP_TP_BORDER_COLOR_BASE_ADDR", stream.place(stream.data(_BORDER)))
+
+
+def _load(stream: Stream, kind: int, count: int, place: Symbol) -> None:
+    codes = stream.tables.codes
+    head = stream.tables.packet_word(
+        "CP_LOAD_STATE6_0",
+        STATE_TYPE=kind,
+        STATE_SRC=codes.SS6_INDIRECT,
+        STATE_BLOCK=codes.SB6_CS_TEX,
+        NUM_UNIT=count,
+    )
+    stream.packet("CP_LOAD_STATE6_FRAG", head, *halves(place))
+
+
+def _address(launch: Launch, kernel: Ir3Kernel, texture: Ir3Texture) -> Symbol:
+    offset = kernel.parameters[texture.parameter].offset
+    for reference in launch.references:
+        if reference.offset == offset and reference.width == 8:
+            return reference.symbol
+    _whole(launch.references, offset)
+    return Symbol.constant(int.from_bytes(launch.kernarg[offset : offset + 8], "little"))
+
+
+def _whole(references: tuple[Reference, ...], offset: int) -> None:
+    for one in references:
+        if one.offset < offset + 8 and offset < one.offset + one.width:
+            raise BadArgument("expected a texture's address as one value of 8 bytes", reference=one)
+
+
+def _check_place(symbol: Symbol, texture: Ir3Texture, name: str) -> None:
+    """BadArgument where memory known by now cannot be the texture."""
+    if symbol.kind not in ("buffer", "constant"):
+        return
+    address = symbol.addend
+    if symbol.buffer is not None:
+        address += int(symbol.buffer.address)
+        left = symbol.buffer.size - symbol.addend
+        if left < texture.size:
+            raise BadArgument(
+                f"{name} needs {texture.size} bytes, the buffer has {left} from there on",
+                buffer=symbol.buffer,
+            )
+    align = ALIGN if texture.height else texture.texel
+    if address % align:
+        raise BadArgument(
+            f"{name}: expected an address that is a multiple of {align}, got {address:#x}"
+        )
+
+
+def _words(tables: Tables, texture: Ir3Texture) -> list[int]:
+    """A descriptor whose address is 0."""
+    codes, packets = tables.codes, tables.packets
+    places = ("X", "Y", "Z", "W")
+    swizzle = {
+        f"SWIZ_{place}": codes[f"A6XX_TEX_{place}"] if number < texture.components
+        else codes["A6XX_TEX_ONE" if place == "W" else "A6XX_TEX_ZERO"]
+        for number, place in enumerate(places)
+    }  # fmt: skip
+    found = [0] * _DESCRIPTOR
+    found[0] = packets["A6XX_TEX_CONST_0"].encode(
+        TILE_MODE=codes.TILE6_LINEAR, FMT=codes[_format(texture)], **swizzle
+    )
+    if texture.height:
+        found[1] = packets["A6XX_TEX_CONST_1"].encode(WIDTH=texture.width, HEIGHT=texture.height)
+        found[2] = packets["A6XX_TEX_CONST_2"].encode(PITCH=texture.pitch, TYPE=codes.A6XX_TEX_2D)
+        return found
+    low = texture.width & (1 << _WIDTH_BITS) - 1
+    found[1] = packets["A6XX_TEX_CONST_1"].encode(WIDTH=low, HEIGHT=texture.width >> _WIDTH_BITS)
+    found[2] = packets["A6XX_TEX_CONST_2"].encode(STRUCTSIZETEXELS=1, TYPE=codes.A6XX_TEX_BUFFER)
+    return found
+
+
+def _relocations(
+    tables: Tables, texture: Ir3Texture, first: int, symbol: Symbol
+) -> list[Relocation]:
+    """Insert the address: the base, and of a buffer the texel behind it that begins the texture. A
+    replay may put another buffer, with another alignment, in a buffer's place."""
+    low = ALIGN.bit_length() - 1
+    found = [
+        Relocation(first + 4, symbol, shift=low, lsb=low, width=32 - low),
+        Relocation(first + 5, symbol, shift=32),
+    ]
+    if not texture.height:
+        field = tables.packets["A6XX_TEX_CONST_2"].encode(STARTOFFSETTEXELS=1)
+        shift, place = texture.texel.bit_length() - 1, field.bit_length() - 1
+        found.append(Relocation(first + 2, symbol, shift=shift, lsb=place, width=low - shift))
+    return found
+
+
+def _sampler(tables: Tables, sampler: Ir3Sampler) -> list[int]:
+    codes, packets = tables.codes, tables.packets
+    near = codes["A6XX_TEX_LINEAR" if sampler.linear else "A6XX_TEX_NEAREST"]
+    wrap = codes[_WRAPS[sampler.wrap]]
+    first = packets["A6XX_TEX_SAMP_0"].encode(
+        XY_MAG=near, XY_MIN=near, WRAP_S=wrap, WRAP_T=wrap, WRAP_R=wrap
+    )
+    second = packets["A6XX_TEX_SAMP_1"].encode(UNNORM_COORDS=int(not sampler.normal))
+    return [first, second, *[0] * (_SAMPLER - 2)]
