@@ -1,7 +1,9 @@
 """Pulls of the virtual bridge's cable at random transfers, each followed by a plug.
 
-`python -m tests.usbgpu.virtual.pulls NUMBER [--seed SEED]` makes NUMBER of them, prints those that
-went wrong, and what stayed open; the exit status is 1 if there is any. One takes about 0.6 s.
+`python -m tests.usbgpu.virtual.pulls NUMBER [--first FIRST] [--seed SEED]` makes the pulls FIRST to
+FIRST + NUMBER - 1 of a seed; a pull depends on seed and number alone, so that a long series can be
+made in parts. It prints its progress, the pulls that went wrong, and what stayed open; the exit
+status is 1 if there is any. One takes about 0.6 s on an idle core.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import resource
 import sys
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -30,13 +33,15 @@ from tests.support.kernels import contract_object
 from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
 
 NAME = "virtual:navi31+usb"
-#: transfers that boot, work and close need together; a pull later than that never happens
-WHOLE = 2500
+#: transfers that boot, work and close need together, about, where kernels are translated already; a
+#: pull later than that never happens: the cable is then pulled after the close
+WHOLE = 1250
 #: bytes of a bulk transfer that arrive before the cable goes
 AFTER = (0, 0, 1, 1024, 100_000)
 ENGINES_GO_ON = ("the IOMMU refuses", "bus mastering off")
 #: pulls before what is open is counted for the first time
 SETTLED = 5
+PROGRESS = 50  # pulls between two lines
 
 
 @dataclass(frozen=True)
@@ -104,57 +109,69 @@ def warnings() -> Iterator[list[str]]:
         root.removeHandler(handler)
 
 
-def _pulled(box: Enclosure, pull: Pull) -> None:
+def _pulled(box: Enclosure, pull: Pull) -> str:
     """Pull the cable: the call that runs into it raises DeviceLost. close() returns; the log then
-    has a warning that names the pull."""
+    has a warning that names the pull. Return the phase that the pull met."""
     box.pull_at(pull.transfer, pull.after)
-    device = None
+    device, phase = None, "boot"
     with warnings() as logged:
         try:
             device = opened(box)
+            phase = "work"
             work(device)
+            phase = "close"
             device.close()
         except DeviceLost:
             assert not box.plugged
         else:
             named = any("unplugged" in text for text in logged)
             assert box.plugged != named, f"the pull is not named: {logged}"
+            phase = "idle" if box.plugged else phase
             box.unplug()
         finally:
             if device is not None:
                 with suppress(DeviceLost):
                     device.close()
+    return phase
 
 
-def check(pull: Pull) -> None:
-    """The pull is named, and the next plug works."""
+def check(pull: Pull) -> str:
+    """The pull is named, and the next plug works. Return the phase that the pull met: boot, work,
+    close, or idle after the close."""
     with enclosed(keeps_power=pull.keeps_power) as box:
-        _pulled(box, pull)
+        phase = _pulled(box, pull)
         box.plug()
         with opened(box) as device:
             work(device)
+    return phase
 
 
-def drawn(chance: random.Random) -> Pull:
+def drawn(seed: int, number: int) -> Pull:
+    """Pull `number` of a seed."""
+    chance = random.Random(f"{seed} {number}")
     return Pull(chance.randint(0, WHOLE), chance.choice(AFTER), chance.random() < 0.5)
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="pull the virtual bridge's cable at random")
     parser.add_argument("number", type=int)
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=12)
     options = parser.parse_args(arguments)
-    chance, failed = random.Random(options.seed), 0
-    open_before = threads_before = 0
-    for number in range(options.number):
-        pull = drawn(chance)
+    failed, open_before, threads_before = 0, 0, 0
+    phases: Counter[str] = Counter()
+    for done in range(1, options.number + 1):
+        pull = drawn(options.seed, options.first + done - 1)
         try:
-            check(pull)
+            phases[check(pull)] += 1
         except Exception:
             failed += 1
             print(f"{pull} went wrong:", traceback.format_exc(), sep="\n", flush=True)
-        if number + 1 == SETTLED:
+        if done == SETTLED:
             open_before, threads_before = descriptors.settled(), threading.active_count()
+        if done % PROGRESS == 0:
+            met = ", ".join(f"{phases[phase]} {phase}" for phase in sorted(phases))
+            print(f"to pull {options.first + done - 1}: {met}; {failed} went wrong", flush=True)
     leaked = descriptors.leaked(open_before) if open_before else 0
     threads = max(0, threading.active_count() - threads_before) if open_before else 0
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10

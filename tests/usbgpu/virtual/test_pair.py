@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -73,14 +71,13 @@ def test_a_pull_while_the_transport_is_closed_is_logged() -> None:
 @pytest.mark.slow
 def test_many_pulls() -> None:
     """As above, at places that differ from run to run no more than the boot's polls do."""
-    chance = random.Random(12)
-    for _ in range(PULLS):
-        check(drawn(chance))
+    for number in range(PULLS):
+        check(drawn(12, number))
 
 
 @pytest.mark.slow
 def test_the_program_that_pulls(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["6"]) == 0
+    assert main(["6", "--first", "100"]) == 0
     assert capsys.readouterr().out.startswith("6 pulls, 0 went wrong, 0 descriptors and 0 threads")
 
 
