@@ -6,6 +6,10 @@ RESET = "device.reset() sets the queues up anew; programs and buffers stay"
 MODE1 = "device.reset() or `force_cold=True` resets the chip (mode1)"
 POWER_CYCLE = "power the card off and on; where that does not help, reseat it and check its supply"
 LINK = "check cable, slot and supply, then rescan the bus"
+PLACES = (
+    "device.reset() writes the addresses back and boots the card; where no program has it open, "
+    "remove it and rescan the bus"
+)
 BOOT = "open the device: the driver boots it"
 DAMAGED = (
     "device.reset(), and treat results since the last check as wrong; where it comes back, replace "

@@ -31,6 +31,7 @@ from hcq.errors import (
     UnitTimeout,
 )
 from hcq.transport.base import ResetKind, Transport
+from hcq.transport.pci_config import SavedConfig
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,6 @@ LEFT_CLEAN, IN_USE = 0, 1
 _COMMAND = 4  # PCI command register, offset in configuration space
 _MEMORY = 0x2
 _MASTER = 0x4
-_FIRST_BAR = 0x10
 _TMR_ALIGN = 1 << 20
 
 
@@ -151,6 +151,8 @@ def first_contact(transport: Transport, facts: ChipFacts, stages: Stages) -> Chi
     with stages.stage("config space"):
         enable_function(transport)
         chip = Chip(transport, facts)
+        if transport.traits.host_memory:  # another program can reach the slot
+            chip.kept = SavedConfig(transport.config_read)
         if stages.on_chip is not None:
             stages.on_chip(chip)
         chip.link.keep_awake()
@@ -434,22 +436,23 @@ def _reset_chip(units: Units, strike: Callable[[], None]) -> None:
     ORDER: no access at all while the chip resets; it would hang the bus on some platforms.
     """
     chip, transport = units.chip, units.chip.transport
-    command = transport.config_read(_COMMAND, 2)
-    bars = [transport.config_read(_FIRST_BAR + 4 * index) for index in range(6)]
+    kept = chip.kept or SavedConfig(transport.config_read)
     disable_master(transport)
     strike()
     units.gmc.forget()
     chip.clock.sleep(chip.generation.mode1_quiet_s)
-    for index, value in enumerate(bars):
-        transport.config_write(_FIRST_BAR + 4 * index, value)
-    transport.config_write(_COMMAND, (command | _MEMORY) & ~_MASTER, 2)
+    kept.restore(transport.config_write)
+    enable_function(transport)
     chip.link.keep_awake()
     _wait_bootloader(units)
 
 
 def after_power_loss(units: Units) -> None:
-    """Take up a chip that lost its power, or was pulled out and plugged in again."""
+    """Take up a chip that lost its power, was pulled out and plugged in again, or whose slot
+    another program has reset; configuration space becomes as it was at first contact."""
     units.gmc.forget()
+    if units.chip.kept is not None:
+        units.chip.kept.restore(units.chip.transport.config_write)
     enable_function(units.chip.transport)
     units.chip.link.keep_awake()
     _wait_bootloader(units)

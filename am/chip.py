@@ -24,6 +24,8 @@ from hcq.clock import Clock
 from hcq.errors import BadArgument, DeviceLost, DiscoveryError
 from hcq.fields import BoundRegister, RegisterBlock, RegisterMap, RegisterValue
 from hcq.transport.base import Transport, Window
+from hcq.transport.pci_config import SavedConfig
+from hcq.uapi import constants
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -207,6 +209,7 @@ class Chip:
         self.facts = facts
         self.generation = generation = facts.generation
         self.link = Link(transport)
+        self.kept: SavedConfig | None = None  # configuration space as first contact found it
         self.bus = RegisterBus(
             transport.window(generation.register_bar),
             messages=transport.traits.register_messages,
@@ -326,6 +329,14 @@ class Chip:
         if self.memory_size_mb() != ALL_ONES:
             return False
         return self.bus.read32(self.generation.ifwi_register) == ALL_ONES
+
+    def unplaced(self) -> bool:
+        """Whether configuration space answers, and the registers' BAR has no address: a reset of
+        the slot cleared it, and nothing restored it. Addresses lie above the four low bits."""
+        if not self.transport.present():
+            return False
+        bar = constants("pci_regs").PCI_BASE_ADDRESS_0 + 4 * self.generation.register_bar
+        return not self.transport.config_read(bar) & ~0xF
 
     def read_again(self, register: BoundRegister) -> int:
         """Read a register, a second time where it gives ones: one completion may be lost."""

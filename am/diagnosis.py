@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 # Named states (am.states: unit, name) that no rung below helps with.
 _NEEDS = {
     ("link", "no answer"): Level.BUS,
+    ("link", "no addresses"): Level.MODE1,
     ("board firmware", "not done"): Level.BUS,
     ("PSP", "no answer"): Level.BUS,
     ("PSP", "bootloader refused"): Level.BUS,
@@ -48,6 +49,10 @@ def diagnose(driver: AmDriver) -> Diagnosis:
     """The mildest level that can help, and why. The card is present; writes no register but those
     of a TLB flush."""
     units, failure = driver.units, driver.core.failure
+    if driver.chip.unplaced():
+        return Diagnosis(
+            Level.MODE1, "the slot was reset by another program: its BARs have no addresses"
+        )
     if driver.chip.lost():
         return Diagnosis(
             Level.MODE1,

@@ -353,6 +353,11 @@ class AmDriver(Driver):
             return None
         if self.chip.lost():
             facts = absence_of(self.transport) | {"device": self.name, "remedy": advice.LINK}
+            if self.chip.unplaced():
+                text = (
+                    f"{self.name}'s slot was reset by another program: its BARs have no addresses"
+                )
+                return DeviceLost(text, **facts | {"remedy": advice.PLACES})
             return DeviceLost(f"{self.name} no longer answers", **facts)
         if sign == ALL_ONES:
             return None

@@ -40,6 +40,9 @@ def states(chip: Chip) -> list[State]:
     """Each unit's state, in the order of a boot; the first that is not ok is where to look. A chip
     that does not answer at all is one state."""
     if chip.lost():
+        if chip.unplaced():
+            meaning = "a reset of its slot cleared the addresses of its BARs; nothing restored them"
+            return [State("link", "no addresses", False, meaning, advice.PLACES, {})]
         config = chip.transport.present()
         meaning = (
             "registers read as ones but configuration space answers: the link sleeps or memory "

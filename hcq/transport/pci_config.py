@@ -1,7 +1,7 @@
 """Configuration space: capabilities, power state, and the state to save across a bus reset.
 
-Source: PCI Express Base Specification 5.0 (type 0 header, Power Management, PCI Express and MSI
-capabilities); names as in Linux include/uapi/linux/pci_regs.h.
+Source: PCI Express Base Specification 5.0 (type 0 header, Power Management, PCI Express, MSI and
+Resizable BAR capabilities); names as in Linux include/uapi/linux/pci_regs.h.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from hcq.uapi import constants
 CONFIG_SIZE = 4096
 _ALL_ONES, _ALL_ONES_32 = 0xFFFF, 0xFFFF_FFFF
 _CAPABILITY_LIMIT = 48  # 192 bytes hold no more; a chain that is longer loops
+_EXTENDED = 0x100
+_EXTENDED_LIMIT = (CONFIG_SIZE - _EXTENDED) // 8  # the same: the smallest has two words
 # The header's words that software owns: BARs, expansion ROM, cache line size, interrupt line.
 _SAVED_WORDS = (0x0C, 0x10, 0x14, 0x18, 0x1C, 0x20, 0x24, 0x30, 0x3C)
 # Those of a bridge: bus numbers and windows as well; its bridge control is the upper half of 0x3C.
@@ -99,6 +101,22 @@ def capability(read: Read, wanted: int) -> int | None:
     return None
 
 
+def extended_capability(read: Read, wanted: int) -> int | None:
+    """The offset of an extended capability by id; None where the function lacks it, and where the
+    reader may not see extended space."""
+    place = _EXTENDED
+    for _ in range(_EXTENDED_LIMIT):
+        header = read(place, 4)
+        if header in (0, _ALL_ONES_32):
+            return None
+        if header & 0xFFFF == wanted:
+            return place
+        place = header >> 20 & 0xFFC
+        if place < _EXTENDED:
+            return None
+    return None
+
+
 def power_state(read: Read) -> int:
     """The function's D state, 0 to 3 (3 is D3hot); 0 for one without power management."""
     regs = constants("pci_regs")
@@ -131,11 +149,22 @@ class SavedConfig:
         place = capability(read, regs.PCI_CAP_ID_EXP)
         if place is not None:
             self._express = (place, read(place + regs.PCI_EXP_DEVCTL, 2))
+        self._sizes: dict[int, int] = {}  # Resizable BAR Control registers
+        place = extended_capability(read, regs.PCI_EXT_CAP_ID_REBAR)
+        if place is not None:
+            first = place + regs.PCI_REBAR_CTRL
+            many = read(first, 4) & regs.PCI_REBAR_CTRL_NBAR_MASK
+            count = max(1, many >> regs.PCI_REBAR_CTRL_NBAR_SHIFT)
+            self._sizes = {first + 8 * number: read(first + 8 * number, 4)
+                           for number in range(count)}  # fmt: skip
 
     def restore(self, write: Write) -> None:
-        """Restore the state. ORDER: addresses first; decoding is switched on last."""
+        """Restore the state. ORDER: sizes while nothing is decoded, then addresses, which a larger
+        size would cut off; decoding is switched on last."""
         regs = constants("pci_regs")
-        for offset, value in self._words.items():
+        decoding = regs.PCI_COMMAND_IO | regs.PCI_COMMAND_MEMORY | regs.PCI_COMMAND_MASTER
+        write(regs.PCI_COMMAND, self._command & ~decoding, 2)
+        for offset, value in (self._sizes | self._words).items():
             write(offset, value, 4)
         if self._express is not None:
             place, control = self._express

@@ -54,6 +54,12 @@ def _reset_slot(stand: Any) -> None:
         stand.chip.config.restore(saved)
 
 
+def _clear_slot(stand: Any) -> None:
+    """A pulse of the port's reset bit, and no more."""
+    with stand.chip.lock:
+        stand.chip.bus_reset()
+
+
 def _go_dark(stand: Any) -> None:
     with stand.chip.lock:
         stand.chip.mode1_reset()
@@ -122,6 +128,9 @@ KINDS = [
          provoke=lambda s: s.read_sensors(), remedy="device.reset()",
          objections=("before gc is up", "the aperture is closed"),
          recovery=Recovery.RESET, lost=True),
+    link("another program resets the slot and restores nothing", ("idle", "launch", "copy"),
+         _clear_slot, DeviceLost, planted="`chip.bus_reset()`", state="link: no addresses",
+         remedy="device.reset()", objections=_NO_DMA, recovery=Recovery.RESET, lost=True),
     link("another program resets the chip", ("launch", "copy", "idle"),
          _go_dark, DeviceLost, planted="`chip.mode1_reset()`, dark until it is noticed",
          cure=_light_up, layer=Layer.POWER, recovery=Recovery.RESET, lost=True,

@@ -13,6 +13,7 @@ import pytest
 import hcq
 from am.device import AmDevice
 from am.driver import LONGEST_SLEEP_S, PRESENCE_INTERVAL_S
+from am.virtual.options import ChipOptions
 from hcq.errors import ChipError, DeviceLost, UgpuError
 from hcq.queue import QueueKind
 from tests.support.am_faulty import faulty_object
@@ -144,3 +145,31 @@ def test_a_reset_by_another_program_is_noticed_long_before_a_limit(chip: Any) ->
         assert caught.value.facts["unit"] == "PSP"
         device.reset()
         assert device.vram_lost
+
+
+def test_addresses_that_another_program_cleared_are_written_back() -> None:
+    """A pulse of the port's reset bit clears the BARs and shrinks the one of device memory."""
+    card = build_chip(ChipOptions(vram=1 << 30))
+    try:
+        with opened(card) as device:
+            before = card.config.snapshot()
+            with card.lock:
+                card.bus_reset()
+            with pytest.raises(DeviceLost, match="its BARs have no addresses") as caught:
+                device.synchronize()
+                device.alloc(4096).copy_from(bytes(4096))
+                device.synchronize()
+            assert "device.reset()" in str(caught.value.facts["remedy"])
+            diagnosis, _ = device.driver.recovery_plan()
+            assert "no addresses" in diagnosis.reason
+            device.reset()
+            assert device.vram_lost
+            bars, sizes = slice(0x10, 0x28), slice(0x200, 0x20C)
+            assert card.config.snapshot()[bars] == before[bars]
+            assert card.config.snapshot()[sizes] == before[sizes]
+            with device.alloc(4096) as buffer:
+                buffer.copy_from(bytes(range(256)) * 16)
+                assert bytes(buffer.numpy(np.uint8)) == bytes(range(256)) * 16
+        assert [text for text in card.violations if "DMA" not in text] == []
+    finally:
+        card.close()

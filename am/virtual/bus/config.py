@@ -41,17 +41,15 @@ class ConfigSpace:
         self._bytes = bytearray(SIZE)
         self.memory_enabled = False
         self.bus_master = False
-        self._vram_bar = self._default_vram_bar()
+        self._vram_bar = self._reset_vram_bar()
         self._placed: dict[int, int] = {}
 
     def _whole_vram(self) -> int:
         return 1 << (self._chip.options.vram - 1).bit_length()
 
-    def _default_vram_bar(self) -> int:
-        """Return BAR0's size at power-on: without a platform that enlarged it, 256 MiB at most."""
-        options = self._chip.options
-        most = self._whole_vram() if options.platform else min(self._whole_vram(), 256 << 20)
-        return options.visible_vram or most
+    def _reset_vram_bar(self) -> int:
+        """Return BAR0's size after a reset: 256 MiB at most, until somebody enlarges it."""
+        return self._chip.options.visible_vram or min(self._whole_vram(), 256 << 20)
 
     # ---- sizes --------------------------------------------------------------------------------
 
@@ -64,12 +62,13 @@ class ConfigSpace:
     # ---- resets -------------------------------------------------------------------------------
 
     def reset(self, *, keep_bars: bool) -> None:
-        """Take the state after a reset: nothing enabled; BARs forgotten unless kept."""
+        """Take the state after a reset: nothing enabled; BARs and their sizes forgotten unless
+        kept."""
         bars = bytes(self._bytes[_BARS : _BARS + 24])
         self._bytes[:] = bytes(SIZE)
         facts = self._chip.facts
-        if not self._chip.options.platform:
-            self._vram_bar = self._default_vram_bar()
+        if not keep_bars:
+            self._vram_bar = self._reset_vram_bar()
         vendor = facts.generation.vendor
         self._put(0x00, "<HH", vendor, facts.pci_ids[0])
         self._put(_COMMAND, "<HH", 0, 0x0010)
@@ -89,7 +88,7 @@ class ConfigSpace:
         self._put(_VENDOR_SPECIFIC + 4, "<I", 0x0001 | 1 << 16 | 0x010 << 20)
         self._put(_AER, "<I", 0x0001 | 2 << 16 | _REBAR << 20)
         self._put(_REBAR, "<II", 0x0015 | 1 << 16, self._rebar_sizes())
-        self._put(_REBAR_CONTROL, "<I", 1 << 5 | (self._vram_bar >> 20).bit_length() - 1 << 8)
+        self._show_size()
         for index, flags, _ in _PLACES:
             self._put(_BARS + 4 * index, "<I", flags)
         if keep_bars:
@@ -100,9 +99,14 @@ class ConfigSpace:
         largest = (self._whole_vram() >> 20).bit_length() - 1
         return sum(1 << (4 + power) for power in range(8, largest + 1))
 
+    def _show_size(self) -> None:
+        self._put(_REBAR_CONTROL, "<I", 1 << 5 | (self._vram_bar >> 20).bit_length() - 1 << 8)
+
     def assign_bars(self) -> None:
-        """Do what the platform's firmware does at power-on: give each BAR an address, and let the
-        link sleep."""
+        """Do what the platform's firmware does at power-on: enlarge BAR0, give each BAR an address,
+        and let the link sleep."""
+        self._vram_bar = self._chip.options.visible_vram or self._whole_vram()
+        self._show_size()
         self._put(_LINK_CONTROL, "<H", self._chip.options.aspm)
         for index, flags, address in _PLACES:
             self._put(_BARS + 4 * index, "<I", address & 0xFFFF_FFFF | flags)
@@ -121,8 +125,9 @@ class ConfigSpace:
         return bytes(self._bytes)
 
     def restore(self, saved: bytes) -> None:
-        """Write a snapshot back."""
-        for offset in (*range(_BARS, _BARS + 24, 4), _COMMAND):
+        """Write a snapshot back. ORDER: the size while nothing is decoded."""
+        self.write(_COMMAND, 0, 2)
+        for offset in (_REBAR_CONTROL, *range(_BARS, _BARS + 24, 4), _COMMAND):
             self.write(offset, int.from_bytes(saved[offset : offset + 4], "little"), 4)
 
     # ---- access -------------------------------------------------------------------------------
@@ -185,7 +190,7 @@ class ConfigSpace:
             self._chip.violation("BAR resized while memory decoding is on")
         elif self._rebar_sizes() >> (4 + power) & 1:
             self._vram_bar = 1 << (20 + power)
-            self._put(_REBAR_CONTROL, "<I", 1 << 5 | power << 8)
+            self._show_size()
 
     def _put(self, offset: int, layout: str, *values: int) -> None:
         struct.pack_into(layout, self._bytes, offset, *values)
