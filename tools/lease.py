@@ -46,6 +46,8 @@ def _list(connection: Connection, out: Output) -> int:
         reason = f": {each['reason']}" if each["reason"] else ""
         labels = ", ".join(each["labels"])
         out.say(f"{each['name']:<24} {each['state']}{reason}  {labels}{_history(each['history'])}")
+        for trouble in each.get("troubles", {}).values():
+            out.say(f"  {trouble}")
     for trouble in {each["trouble"] for each in devices} - {""}:
         out.say(f"history is not written: {trouble}")
     for each in found["leases"]:

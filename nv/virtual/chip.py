@@ -90,6 +90,8 @@ class VirtualGpu:
         self.reset_required = False
         self.remap_pending = False
         self.ecc_uncorrected = 0
+        self.ecc_corrected = 0  # planted by tests
+        self.link: tuple[int, int] | None = None  # generation and lanes, where they are planted
         self.exceptions: list[SmException] = []
         self.violations: list[str] = []  # what hardware would ignore, and a driver must not do
         self.instruction_cache = CacheWatch("code", self.violations.append)

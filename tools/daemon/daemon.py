@@ -92,6 +92,7 @@ class Daemon(Ward):
                 if self.now() >= self._note_at:
                     self._note_at = self.now() + NOTE_S
                     self._jobs.submit(self._note)
+                    self.look()
                 deadline = min(self.table.next_deadline() or self._note_at, self._note_at)
                 self._tick.wait(max(0.0, deadline - self.now()))
 

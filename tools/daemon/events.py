@@ -114,6 +114,8 @@ JOURNAL_LOST = Kind(
     "journald did not take entries in time; they are lost.",
 )  # fmt: skip
 KINDS = tuple(each for each in list(globals().values()) if isinstance(each, Kind))
+# Those that hold for a while: `ugpu_card_trouble` is 1 meanwhile.
+TROUBLES = (MISSING, LINK_DEGRADED, ECC_UNCORRECTED, ECC_TREND)
 
 
 @dataclass(frozen=True)

@@ -61,9 +61,13 @@ class Plugs:
             or self._system.path(f"{DEVICES}/{name.removeprefix('pci:')}").exists()
         )
 
+    def fits(self, name: str) -> bool:
+        """Whether a card's name matches the patterns."""
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._adopt)
+
     def adopts(self, name: str) -> bool:
         """Whether a card that the file does not name is to be taken."""
-        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in self._adopt):
+        if not self.fits(name):
             return False
         try:
             path = self._system.path(f"{DEVICES}/{name.removeprefix('pci:')}/class")

@@ -6,6 +6,7 @@ take a while run in threads of `_jobs`, and of `_healers` for what may take minu
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from hcq.device import Device
 from hcq.errors import AccessDenied, BadArgument, HostError, UgpuError
+from hcq.telemetry import from_json
 from hcq.transport.hotplug import keep_trying
 from hcq.transport.system import System
 
@@ -24,6 +26,7 @@ from .leases import Card, State, Table
 from .owned import Owned
 from .recovery import Breaker, Healing, can_help, reboot
 from .tokens import Rights
+from .watch import Watch, links
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +49,8 @@ class Ward:
         self.settings = settings
         self.now = now
         self.history = CardHistory.at(settings.state / "history.sqlite")
+        self._system = system if system is not None else System()
+        self.watch = Watch(settings.state / "history.sqlite")
         self.owned = [
             Owned(each, f"{each.name}#{number}" if each.count > 1 else each.name, opener)
             for each in settings.devices
@@ -57,7 +62,8 @@ class Ward:
         self._closed = False
         self._jobs = ThreadPoolExecutor(_JOBS, "ugpud job")
         self._healers = ThreadPoolExecutor(max(_JOBS, len(self.owned)), "ugpud recovery")
-        self._opener, self._system = opener, system
+        self._opener = opener
+        self._looking: set[str] = set()  # cards that are looked at just now
         self._plugs = Plugs(settings.hotplug, self._arrived, self._departed, system)
         self._breakers = {each.name: Breaker(settings.recovery, now) for each in self.owned}
         self._beyond: tuple[str, str] | None = None  # card and reason that call for a reboot
@@ -68,6 +74,9 @@ class Ward:
         """Boot all devices, each in a job, and watch the bus."""
         if self.settings.hotplug or any(each.name.startswith("pci:") for each in self.owned):
             self._plugs.start()
+        for name in self.watch.expected():
+            if not self._known(name) and self._plugs.fits(name):
+                self._adopt(name)
         for owned in self.owned:
             barred = self._barred.get(owned.name)
             if barred is not None:
@@ -104,6 +113,7 @@ class Ward:
                     **each.card.to_map(),
                     "served": each.card.served,
                     "trouble": self.history.trouble,
+                    "troubles": self.watch.troubles(each.name) | _missing(each.card),
                     "history": records.get(each.name, Record()).to_map(),
                 }
                 for each in self.owned
@@ -150,6 +160,8 @@ class Ward:
         how = "attached warm" if getattr(driver, "warm", False) else "ready"
         passed = f"{self.now() - start:.1f}"
         text = f"{owned.name} is {how} after {passed} s"
+        if owned.name.startswith("pci:"):
+            self.watch.expect(owned.name)
         tell(log, READY, text, device=owned.name, serial=owned.serial, duration_s=passed)
         self._change(owned.card, State.READY)
 
@@ -171,10 +183,7 @@ class Ward:
         with self._tick:
             owned = next((each for each in self.owned if each.settings.name == name), None)
             if owned is None and self._plugs.adopts(name):
-                owned = Owned(DeviceSettings(name), name, self._opener)
-                self.owned.append(owned)
-                self.table.cards.append(owned.card)
-                self._breakers[name] = Breaker(self.settings.recovery, self.now)
+                owned = self._adopt(name)
             if owned is None:
                 return
             owned.gone = False
@@ -183,6 +192,15 @@ class Ward:
             elif owned.card.state in (State.OFF, State.QUARANTINED) and not self._closed:
                 self.table.changed(owned.card, State.BOOTING)
                 self._jobs.submit(self._boot, owned, SETTLE_S)
+
+    def _adopt(self, name: str) -> Owned:
+        """Take a card that the file does not name."""
+        owned = Owned(DeviceSettings(name), name, self._opener)
+        with self._tick:
+            self.owned.append(owned)
+            self.table.cards.append(owned.card)
+            self._breakers[name] = Breaker(self.settings.recovery, self.now)
+        return owned
 
     def _known(self, name: str) -> bool:
         with self._tick:
@@ -206,6 +224,7 @@ class Ward:
             owned.gone = True
             if owned.card.state in (State.BOOTING, State.RECOVERING):
                 return  # what is under way fails, and finds that it is gone
+            self._jobs.submit(self.watch.forget, owned.name)
             tell(log, MISSING, f"{owned.name}: {GONE}", device=owned.name, serial=owned.serial)
             self.table.changed(owned.card, State.OFF, GONE)
             while owned.card.leases:
@@ -344,8 +363,37 @@ class Ward:
             with self._tick:
                 self._barred.pop(name, None)
 
+    def look(self) -> None:
+        """Look at all cards that are open, each in a job: one that does not answer delays no
+        other."""
+        with self._tick:
+            for owned in self.owned:
+                if owned.is_open and owned.name not in self._looking and not self._closed:
+                    self._looking.add(owned.name)
+                    self._jobs.submit(self.look_at, owned)
+
+    def look_at(self, owned: Owned) -> None:
+        """Read a card's sensors and link, and judge them (tools.daemon.watch)."""
+        try:
+            found = from_json(json.loads(owned.telemetry()))
+            link = links(owned.settings.name, found, self._system)
+            self.watch.look(owned.name, owned.serial, found, link)
+            self.watch.refresh(owned.name)
+        except UgpuError as error:
+            log.debug("%s is not looked at: %s", owned.name, error)
+        except Exception:
+            log.exception("%s is not looked at", owned.name)
+        finally:
+            with self._tick:
+                self._looking.discard(owned.name)
+
     def _note(self) -> None:
         """Write the time in service to the history."""
         with self.lock:
             leases = [(each.name, each.card.served) for each in self.owned]
         self.history.serve(leases)
+
+
+def _missing(card: Card) -> dict[str, str]:
+    """The trouble of a card that is not there."""
+    return {MISSING.name: GONE} if card.state is State.OFF and card.reason == GONE else {}

@@ -19,6 +19,7 @@ from hcq.errors import UgpuError
 from hcq.remote.address import parse
 from hcq.remote.connection import Connection
 
+from ..daemon.events import TROUBLES
 from ..daemon.leases import State
 from .families import Families
 
@@ -52,6 +53,11 @@ def _card(made: Families, card: dict[str, Any]) -> None:
                    state=state.value)  # fmt: skip
     text = "1 while the history cannot be written."
     made.gauge("ugpu_card_history_trouble", text, float(bool(card["trouble"])), device=name)
+    held = card.get("troubles", {})  # none: an older ugpud
+    for kind in TROUBLES:
+        text = "1 while this holds of a card; see the event of this name."
+        made.gauge("ugpu_card_trouble", text, float(kind.name in held), device=name,
+                   kind=kind.name.removeprefix("card."))  # fmt: skip
     made.counter("ugpu_card_leases", "Leases served.", known["leases"], device=name)
     made.counter("ugpu_card_failures", "Failures of the card.", known["failures"], device=name)
     made.counter("ugpu_card_service_seconds", "Time in service.", known["service_s"], device=name)

@@ -31,7 +31,8 @@ def _utilisation(sub: Subdevice, params: Struct) -> None:
     sample.base.timeStamp = gpu.time_ns() // 1000
     sample.gr.util = gpu.utilisation()
     sample.fb.util = 0
-    params.count, params.tracker = 1, 0
+    # The newest sample lies before the tracker. Source: ctrl2080gpumon.h, pSamples
+    params.count, params.tracker = 1, 1
 
 
 def _has_ecc(gpu: VirtualGpu) -> bool:
@@ -55,10 +56,11 @@ def _ecc_configuration(sub: Subdevice, params: Struct) -> None:
 
 
 def _ecc_counters(sub: Subdevice, params: Struct) -> None:
-    """Planted errors are of DRAM, and none is ever corrected."""
+    """Errors are of DRAM."""
     gpu = need_gpu(sub)
     require(_has_ecc(gpu), Status.NOT_SUPPORTED, "the board has no ECC")
     params.dramUncorrectedTotal = gpu.ecc_uncorrected
+    params.dramCorrectedTotal = gpu.ecc_corrected
 
 
 def _errors(sub: Subdevice, params: Struct) -> None:
@@ -71,11 +73,12 @@ def _bus(gpu: VirtualGpu, name: str) -> int | None:
     # LINK_CAP: MAX_SPEED 3:0, MAX_WIDTH 9:4, GEN 15:12 and CURR_LEVEL 19:16, both counted from 0;
     # LINK_CTRL_STATUS: speed 19:16, width 25:20
     level = generation - 1
+    speed, lanes = gpu.link or (generation, 16)
     return {
         "TYPE": 3,  # PCI Express
         "INTLINE": 0,
         "PCIE_GPU_LINK_CAPS": generation | 16 << 4 | level << 12 | level << 16,
-        "PCIE_GPU_LINK_CTRL_STATUS": generation << 16 | 16 << 20,
+        "PCIE_GPU_LINK_CTRL_STATUS": speed << 16 | lanes << 20,
         "PCIE_GEN_INFO": level << 12 | level << 16,
         "BUS_NUMBER": gpu.bus,
         "DEVICE_NUMBER": 0,
