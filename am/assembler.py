@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from hcq.command import CommandBuffer, Reference, Relocation, Symbol
@@ -90,5 +88,5 @@ class Assembler:
             symbol = part.symbol
             if symbol.kind == "data":
                 symbol = Symbol.image(base + symbol.addend)
-            relocations.append(replace(part, word=base // 4 + part.word, symbol=symbol))
+            relocations.append(part._replace(word=base // 4 + part.word, symbol=symbol))
         return CommandBuffer(words, command_words, relocations)

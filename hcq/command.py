@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,8 +45,7 @@ class Launch:
     cooperative: bool = False
 
 
-@dataclass(frozen=True)
-class Reference:
+class Reference(NamedTuple):
     """Bytes [offset, offset+width) of a kernarg block take the value of `symbol`.
 
     width: 1, 2, 4 or 8, and offset is a multiple of it.
@@ -113,8 +112,7 @@ class Barrier:
 Command = Launch | Copy | Fill | Wait | Signal | Timestamp | Barrier
 
 
-@dataclass(frozen=True)
-class Symbol:
+class Symbol(NamedTuple):
     """A 64-bit value known at submission: base (by kind) plus addend.
 
     kind "constant": the addend alone. "image": the device address of the command buffer's own
@@ -143,8 +141,7 @@ class Symbol:
         return Symbol(self.kind, self.addend + offset, self.slot, self.buffer)
 
 
-@dataclass(frozen=True)
-class Relocation:
+class Relocation(NamedTuple):
     """Insert `((symbol + addend) >> shift) << lsb`, masked to `width` bits, into word `word`."""
 
     word: int
@@ -202,30 +199,36 @@ class CommandBuffer:
         self.words = np.ascontiguousarray(words, np.uint32)
         self.command_words = command_words
         self.relocations = tuple(relocations)
-        bases: dict[tuple[str, int, int], int] = {}
         self.symbols: list[Symbol] = []  # distinct bases, addend 0; `patch` takes a value for each
-        index: list[int] = []
-        for relocation in self.relocations:
-            if not 0 <= relocation.word < len(self.words):
-                raise BadArgument("relocation outside the image", word=relocation.word)
-            symbol = relocation.symbol
-            key = (symbol.kind, symbol.slot, id(symbol.buffer))
-            if key not in bases:
-                bases[key] = len(self.symbols)
-                self.symbols.append(Symbol(symbol.kind, 0, symbol.slot, symbol.buffer))
-            index.append(bases[key])
+        bases: dict[tuple[str, int, int], int] = {}
+        places: list[tuple[int, int, int, int]] = []
+        addends: list[int] = []
+        masks: list[int] = []
+        size, whole = len(self.words), True
+        for word, symbol, shift, lsb, width in self.relocations:
+            if not 0 <= word < size:
+                raise BadArgument("relocation outside the image", word=word)
+            kind, addend, slot, buffer = symbol
+            key = (kind, slot, id(buffer))
+            index = bases.get(key)
+            if index is None:
+                index = bases[key] = len(bases)
+                self.symbols.append(Symbol(kind, 0, slot, buffer) if addend else symbol)
+            places.append((word, index, shift, lsb))
+            addends.append(addend & 0xFFFF_FFFF_FFFF_FFFF)
+            masks.append(((1 << width) - 1) << lsb)
+            whole = whole and width == 32
         # The usual case, and the quick one: every relocation fills a word of its own.
-        alone = len({r.word for r in self.relocations}) == len(self.relocations)
-        masks = [((1 << r.width) - 1) << r.lsb for r in self.relocations]
-        addends = [r.symbol.addend & 0xFFFF_FFFF_FFFF_FFFF for r in self.relocations]
+        alone = whole and len({word for word, *_ in places}) == len(places)
+        columns = np.array(places, np.int64).reshape(-1, 4)
         self._all = Part(
-            np.array([r.word for r in self.relocations], np.int64),
-            np.array(index, np.int64),
+            columns[:, 0],
+            columns[:, 1],
             np.array(addends, np.uint64),
-            np.array([r.shift for r in self.relocations], np.uint64),
-            np.array([r.lsb for r in self.relocations], np.uint64),
+            columns[:, 2].view(np.uint64),
+            columns[:, 3].view(np.uint64),
             np.array(masks, np.uint64).astype(np.uint32),
-            alone and all(r.width == 32 for r in self.relocations),
+            alone,
         )
 
     def patch(self, out: NDArray[np.uint32], values: NDArray[np.uint64]) -> None:
@@ -247,8 +250,8 @@ class CommandBuffer:
         source_of[list(positions)] = sources
         offset_of[list(positions)] = offsets
         every = self._all
-        which = np.flatnonzero(source_of[every.index] >= 0)
-        index = every.index[which]
+        which = np.flatnonzero(source_of[every.source] >= 0)
+        index = every.source[which]
         return Part(
             every.word[which],
             source_of[index],
@@ -260,13 +263,12 @@ class CommandBuffer:
         )
 
 
-@dataclass(frozen=True)
-class Part:
-    """Relocations as arrays: relocation i inserts value index[i] of those given. whole_words: each
+class Part(NamedTuple):
+    """Relocations as arrays: relocation i inserts value source[i] of those given. whole_words: each
     fills a word of its own."""
 
     word: NDArray[np.int64]
-    index: NDArray[np.int64]
+    source: NDArray[np.int64]
     addend: NDArray[np.uint64]
     shift: NDArray[np.uint64]
     lsb: NDArray[np.uint64]
@@ -277,7 +279,7 @@ class Part:
         """Write the words they are in; a few vector operations, however many they are."""
         if not len(self.word):
             return
-        value = values[self.index]
+        value = values[self.source]
         value += self.addend
         value >>= self.shift
         if self.whole_words:

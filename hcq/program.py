@@ -165,16 +165,17 @@ def pack_arguments(kernel: Kernel, args: Sequence[object]) -> tuple[bytes, tuple
     if kernel.arguments is not None and len(args) != len(kernel.arguments):
         raise BadArgument(f"{kernel.name} takes {len(kernel.arguments)} arguments, got {len(args)}")
     for position, value in enumerate(args):
-        null = _is_null(kernel, position, value)
-        if isinstance(value, Buffer) or null:
+        null = not isinstance(value, Buffer) and _is_null(kernel, position, value)
+        is_structure = False
+        if null or isinstance(value, Buffer):
             size, data = 8, bytes(8)
         elif isinstance(value, Parameter):
             size, data = value.width, bytes(value.width)
         elif isinstance(value, np.generic) and value.dtype.kind in "biuf":
             data = value.tobytes()
             size = len(data)
-        elif isinstance(value, bytes | bytearray | np.void):
-            data = _structure(kernel, position, value)
+        elif isinstance(value, (bytes, bytearray, np.void)):
+            is_structure, data = True, _structure(kernel, position, value)
             size = len(data)
         else:
             raise BadArgument(
@@ -182,7 +183,7 @@ def pack_arguments(kernel: Kernel, args: Sequence[object]) -> tuple[bytes, tuple
                 "or a NumPy scalar such as np.uint32(7), whose width is known; a structure by "
                 "value as bytes or np.void"
             )
-        if not isinstance(value, bytes | bytearray | np.void):  # those lie where they are declared
+        if not is_structure:  # those lie where they are declared
             block += bytes(-len(block) % size)
         if kernel.arguments is not None:
             declared = kernel.arguments[position]

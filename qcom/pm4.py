@@ -8,7 +8,7 @@ and opcodes are those of qcom.regs; which of them a generation has is its table'
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -154,7 +154,7 @@ class Stream:
             words.extend([0] * (-len(words) % DATA_ALIGN))
             starts.append(len(words))
             for relocation in own:
-                relocations.append(replace(relocation, word=starts[-1] + relocation.word))
+                relocations.append(relocation._replace(word=starts[-1] + relocation.word))
             words.extend(block)
         for at, block_number, offset, shift in self._places:
             symbol = Symbol.image(4 * starts[block_number] + offset)

@@ -107,8 +107,8 @@ class Prepared:
 
 def _is_number(low: Relocation, high: Relocation) -> bool:
     """Whether two relocations are the halves of one 64-bit number."""
-    halves = low.shift == low.lsb == high.lsb == 0 and high.shift == low.width == high.width == 32
-    return halves and high.word == low.word + 1 and high.symbol == low.symbol
+    word, symbol, *low_half = low
+    return low_half == [0, 0, 32] and high == (word + 1, symbol, 32, 0, 32)
 
 
 class Encoder:
@@ -149,7 +149,7 @@ class Encoder:
             start = len(self.words)
             self.refer(word, Symbol.image(4 * start))
             block = launch.kernarg + bytes(-len(launch.kernarg) % 4)
-            self.words += np.frombuffer(block, np.uint32).tolist()
+            self.words += memoryview(block).cast("I").tolist()
             for reference in launch.references:
                 self.relocations += reference.relocations(start)
         return Image(np.array(self.words, np.uint32), command_words, self.relocations)

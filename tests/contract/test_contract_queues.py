@@ -260,7 +260,7 @@ def test_prepared_commands_run_with_other_buffers(device: Device, program: Progr
         (launch,) = queue.commands
         assert isinstance(launch, Launch)
         references = tuple(
-            dataclasses.replace(reference, symbol=Symbol("parameter", slot=slot))
+            reference._replace(symbol=Symbol("parameter", slot=slot))
             for slot, reference in enumerate(launch.references)
         )
         opened = dataclasses.replace(launch, references=references)
