@@ -18,6 +18,7 @@ MOST_TEXTURES = 128  # numbers that an instruction can name (src/freedreno/isa/i
 MOST_SAMPLERS = 16
 ALIGN = 64  # bytes: of an image's address and pitch, and of a buffer's base
 _DESCRIPTOR, _SAMPLER = 16, 4  # words
+_MOST_LOADED = 16  # of a packet, as tinygrad's driver has it; the rest is read when it is used
 _WIDTH_BITS = 15  # of a buffer's number of texels, the rest is in HEIGHT
 _BORDER = [0] * 32  # words of a border colour: zeros
 _WRAPS = {
@@ -84,7 +85,7 @@ def bind(stream: Stream, launch: Launch, kernel: Ir3Kernel) -> None:
         relocations += _relocations(stream.tables, texture, len(words), symbol)
         words += _words(stream.tables, texture)
     block = stream.place(stream.data(words, relocations=relocations))
-    _load(stream, codes.ST6_CONSTANTS, len(kernel.textures), block)
+    _load(stream, codes.ST6_CONSTANTS, min(len(kernel.textures), _MOST_LOADED), block)
     stream.write_address("SP_CS_TEX_CONST", block)
     if kernel.samplers:
         words = [word for one in kernel.samplers for word in _sampler(stream.tables, one)]

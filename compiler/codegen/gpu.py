@@ -65,7 +65,7 @@ class Gpu(Shell):
             return "writeonly" if place < kernel.outputs else "readonly"
 
         parameters = ", ".join(
-            f"ptr addrspace(1) noalias {mark(i)} align 256 %{memory.name}"
+            f"ptr addrspace(1) noalias {mark(i)} align 256{self.extent(memory)} %{memory.name}"
             for i, memory in enumerate(kernel.parameters)
         )
         head = [
@@ -92,6 +92,10 @@ class Gpu(Shell):
         if self.kernel.dynamic_local:
             raise NotSupported("dynamic local memory", target=self.target.name)
         return []
+
+    def extent(self, memory: Memory) -> str:
+        """The attribute that tells how many bytes a parameter points to, if the target asks."""
+        return ""
 
     def attributes(self) -> str:
         """The kernel's attributes in LLVM IR."""

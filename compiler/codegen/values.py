@@ -34,6 +34,10 @@ class Values(Lines):
         """What moves words between lanes; only a GPU has such lanes."""
         raise NotImplementedError
 
+    def marks(self, access: Load) -> str:
+        """The metadata of a load of what the kernel does not write."""
+        return ", !invariant.load !0"
+
     def load(self, access: Load, lanes: int) -> str:
         memory = access.memory
         stored = stored_type(memory.dtype, lanes)
@@ -47,7 +51,7 @@ class Values(Lines):
         pointer = self.address(memory, position, access.index)
         space = self.spaces[memory.space]
         fixed = memory.space == "global" and memory.name not in self.written
-        marks = ", !invariant.load !0" if fixed else ""
+        marks = self.marks(access) if fixed else ""
         align = alignment(memory, access.index, lanes)
         result = self.new(f"load {stored}, {space} {pointer}, align {align}{marks}")
         if allowed:

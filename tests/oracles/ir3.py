@@ -36,6 +36,7 @@ from tests.oracles.ir3_operations import (
     saturated,
     signed,
 )  # fmt: skip
+from tests.oracles.ir3_texels import Buffer, alias, fetch
 
 FLUT = {
     "e": np.e, "pi": np.pi, "1/pi": 1 / np.pi, "1/log2(e)": np.log(2), "log2(e)": np.log2(np.e),
@@ -101,6 +102,7 @@ class Machine:
     def __init__(
         self, text: Sequence[str], groups: tuple[int, int, int], threads: int, local: int,
         constants: Array, memory: Memory, group_register: int, thread_register: int,
+        textures: Sequence[Buffer] = (),
     ) -> None:  # fmt: skip
         self.code = [parse(line) for line in text]
         count = groups[0] * groups[1] * groups[2] * threads
@@ -110,6 +112,8 @@ class Machine:
         self.predicates = np.zeros((4, count), bool)
         self.constants = constants
         self.memory = memory
+        self.textures = textures
+        self.aliases: dict[str, str] = {}
         self.local = np.full((count // threads, max(local, 4)), 0x5A, np.uint8)
         number = np.arange(count) // threads
         if thread_register < 0xFC:
@@ -240,6 +244,10 @@ class Machine:
             self._load(line)
         elif name in ("stg", "stl"):
             self._store(line)
+        elif name == "alias":
+            alias(self, line)
+        elif name in ("isam", "isaml"):
+            fetch(self, line)
         elif name == "shfl":
             self._exchange(line)
         else:

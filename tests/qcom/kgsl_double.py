@@ -21,6 +21,7 @@ import numpy as np
 from hcq.clock import ModelClock
 from hcq.errors import BadArgument
 from tests.oracles.ir3 import Machine
+from tests.oracles.ir3_texels import Buffer
 
 BASE = 0x5_0000_0000  # where the GPU sees the first object
 ROOM = 64 << 20
@@ -410,6 +411,10 @@ class Double:
             self._store(words[1] | words[2] << 32, ticks & 0xFFFF_FFFF, ticks >> 32)
         elif opcode == 0x34:
             kind, source, block = words[0] >> 14 & 3, words[0] >> 16 & 3, words[0] >> 18 & 15
+            if block == 5:  # SB6_CS_TEX: descriptors, loaded before they are used
+                if source != 2 or kind != 1:
+                    raise BadStream("textures that are not constants in memory")
+                return
             if block != 13:
                 raise BadStream("state of another block")
             if (kind, source) == (1, 0):
@@ -443,9 +448,28 @@ class Double:
         text = self.disassemble(bytes(self.bytes[code - BASE : code - BASE + length]))
         machine = Machine(
             text, (grid[0], grid[1], grid[2]), block[0] * block[1] * block[2], local, constants,
-            _Memory(self), where & 0xFF, where >> 24,
+            _Memory(self), where & 0xFF, where >> 24, self._textures(registers),
         )  # fmt: skip
         machine.run()
+
+    def _textures(self, registers: dict[int, int]) -> list[Buffer]:
+        """SP_CS_CONFIG.NTEX descriptors of 16 words at SP_CS_TEX_CONST: buffers of integers."""
+        found = []
+        for number in range(registers[0xA9BB] >> 9 & 0xFF):
+            at = (registers[0xA9E6] | registers[0xA9E7] << 32) + 64 * number
+            words = [self.word(at + 4 * k) for k in range(6)]
+            bits, components = _FORMATS[words[0] >> 22 & 0xFF]
+            if words[2] >> 29 != 4 or words[4] & 63:
+                raise BadStream("not a buffer of texels")
+            start = (words[2] >> 16 & 63) * bits * components // 8
+            address = words[4] | (words[5] & 0x1FFFF) << 32
+            texels = words[1] & 0x7FFF | (words[1] >> 15 & 0x7FFF) << 15
+            found.append(Buffer(address + start, bits, components, texels))
+        return found
+
+
+# FMT6_32_UINT, 32_32, 32_32_32_32; 16, 16_16_16_16.
+_FORMATS = {0x4B: (32, 1), 0x68: (32, 2), 0x83: (32, 4), 0x18: (16, 1), 0x63: (16, 4)}
 
 
 _KGSL = {

@@ -10,6 +10,7 @@ from qcom.virtual.isa.decoder.decode import program
 from qcom.virtual.isa.decoder.table import table
 from tests.oracles.ir3 import Line, Machine, Memory, parse
 from tests.oracles.ir3_operations import NotKnown
+from tests.oracles.ir3_texels import Buffer
 from tests.support import ir3_run
 from tests.support.adreno import compiled, module, needs_mesa
 
@@ -153,3 +154,21 @@ def test_halves_are_parts_of_full_registers() -> None:
     made = machine("mov.u32u32 r1.x, 0x12345678", "mov.u16u16 hr2.y, 7", "end")
     made.run()
     assert (made.words[4] == 0x00075678).all()
+
+
+def test_texels_and_what_stands_for_a_register() -> None:
+    data = np.arange(100, 130, dtype=np.uint32)
+    memory = Memory([data])
+    text = (
+        "alias.tex.b32.0 r0.y, (0x0)", "isaml (u32)(xy)r1.x, r0.x, r0.y, s#0, t#1",
+        "alias.tex.b32.1 r0.y, 0", "alias.tex.b32.0 r0.x, c0.x",
+        "isam (u32)(x)r2.x, r0.x, s#0, t#0", "end",
+    )  # fmt: skip
+    constants = np.full(4, 7, np.uint32)
+    textures = [Buffer(memory.addresses[0], 32, 1, 30), Buffer(memory.addresses[0], 32, 2, 15)]
+    made = Machine(text, (1, 1, 1), 64, 0, constants, memory, 0xFC, 0, textures)
+    made.run()
+    inside = np.arange(64) < 15
+    assert (made.words[4] == np.where(inside, 100 + 2 * np.arange(64), 0)).all()
+    assert (made.words[5] == np.where(inside, 101 + 2 * np.arange(64), 0)).all()
+    assert (made.words[8] == 107).all()

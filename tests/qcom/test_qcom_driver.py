@@ -33,7 +33,7 @@ from qcom.virtual.isa.decoder.decode import program
 from qcom.virtual.isa.decoder.table import table
 from tests.qcom.kgsl_double import Double
 from tests.support import holdings, kernels
-from tests.support.adreno import MESA, compiled, module, needs_mesa
+from tests.support.adreno import MESA, compiled, fetching, module, needs_mesa
 from tests.support.interrupts import interrupted
 
 CHIPS = ("a630", "a660", "a740", "a750")
@@ -382,6 +382,22 @@ def test_sensors_of_msm_are_devfreqs_and_the_hottest_zones() -> None:
     with pytest.raises(HostError, match="thermal_zone1"):
         found[1].read()
     assert not msm_sensors(Double(0x06030001, 6), 0x1234)
+
+
+@needs_mesa
+@pytest.mark.parametrize("chip", ["a630", "a740"])
+def test_descriptors_of_textures(opened: Opened, chip: str) -> None:
+    """The double reads them by hand: from a buffer of its own address, and from within it."""
+    device, double = opened(chip)
+    program = device.load(pack_ir3([compiled(fetching("float", 4, 4, 4), chip)]))
+    source, target = device.alloc(4096), device.alloc(256)
+    source.copy_from(np.arange(1024, dtype=np.uint32))
+    for start in (0, 20, 512):
+        with device.queue() as queue:
+            queue.launch(program["k"], grid=(1,), block=(64,), args=(target, source[start:]))
+        device.synchronize()
+        assert (target.numpy(np.uint32) == start // 4 + (np.arange(64) ^ 5)).all()
+    assert not double.problem
 
 
 @needs_mesa

@@ -15,13 +15,9 @@ from hcq.errors import BadArgument, BadCodeObject
 from hcq.ir3object import Ir3Kernel, Ir3Parameter, Ir3Sampler, Ir3Texture, pack_ir3, parse_ir3
 from qcom import chips, textures
 from qcom.pm4 import Tables
-from tests.support.adreno import compiled, disassembly, module, needs_mesa
+from tests.support.adreno import compiled, disassembly, fetching, needs_mesa
 
 CHIPS = ("a630", "a740")
-PARAMETERS = (
-    "ptr addrspace(1) noalias writeonly align 4 %out, "
-    "ptr addrspace(1) noalias readonly align 4 dereferenceable({size}) %in"
-)
 
 
 @pytest.fixture(params=CHIPS)
@@ -34,34 +30,20 @@ def chip_of(device: Device) -> str:
     return str(device.info()["chip"])
 
 
-def fetching(kind: str, size: int, align: int, step: int) -> str:
-    """LLVM IR: out[i] = in[step * (i ^ 5)], the element being `kind`, `size` bytes."""
-    marks = f"align {align}, !invariant.load !0, !adreno.texel !0"
-    total = {"float": 256, "<4 x float>": 1024, "half": 256, "<4 x half>": 512}[kind]
-    body = f"""
-  %other = xor i32 %i, 5
-  %from = mul nuw nsw i32 %other, {step}
-  %far = zext nneg i32 %from to i64
-  %source = getelementptr inbounds i8, ptr addrspace(1) %in, i64 %far
-  %value = load {kind}, ptr addrspace(1) %source, {marks}
-  %to = mul nuw nsw i32 %i, {size}
-  %wideto = zext nneg i32 %to to i64
-  %target = getelementptr inbounds i8, ptr addrspace(1) %out, i64 %wideto
-  store {kind} %value, ptr addrspace(1) %target, align {align}"""
-    return module(body, PARAMETERS.format(size=total)) + "!0 = !{}\n"
-
-
 @needs_mesa
 @pytest.mark.parametrize(
     ("kind", "size", "align"),
-    [("float", 4, 4), ("<4 x float>", 16, 16), ("half", 2, 2), ("<4 x half>", 8, 8)],
-)
+    [
+        ("float", 4, 4), ("<4 x float>", 16, 16), ("<4 x float>", 16, 8), ("<4 x float>", 16, 4),
+        ("half", 2, 2), ("<4 x half>", 8, 8), ("<4 x half>", 8, 4), ("<2 x half>", 4, 2),
+    ],
+)  # fmt: skip
 def test_marked_loads_read_textures(device: Device, kind: str, size: int, align: int) -> None:
     """All bits come through, also those of no number, from addresses that are not aligned."""
     chip = chip_of(device)
     kernel = compiled(fetching(kind, size, align, size), chip)
     (texture,) = kernel.textures
-    assert (texture.parameter, texture.kind, texture.texel) == (1, "uint", size)
+    assert (texture.parameter, texture.kind, texture.texel) == (1, "uint", align)
     assert "isam" in disassembly(kernel, chip) and "ldg" not in disassembly(kernel, chip)
     data = np.random.default_rng(size).integers(0, 256, 4096, np.uint8)
     data[64:96] = 0xFF  # NaN
@@ -75,6 +57,30 @@ def test_marked_loads_read_textures(device: Device, kind: str, size: int, align:
         expected = data[start : start + 64 * size].reshape(64, size)[np.arange(64) ^ 5]
         assert np.array_equal(target.numpy().reshape(64, size), expected), start
     assert not device.driver.interface.node.machine.violations  # type: ignore[attr-defined]
+
+
+@needs_mesa
+def test_some_lanes_of_a_wave_fetch(device: Device) -> None:
+    """Threads whose number is a multiple of three, in a branch; the others keep what they have."""
+    branch = """  %rest = urem i32 %i, 3
+  %test = icmp eq i32 %rest, 0
+  br i1 %test, label %some, label %end
+some:
+"""
+    text = fetching("float", 4, 4, 4).replace("  %value =", f"{branch}  %value =")
+    text = text.replace("  ret void", "  br label %end\nend:\n  ret void")
+    kernel = compiled(text, chip_of(device))
+    assert kernel.textures
+    source, target = device.alloc(256), device.alloc(256)
+    source.copy_from(np.arange(64, dtype=np.uint32))
+    target.fill(0xABABABAB)
+    program = device.load(pack_ir3([kernel]))
+    with device.queue() as queue:
+        queue.launch(program["k"], grid=(1,), block=(64,), args=(target, source))
+    device.synchronize()
+    numbers = np.arange(64)
+    expected = np.where(numbers % 3 == 0, numbers ^ 5, 0xABABABAB)
+    assert np.array_equal(target.numpy(np.uint32), expected)
 
 
 @needs_mesa

@@ -75,3 +75,28 @@ declare i32 @llvm.fptosi.sat.i32.f32(float)
 declare float @llvm.maximum.f32(float, float)
 attributes #0 = {{ nounwind "adreno-threads"="{threads}" }}
 """
+
+
+_FETCHING = (
+    "ptr addrspace(1) noalias writeonly align 4 %out, "
+    "ptr addrspace(1) noalias readonly align 4 dereferenceable({size}) %in"
+)
+
+
+def fetching(kind: str, size: int, align: int, step: int) -> str:
+    """LLVM IR: out[i] = in[step * (i ^ 5)], the element being `kind`, `size` bytes."""
+    marks = f"align {align}, !invariant.load !0, !adreno.texel !0"
+    total = {"float": 256, "<4 x float>": 1024, "half": 256, "<4 x half>": 512, "<2 x half>": 256}[
+        kind
+    ]
+    body = f"""
+  %other = xor i32 %i, 5
+  %from = mul nuw nsw i32 %other, {step}
+  %far = zext nneg i32 %from to i64
+  %source = getelementptr inbounds i8, ptr addrspace(1) %in, i64 %far
+  %value = load {kind}, ptr addrspace(1) %source, {marks}
+  %to = mul nuw nsw i32 %i, {size}
+  %wideto = zext nneg i32 %to to i64
+  %target = getelementptr inbounds i8, ptr addrspace(1) %out, i64 %wideto
+  store {kind} %value, ptr addrspace(1) %target, align {align}"""
+    return module(body, _FETCHING.format(size=total)) + "!0 = !{}\n"

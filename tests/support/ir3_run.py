@@ -16,6 +16,7 @@ from qcom import chips
 from qcom.virtual.isa.decoder.decode import program
 from qcom.virtual.isa.decoder.table import table
 from tests.oracles.ir3 import Machine, Memory
+from tests.oracles.ir3_texels import Buffer
 from tests.support import corpus_ptx
 from tests.support.adreno import kernel_of, target
 from tests.support.operation_corpus import corpus
@@ -40,6 +41,8 @@ def launch(
     machine = Machine(
         text, grid, kernel.threads, kernel.local_size, constants, memory,
         kernel.group_register, kernel.thread_register,
+        [Buffer(memory.addresses[one.parameter], one.bits, one.components, one.width)
+         for one in kernel.textures],
     )  # fmt: skip
     machine.run()
     found = []

@@ -8,14 +8,23 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from compiler.codegen.adreno.profit import fetched
 from compiler.codegen.exchange import Word
 from compiler.codegen.gpu import Gpu
 from compiler.codegen.values import Values
-from compiler.expression.value import Value
+from compiler.expression.value import Load, Memory, Value
+from compiler.kernel.ir import Kernel
+from hcq.target import TargetSpec
 
 
 class AdrenoValues(Values):
-    """Values of Adreno GPUs."""
+    """Values of Adreno GPUs. fetched: accesses that read a texture."""
+
+    fetched: frozenset[Load] = frozenset()
+
+    def marks(self, access: Load) -> str:
+        found = super().marks(access)
+        return f"{found}, !adreno.texel !0" if access in self.fetched else found
 
     def other_lane(self, mask: int) -> Word:
         def exchanged(word: str) -> str:
@@ -42,6 +51,17 @@ class Adreno(Gpu):
     thread = "adreno.thread"
     group = "adreno.group.{}"
     separator = "."
+
+    def __init__(self, kernel: Kernel, target: TargetSpec, bits: int) -> None:
+        super().__init__(kernel, target, bits)
+        assert isinstance(self.lines, AdrenoValues)
+        self.lines.fetched = fetched(kernel)
+        self._known = {access.memory.name for access in self.lines.fetched}
+
+    def extent(self, memory: Memory) -> str:
+        if memory.name not in self._known:
+            return ""
+        return f" dereferenceable({memory.count * memory.dtype.itemsize})"
 
     def barrier(self) -> None:
         self.lines.declarations.add("declare void @adreno.barrier()")

@@ -7,13 +7,14 @@ parameter and an offset of 32 bits, and how many bytes lie there is known: the p
     load float, align 4         one component of 32 bits
     load <4 x float>, align 16  four
     load half, align 2          one of 16 bits
+    load <4 x half>, align 4    two texels of two
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compiler.codegen.adreno.llvm import Instruction
+from compiler.codegen.adreno.llvm import Instruction, Type
 from compiler.codegen.adreno.nir import TEX_FETCH
 from hcq.ir3object import Ir3Texture
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from compiler.codegen.adreno.select import Selection
 
 MOST_TEXELS = 1 << 27  # of a buffer; turnip's maxTexelBufferElements
-_COMPONENTS = {32: (1, 2, 4), 16: (1, 4)}  # of a texel, by bits
 
 
 class Texels:
@@ -39,13 +39,13 @@ class Texels:
         if not one.texel or kind is None or known is None:
             return None
         parameter, size = known
-        bytes_of = kind.bits * kind.lanes // 8
-        if (
-            kind.lanes not in _COMPONENTS.get(kind.bits, ()) or one.align < bytes_of
-            or not 0 < size // bytes_of <= MOST_TEXELS
-        ):  # fmt: skip
+        width = _width(kind, one.align)
+        if not width:
             return None
-        texture = Ir3Texture(parameter, "uint", kind.bits, kind.lanes, size // bytes_of)
+        bytes_of = kind.bits * width // 8
+        if not 0 < size // bytes_of <= MOST_TEXELS:
+            return None
+        texture = Ir3Texture(parameter, "uint", kind.bits, width, size // bytes_of)
         if texture not in self.textures:
             self.textures.append(texture)
         build = self.selection.build
@@ -54,5 +54,19 @@ class Texels:
             shift = build.constant(32, bytes_of.bit_length() - 1)
             index = build.alu("ushr", 32, place.offset, shift)
         number = self.textures.index(texture)
-        found = build.texture(TEX_FETCH, number, index, 1, kind.bits)
-        return build.channels(found, 4, kind.bits)[: kind.lanes]
+        found: list[int] = []
+        for first in range(0, kind.lanes, width):
+            at = index
+            if first:
+                at = build.alu("iadd", 32, index, build.constant(32, first // width))
+            texel = build.texture(TEX_FETCH, number, at, 1, kind.bits)
+            found += build.channels(texel, 4, kind.bits)[:width]
+        return tuple(found)
+
+
+def _width(kind: Type, align: int) -> int:
+    """Components of the widest texel that an access consists of; 0 for elements of other widths."""
+    if kind.bits not in (16, 32):
+        return 0
+    fitting = (n for n in (4, 2, 1) if kind.lanes % n == 0 and align >= n * kind.bits // 8)
+    return next(fitting, 0)

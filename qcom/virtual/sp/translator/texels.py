@@ -39,6 +39,8 @@ def fetch(
     written = components(op)
     bytes_of = 4 if _FORMATS[name] is _WIDE else 2
     size = _texel_size(e, words, _FORMATS[name], written, bytes_of)
+    e.exec()  # what is known of the lanes is made before the branch: both sides use it
+    e.mask()
     plain, other, done = (e.new_label(stem) for stem in ("texels", "image", "fetched"))
     e.do(f"br i1 {e.value(f'icmp ne i32 {size}, 0')}, label %{plain}, label %{other}, !prof !0")
     e.begin(plain)
