@@ -346,10 +346,12 @@ class AmDriver(Driver):
 
     def _absent(self) -> UgpuError | None:
         """The error for a chip that has left, or that another program has reset: no interrupt
-        reports either. One register tells that all is well: the secure OS's sign of life, which a
-        reset clears (Linux 6.12 soc21.c, soc21_need_reset_on_init)."""
+        reports either. All is well where the transport still has it and one register gives the
+        secure OS's sign of life, which a reset clears (Linux 6.12 soc21.c,
+        soc21_need_reset_on_init). The transport knows what registers do not tell: the system asked
+        for the card back, or the host was suspended."""
         sign = self.units.psp.sign_of_life()
-        if sign not in (0, ALL_ONES):
+        if sign not in (0, ALL_ONES) and self.transport.present():
             return None
         if self.chip.lost():
             facts = absence_of(self.transport) | {"device": self.name, "remedy": advice.LINK}

@@ -131,6 +131,18 @@ def test_nobody_sleeps_longer_than_is_promised(chip: Any, monkeypatch: pytest.Mo
     assert LONGEST_SLEEP_S + PRESENCE_INTERVAL_S < PROMISE_S
 
 
+def test_a_card_that_its_transport_gives_up_is_lost_although_it_answers(
+    chip: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system asked for it back, or the host was suspended: registers tell nothing of it."""
+    with opened(chip) as device, device.load(faulty_object()) as program:
+        start_forever(chip, device, program, device.alloc(64))
+        with monkeypatch.context() as patch:
+            patch.setattr(device.transport, "present", lambda: False)
+            with pytest.raises(DeviceLost, match="no longer answers"):
+                device.synchronize(limit_s=600)
+
+
 def test_a_reset_by_another_program_is_noticed_long_before_a_limit(chip: Any) -> None:
     """No interrupt reports it: the secure OS's sign of life is gone."""
     with opened(chip) as device, device.load(faulty_object()) as program:
