@@ -25,7 +25,7 @@ PYTHON := $(VENV)/bin/python
 SETUP := tools/house/setup.sh $(VENV)
 ALL := demo dev firmware regen nv adreno?
 
-.PHONY: demo dev test test-slow test-masks mutants faults soak test-kernel test-foreign test-adreno test-turnip hw check bench docs regen golden clean
+.PHONY: demo dev test test-slow test-masks mutants faults soak test-kernel test-foreign test-adreno test-turnip hw check bench docs regen golden page clean
 
 dev:
 	@$(SETUP) $(ALL)
@@ -94,6 +94,14 @@ check:
 bench:
 	@$(SETUP) demo dev bench
 	$(PYTHON) -m tests.bench
+
+# The script of ugpud's page, from TypeScript; its first line names the source that it was made from.
+page: TYPESCRIPT := typescript@7.0.2
+page: PAGE := tools/page/static/page.js
+page:
+	npm install --silent --no-audit --no-fund --prefix build/npm $(TYPESCRIPT)
+	build/npm/node_modules/.bin/tsc -p tools/page/web
+	sed -i "1i // Made from page.ts by make page; sha256 $$(sha256sum tools/page/web/page.ts | cut -c1-64)" $(PAGE)
 
 regen:
 	@$(SETUP) dev regen

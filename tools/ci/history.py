@@ -71,6 +71,20 @@ class History:
         if not self.trouble:
             self._ledger.write(insert)
 
+    def recent(self, most: int) -> list[dict[str, object]]:
+        """The last `most` verdicts, the newest first, each with the devices of its attempts."""
+        if not self.path.is_file():
+            return []
+        with self._ledger.opened() as database:
+            rows = database.execute(
+                "SELECT time, run, test, verdict, reason, group_concat(DISTINCT device) "
+                "FROM judged LEFT JOIN attempt ON judged.id = judged "
+                "GROUP BY judged.id ORDER BY judged.id DESC LIMIT ?",
+                (most,),
+            )
+            names = ("time", "run", "test", "verdict", "reason", "devices")
+            return [dict(zip(names, row, strict=True)) for row in rows]
+
     def flaky(self) -> list[Line]:
         """Tests with flaky verdicts, the worst first."""
         return self._lines(

@@ -30,6 +30,12 @@ listen = "0.0.0.0:7847"
 certificate = "/etc/ugpud/cert.pem"
 key = "/etc/ugpud/key.pem"
 
+[page]                              # the web page: docs/page.md
+listen = "127.0.0.1:7848"
+certificate = "/etc/ugpud/cert.pem" # with key: TLS, which any other address than loopback asks for
+key = "/etc/ugpud/key.pem"
+verdicts = "/var/lib/ci/gpu.sqlite" # the history of hardware CI that is shown; default: none
+
 [[device]]
 name = "pci:0000:03:00.0"           # as for hcq.open
 count = 1                           # of virtual devices
@@ -57,6 +63,8 @@ from .recovery import RecoveryPolicy
 
 FILES = (Path("/etc/ugpud/ugpud.toml"),)
 _MOST_DEVICES = 256
+PAGE_PORT = 7848
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,18 @@ class TcpSettings:
 
 
 @dataclass(frozen=True)
+class PageSettings:
+    """[page]: where the web page listens; a certificate and its key for TLS; verdicts: the history
+    of hardware CI (tools.ci.history)."""
+
+    host: str
+    port: int
+    certificate: Path | None = None
+    key: Path | None = None
+    verdicts: Path | None = None
+
+
+@dataclass(frozen=True)
 class Settings:
     """The whole file."""
 
@@ -99,6 +119,7 @@ class Settings:
     recovery: RecoveryPolicy = field(default_factory=RecoveryPolicy)
     tcp: TcpSettings | None = None
     log: str = "auto"
+    page: PageSettings | None = None
 
 
 def read(path: Path | None) -> Settings:
@@ -125,6 +146,7 @@ def parse(text: str, name: str = "ugpud.toml") -> Settings:
     lease = _Section(name, "[lease] ", top.table("lease"))
     tcp = _Section(name, "[tcp] ", top.table("tcp")) if "tcp" in given else None
     recovery = _recovery(_Section(name, "[recovery] ", top.table("recovery")))
+    page = _page(_Section(name, "[page] ", top.table("page"))) if "page" in given else None
     rows = top.take("device", list, [])
     top.end()
     usual = Policy()
@@ -159,6 +181,7 @@ def parse(text: str, name: str = "ugpud.toml") -> Settings:
         recovery,
         None if tcp is None else _tcp(tcp),
         daemon.choice("log", journal.CHOICES),
+        page,
     )
     daemon.end()
     return settings
@@ -179,16 +202,28 @@ def _recovery(section: _Section) -> RecoveryPolicy:
 
 
 def _tcp(section: _Section) -> TcpSettings:
-    listen = section.take("listen", str, f"127.0.0.1:{PORT}")
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal() or int(port) >= 1 << 16:
-        raise section.bad("listen", 'an address and a port such as "0.0.0.0:7847"', listen)
+    host, port = section.address("listen", PORT)
     certificate, key = (section.take(each, str, "") for each in ("certificate", "key"))
     if not certificate or not key:
         missing = "key" if certificate else "certificate"
         raise section.bad(missing, "a file: TCP is served with TLS only", "nothing")
     section.end()
-    return TcpSettings(host.strip("[]"), int(port), Path(certificate), Path(key))
+    return TcpSettings(host, port, Path(certificate), Path(key))
+
+
+def _page(section: _Section) -> PageSettings:
+    host, port = section.address("listen", PAGE_PORT)
+    certificate, key, verdicts = (
+        Path(text) if (text := section.take(each, str, "")) else None
+        for each in ("certificate", "key", "verdicts")
+    )
+    if (certificate is None) != (key is None):
+        raise section.bad("key" if certificate else "certificate", "a file beside the other", "")
+    if certificate is None and host not in _LOOPBACK:
+        expected = f"one of {', '.join(_LOOPBACK)}, or a certificate and a key"
+        raise section.bad("listen", expected, host)
+    section.end()
+    return PageSettings(host, port, certificate, key, verdicts)
 
 
 def _device(name: str, number: int, row: object) -> DeviceSettings:
@@ -246,6 +281,14 @@ class _Section:
         if not least <= value < end:
             raise self.bad(key, f"a number from {least} to {end - 1}", value)
         return value
+
+    def address(self, key: str, port: int) -> tuple[str, int]:
+        """An address and a port; port: the usual one, on loopback."""
+        text: str = self.take(key, str, f"127.0.0.1:{port}")
+        host, _, number = text.rpartition(":")
+        if not host or not number.isascii() or not number.isdecimal() or int(number) >= 1 << 16:
+            raise self.bad(key, f'an address and a port such as "0.0.0.0:{port}"', text)
+        return host.strip("[]"), int(number)
 
     def seconds(self, key: str, usual: float, *, zero: bool = False) -> float:
         self._known.append(key)

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from hcq.device import Device
-from hcq.errors import AccessDenied, BadArgument, HostError, UgpuError
+from hcq.errors import AccessDenied, BadArgument, DeviceBusy, HostError, UgpuError
 from hcq.telemetry import from_json
 from hcq.transport.hotplug import keep_trying
 from hcq.transport.system import System
 
 from .config import DeviceSettings, Settings
-from .events import BOOT_FAILED, MISSING, QUARANTINED, READY, tell
+from .events import BOOT_FAILED, FAILED, MISSING, QUARANTINED, READY, tell
 from .history import CardHistory, Quarantine, Record
 from .hotplug import Plugs
 from .leases import Card, State, Table
@@ -325,6 +325,42 @@ class Ward:
                         self._breakers[each.name].forgive()
                         self._treat(each, each.card.reason)
         return [each.name for each in bad]
+
+    def reset(self, name: str, rights: Rights) -> None:
+        """Reset a device that nobody has leased, and prove it healthy, in a job. For admins."""
+        with self._tick:
+            owned = next((each for each in self.owned if each.name == name), None)
+            if owned is None:
+                have = ", ".join(each.name for each in self.owned)
+                raise BadArgument(f"no device is named {name!r}; there are: {have}")
+            if not rights.admin or not rights.covers(owned.card):
+                raise AccessDenied(f"{rights.name} may not reset {name}: admins may")
+            if owned.card.state is not State.READY or self._closed:
+                raise DeviceBusy(
+                    f"{name} is {owned.card.state.value}: only a ready device is reset",
+                    remedy="end its leases first; a quarantined device is recovered",
+                )
+            self.table.changed(owned.card, State.RECOVERING, f"reset by {rights.name}")
+            self._tick.notify_all()
+            self._healers.submit(self._reset, owned, rights.name)
+
+    def _reset(self, owned: Owned, by: str) -> None:
+        try:
+            with owned.lock:
+                owned.reset(None)
+                owned.prove()
+        except UgpuError as error:
+            tell(log, FAILED, f"{owned.name} failed when {by} had it reset: {error}",
+                 device=owned.name, error=error, serial=owned.serial)  # fmt: skip
+            self._treat(owned, str(error))
+            return
+        except Exception:
+            log.exception("%s: its reset failed", owned.name)
+            self._treat(owned, UNKNOWN)
+            return
+        text = f"{owned.name} is ready after a reset by {by}"
+        tell(log, READY, text, device=owned.name, serial=owned.serial, operator=by)
+        self._change(owned.card, State.READY)
 
     def quarantine(self, pattern: str, reason: str, rights: Rights) -> list[str]:
         """Take devices out of use until `recover`, also over a restart; their leases end. Returns

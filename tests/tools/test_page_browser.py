@@ -1,0 +1,181 @@
+"""The page in a browser: every control is used, and random clicks leave no error.
+
+Skipped without Playwright's Python package or Chromium (Debian: chromium).
+`UGPU_CLICKS=2000` clicks for about ten minutes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiohttp")
+from hcq.bundle import Evidence, write
+from hcq.errors import ChipError
+from tests.support.page import Served
+from tools.daemon.leases import State
+
+playwright = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium")
+CLICKS = int(os.environ.get("UGPU_CLICKS", "30"))
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(CLICKS + 300),
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not here"),
+]
+EXPECTED = ("400", "401", "403", "409")  # answers that the page has words for
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    logging.getLogger("tools.daemon").setLevel(logging.INFO)
+    with tempfile.TemporaryDirectory(prefix="ugpud-") as folder:
+        (Path(folder) / "crashes").mkdir()
+        write(Path(folder) / "crashes", "cpu#0", ChipError("<b>stuck</b>", unit="SMU"), Evidence())
+        found = Served(Path(folder), f'verdicts = "{folder}/ci.sqlite"', count=3)
+        yield found
+        found.close()
+    logging.getLogger("tools.daemon").setLevel(logging.NOTSET)
+
+
+class Errors(list[str]):
+    """What went wrong in a page."""
+
+    def follow(self, page: Any) -> None:
+        page.on("pageerror", lambda error: self.append(str(error)))
+        page.on("console", self._said)
+
+    def _said(self, message: Any) -> None:
+        if message.type == "error" and not any(
+            f"status of {code}" in message.text for code in EXPECTED
+        ):
+            self.append(message.text)
+
+
+@pytest.fixture
+def errors() -> Errors:
+    return Errors()
+
+
+@pytest.fixture
+def page(served: Served, errors: Errors) -> Iterator[Any]:
+    with playwright.sync_playwright() as api:
+        home = str(served.running.settings.socket.parent)
+        folders = dict.fromkeys(("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"), home)
+        browser = api.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"], env={**os.environ, **folders}
+        )
+        made = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme="dark")
+        made.set_default_timeout(60_000)
+        errors.follow(made)
+        made.goto(served.page.address)
+        yield made
+        browser.close()
+
+
+def enter(page: Any, token: str) -> None:
+    page.fill("#token", token)
+    page.press("#token", "Enter")
+    page.wait_for_selector(".card")
+
+
+def test_every_control(served: Served, page: Any, errors: Errors) -> None:
+    page.wait_for_selector("#token:visible")
+    page.fill("#token", "wrong")
+    page.press("#token", "Enter")
+    page.wait_for_selector("#login-error:not(:empty)")
+    enter(page, served.token("admin"))
+    assert page.locator(".card").count() == 3
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "fits a phone"
+
+    page.click("text=cpu#1")
+    page.wait_for_selector("#view-facts td:nth-child(2)")
+    page.click("#view-actions >> text=Quarantine")
+    page.fill("#ask-reason", "<i>fan</i>")
+    page.press("#ask-reason", "Enter")
+    page.wait_for_selector("#view-state:has-text('<i>fan</i>')")
+    assert page.locator("#view i").count() == 0, "text is no markup"
+    page.click("#view-actions >> text=Try again")
+    page.click("#ask-no")
+    page.click("#view-actions >> text=Try again")
+    page.click("#ask-yes")
+    page.wait_for_selector("#view-state:text-is('ready')")
+    page.click("#view-actions >> text=Reset")
+    page.click("#ask-yes")
+    page.click("#view-actions >> text=Refresh")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#view", state="hidden")
+
+    with served.running.lease("cpu#2"):
+        page.click("#leases >> text=End")
+        page.click("#ask-yes")
+        page.wait_for_selector("#leases tr", state="detached")
+    page.wait_for_selector("#events .error .kind")
+    page.select_option("#level", "error")
+    page.wait_for_selector("#events .info", state="hidden")
+    page.click("#bundles-part summary")
+    page.wait_for_selector("#bundles td:has-text('<b>stuck</b>')")
+    with page.expect_download() as found:
+        page.click("#bundles a >> nth=0")
+    assert found.value.suggested_filename.endswith(".crash.zip")
+    page.click("#verdicts-part summary")
+    page.wait_for_selector("#verdicts td")
+    page.click("#leave")
+    page.wait_for_selector("#token:visible")
+    assert not errors
+
+
+def test_focus_stays_while_values_change(served: Served, page: Any, errors: Errors) -> None:
+    enter(page, served.token("observe"))
+    page.focus("text=cpu#1")
+    with served.running.lease("cpu#0"):
+        page.wait_for_selector(".card.leased")
+        assert page.evaluate("document.activeElement.textContent") == "cpu#1"
+    page.wait_for_selector(".card.leased", state="detached")
+    assert page.evaluate("document.activeElement.textContent") == "cpu#1"
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#view[open]")
+    assert page.locator("#view-actions button").count() == 1, "no admin"
+    assert not errors
+
+
+def test_a_daemon_that_goes_away_and_comes_back(served: Served, page: Any, errors: Errors) -> None:
+    enter(page, served.token("observe"))
+    served.daemon.tokens.revoke("observe-*")
+    page.wait_for_selector("#token:visible")
+    assert page.text_content("#login-error")
+    assert not errors
+
+
+def test_random_clicks(served: Served, page: Any, errors: Errors) -> None:
+    token, draw = served.token("admin"), random.Random(7)
+    enter(page, token)
+    for clicks in range(CLICKS):
+        if page.locator("#token:visible").count():
+            enter(page, token)
+        controls = page.locator(
+            "button:visible:enabled, summary:visible, select:visible, a:visible"
+        )
+        one = controls.nth(draw.randrange(controls.count()))
+        try:
+            one.click(timeout=500)
+        except playwright.Error:
+            page.keyboard.press("Escape")  # behind a dialog, or gone meanwhile
+        if draw.random() < 0.2:
+            page.keyboard.press(draw.choice(["Tab", "Enter", "Escape", "Space"]))
+        assert not errors, f"after {clicks} clicks"
+    until_quiet(served)
+
+
+def until_quiet(served: Served) -> None:
+    with served.daemon._tick:
+        while any(each.card.state is State.RECOVERING for each in served.daemon.owned):
+            assert served.daemon._tick.wait(60)

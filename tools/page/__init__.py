@@ -1,0 +1,1 @@
+"""The web page of ugpud: the fleet live, and what an admin may do to it."""

@@ -1,0 +1,88 @@
+"""What the page tells as it happens: the daemon's events, numbered, the last ones kept.
+
+An event's id names the run of the daemon and a number, so that a browser that comes back gets what
+it missed, and all that is kept after a restart of the daemon.
+
+Source of ids and their return: WHATWG HTML, "Server-sent events", Last-Event-ID.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from ..daemon.events import event_of
+
+KEPT = 500
+Told = dict[str, object]
+
+
+class Feed(logging.Handler):
+    """Takes events from the daemon's log. Thread-safe; `listeners` are called in the thread that
+    logs, and must not wait."""
+
+    def __init__(self, kept: int = KEPT) -> None:
+        super().__init__()
+        self.run = secrets.token_hex(4)
+        self.listeners: set[Callable[[], None]] = set()
+        self._last = 0
+        self._told: deque[Told] = deque(maxlen=kept)
+        self._guard = threading.Lock()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging.Handler."""
+        event = event_of(record)
+        if event is None:
+            return
+        with self._guard:
+            self._last += 1
+            self._told.append(
+                {
+                    "number": self._last,
+                    "time": record.created,
+                    "kind": event.kind.name,
+                    "level": record.levelname.lower(),
+                    "text": event.text,
+                    "remedy": event.remedy,
+                    "fields": event.fields,
+                }
+            )
+            listeners = list(self.listeners)
+        for listener in listeners:
+            listener()
+
+    def after(self, number: int) -> list[Told]:
+        """Return the kept events with higher numbers, the oldest first."""
+        with self._guard:
+            if number >= self._last:
+                return []
+            return [each for each in self._told if int(str(each["number"])) > number]
+
+    def number_of(self, text: str) -> int:
+        """Return the number in an id, 0 for one of another run and for what is no id."""
+        run, _, number = text.partition("-")
+        if run != self.run or not number.isascii() or not number.isdecimal() or len(number) > 18:
+            return 0
+        return int(number)
+
+    def id_of(self, told: Told) -> str:
+        """Return an event's id."""
+        return f"{self.run}-{told['number']}"
+
+
+def attached(logger: str = "") -> Feed:
+    """Make a feed of the daemon's log; `detach` when it is no longer needed. logger: whose."""
+    feed = Feed()
+    logging.getLogger(logger or _DAEMON).addHandler(feed)
+    return feed
+
+
+def detach(feed: Feed, logger: str = "") -> None:
+    """Undo `attached`."""
+    logging.getLogger(logger or _DAEMON).removeHandler(feed)
+
+
+_DAEMON = __name__.rpartition(".page.")[0] + ".daemon"

@@ -1,0 +1,194 @@
+"""What the page shows of a daemon: its cards with their telemetry, leases, bundles and verdicts.
+
+Calls may wait for a card; the server makes them in threads. A card that does not answer delays
+itself alone: its last telemetry stays, with its age.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+from hcq import bundle
+from hcq.config import config
+from hcq.errors import BadArgument, ChipError, Closed, UgpuError
+
+from ..ci.history import History
+from ..daemon.daemon import Daemon
+from ..daemon.tokens import Rights
+
+log = logging.getLogger(__name__)
+
+# What is shown of each card at all times; a card's own view has all sensors.
+SHOWN = (
+    "usage_ratio",
+    "memory_used_bytes",
+    "memory_total_bytes",
+    "temperature_celsius",
+    "power_watts",
+    "clock_hertz",
+)
+LISTED = 50  # bundles, verdicts
+
+
+class Fleet:
+    """The daemon as the page sees it. pool: threads for what may wait; crashes: the folder of
+    bundles (default: the configured one)."""
+
+    def __init__(
+        self,
+        daemon: Daemon,
+        pool: Executor,
+        verdicts: Path | None = None,
+        crashes: Path | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.daemon = daemon
+        self._pool = pool
+        self._verdicts = verdicts
+        self._crashes = crashes
+        self._now = now
+        self._guard = threading.Lock()
+        self._asked: set[str] = set()
+        self._read: dict[str, tuple[dict[str, Any], float]] = {}
+        self._manifests: dict[Path, dict[str, object]] = {}
+
+    def state(self, rights: Rights) -> dict[str, object]:
+        """Return the cards, leases and waiters. Telemetry is of the cards that the rights cover."""
+        cards = self.daemon.devices()
+        for card in cards:
+            name = str(card["name"])
+            card["telemetry"] = self._brief(name) if self._covers(name, rights) else None
+        return {"cards": cards, **self.daemon.listed()}
+
+    def ask(self) -> None:
+        """Have all open cards' telemetry read, each in a thread, if it is not under way."""
+        for owned in list(self.daemon.owned):
+            with self._guard:
+                if not owned.is_open or owned.name in self._asked:
+                    continue
+                self._asked.add(owned.name)
+            self._pool.submit(self._take, owned.name, owned.telemetry)
+
+    def _take(self, name: str, read: Callable[[], bytes]) -> None:
+        try:
+            found = json.loads(read())
+            with self._guard:
+                self._read[name] = found, self._now()
+        except UgpuError as error:
+            log.debug("%s tells no telemetry: %s", name, error)  # its state says what is wrong
+        except Exception:
+            log.exception("%s tells no telemetry", name)
+        finally:
+            with self._guard:
+                self._asked.discard(name)
+
+    def _brief(self, name: str) -> dict[str, object] | None:
+        with self._guard:
+            found, at = self._read.get(name, (None, 0.0))
+        if found is None:
+            return None
+        values: dict[str, float] = {}
+        for sample in found["samples"]:
+            kind = sample["name"]
+            if kind in SHOWN:  # of several temperatures, and clocks, the highest
+                values[kind] = max(sample["value"], values.get(kind, sample["value"]))
+        return {
+            "age_s": self._now() - at,
+            "state": found["state"],
+            "failure": found["failure"],
+            "queue_depth": found["queue_depth"],
+            "launches": found["launches"],
+            "values": values,
+        }
+
+    def card(self, name: str, rights: Rights) -> dict[str, object]:
+        """Return all of one card: its telemetry, facts, and the states of its firmware where its
+        driver knows them. BadArgument, AccessDenied."""
+        telemetry: object = None
+        trouble = ""
+        try:
+            telemetry = json.loads(self.daemon.telemetry(name, rights))
+        except Closed as error:
+            trouble = str(error)
+        owned = next(each for each in self.daemon.owned if each.name == name)
+        device = owned.device
+        found: dict[str, object] = {
+            "name": name,
+            "telemetry": telemetry,
+            "trouble": trouble,
+            "facts": {},
+            "firmware": None,
+        }
+        if device is not None:
+            facts = device.info()
+            found["facts"] = {key: str(value) for key, value in facts.items()}
+            core = device.driver.core
+            with core.lock:
+                parts = device.driver.evidence(ChipError("the page shows its state")).parts
+            if "states.json" in parts:
+                found["firmware"] = json.loads(parts["states.json"])
+        return found
+
+    def _covers(self, name: str, rights: Rights) -> bool:
+        return any(each.name == name and rights.covers(each.card) for each in self.daemon.owned)
+
+    # ---- what is kept ------------------------------------------------------------------------
+
+    def bundles(self) -> list[dict[str, object]]:
+        """Return the newest bundles of evidence, the newest first."""
+        found = []
+        for path in self._bundle_paths()[::-1][:LISTED]:
+            if path not in self._manifests:
+                self._manifests[path] = _manifest(path)
+            found.append(self._manifests[path])
+        return found
+
+    def bundle(self, name: str) -> bytes:
+        """Return a bundle's file; BadArgument where there is none of that name."""
+        path = next((each for each in self._bundle_paths() if each.name == name), None)
+        if path is None:
+            raise BadArgument(f"there is no bundle {name!r}")
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise BadArgument(f"{name} cannot be read: {error.strerror}") from None
+
+    def _bundle_paths(self) -> list[Path]:
+        folder = self._crashes or config().crash_folder
+        return bundle.bundles(folder) if folder is not None else []
+
+    def verdicts(self) -> dict[str, object]:
+        """Return the last verdicts of hardware CI, flaky tests and weak devices; empty lists where
+        no history is configured or written."""
+        if self._verdicts is None:
+            return {"configured": False, "recent": [], "flaky": [], "weak": []}
+        history = History(self._verdicts)
+        return {
+            "configured": True,
+            "recent": history.recent(LISTED),
+            "flaky": [vars(each) for each in history.flaky()[:LISTED]],
+            "weak": [vars(each) for each in history.weak()[:LISTED]],
+        }
+
+
+def _manifest(path: Path) -> dict[str, object]:
+    row: dict[str, object] = {"name": path.name, "size": 0}
+    try:
+        row["size"] = path.stat().st_size
+        found: Any = bundle.read(path).manifest
+    except (BadArgument, OSError) as error:
+        return row | {"error": "", "message": str(error), "device": "", "when": ""}
+    failed = found["error"]
+    return row | {
+        "when": found["when"],
+        "device": found["device"],
+        "error": failed["class"],
+        "message": failed["message"],
+    }

@@ -1,0 +1,142 @@
+"""Serves the page in a thread of ugpud's, over HTTP on loopback or over TLS.
+
+aiohttp serves; handlers wait in threads of their own, so that a card that does not answer keeps
+nobody from the page. Files are in `static`: page.js is made from page.ts by `make page`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from aiohttp import web
+
+from hcq import threads
+from hcq.errors import HostError
+
+from ..daemon.config import PageSettings
+from ..daemon.daemon import Daemon
+from . import api
+from .feed import attached, detach
+from .fleet import Fleet
+
+log = logging.getLogger(__name__)
+
+STATIC = Path(__file__).resolve().parent / "static"
+FILES = {"/": "page.html", "/page.js": "page.js", "/page.css": "page.css"}
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+_THREADS = 16
+_BACKLOG = 64
+_END_S = 2.0  # TIMEOUT: for requests under way when the page stops; our choice
+HEADERS = {
+    # Nothing but the page's own files; no frames, so that no site can put buttons under a mouse.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class Page:
+    """The page of a daemon. Listens when it is made; `start` serves, `close` ends. port: that it
+    listens on, also where 0 asked for a free one."""
+
+    def __init__(self, settings: PageSettings, daemon: Daemon, crashes: Path | None = None) -> None:
+        self._context = _context(settings)
+        self._socket = _listen(settings)
+        self.port = int(self._socket.getsockname()[1])
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        self.address = f"{'https' if self._context else 'http'}://{host}:{self.port}/"
+        self._pool = ThreadPoolExecutor(_THREADS, "ugpud page")
+        self._feed = attached()
+        fleet = Fleet(daemon, self._pool, settings.verdicts, crashes)
+        self._api = api.Api(daemon, fleet, self._feed, self._pool, secure=bool(self._context))
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="ugpud page", daemon=True)
+
+    def start(self) -> None:
+        """Serve in a thread."""
+        threads.start(self._thread)
+
+    def close(self) -> None:
+        """End all requests and streams. Idempotent."""
+        if self._thread.ident is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+        detach(self._feed)
+        self._pool.shutdown()
+        self._socket.close()
+        if not self._loop.is_closed():
+            self._loop.close()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        except Exception:
+            log.exception("the page failed")
+
+    async def _serve(self) -> None:
+        app = web.Application(middlewares=[api.errors], client_max_size=api.BODY)
+        app.router.add_routes(self._api.routes())
+        for path, name in FILES.items():
+            app.router.add_get(path, _file(STATIC / name))
+        app.on_response_prepare.append(_add_headers)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=_END_S)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, self._socket, ssl_context=self._context).start()
+            await self._stop.wait()
+        finally:
+            self._api.end()
+            await runner.cleanup()
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers.update(HEADERS)
+
+
+def _file(path: Path) -> api.Handler:
+    content = path.read_bytes()
+    kind = _TYPES[path.suffix]
+
+    async def send(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=content, content_type=kind, charset="utf-8")
+
+    return send
+
+
+def _listen(settings: PageSettings) -> socket.socket:
+    try:
+        return socket.create_server(
+            (settings.host, settings.port),
+            family=socket.AF_INET6 if ":" in settings.host else socket.AF_INET,
+            backlog=_BACKLOG,
+        )
+    except OSError as error:
+        raise HostError(
+            f"cannot listen at {settings.host}:{settings.port}: {error.strerror or error}",
+            remedy="set listen in [page] to a free address and port",
+        ) from None
+
+
+def _context(settings: PageSettings) -> ssl.SSLContext | None:
+    if settings.certificate is None or settings.key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(settings.certificate, settings.key)
+    except (OSError, ssl.SSLError) as error:
+        raise HostError(
+            f"cannot use {settings.certificate} with {settings.key}: {error}",
+            remedy="both are PEM files, the key is of that certificate, and ugpud may read them",
+        ) from None
+    return context

@@ -1,0 +1,59 @@
+"""Who is logged in to the page: a cookie stands for a token of ugpud's.
+
+The token is looked up at each request, so that one that was revoked or has expired ends at once.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+
+from hcq.errors import AccessDenied, DeviceBusy
+
+from ..daemon.tokens import Rights
+
+IDLE_S = 12 * 3600.0
+MOST = 256
+
+
+class Sessions:
+    """rights: what a token allows, or AccessDenied. Thread-safe."""
+
+    def __init__(
+        self, rights: Callable[[str], Rights], now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._rights = rights
+        self._now = now
+        self._known: dict[str, tuple[str, float]] = {}  # token and last use, by session
+        self._guard = threading.Lock()
+
+    def open(self, token: str) -> tuple[str, Rights]:
+        """Return a new session for a token and what it allows; AccessDenied."""
+        rights = self._rights(token)
+        with self._guard:
+            now = self._now()
+            for name in [name for name, (_, at) in self._known.items() if now - at > IDLE_S]:
+                del self._known[name]
+            if len(self._known) >= MOST:
+                raise DeviceBusy("too many sessions of the page are open", limit=MOST)
+            session = secrets.token_urlsafe(32)
+            self._known[session] = token, now
+        return session, rights
+
+    def rights(self, session: str) -> Rights:
+        """Return what a session allows; AccessDenied where it is over."""
+        with self._guard:
+            token, at = self._known.get(session, ("", 0.0))
+            now = self._now()
+            if not token or now - at > IDLE_S:
+                self._known.pop(session, None)
+                raise AccessDenied("not logged in", remedy="log in with a token of ugpud")
+            self._known[session] = token, now
+        return self._rights(token)
+
+    def close(self, session: str) -> None:
+        """End a session; idempotent."""
+        with self._guard:
+            self._known.pop(session, None)
