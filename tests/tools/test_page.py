@@ -26,11 +26,12 @@ from tests.support.descriptors import leaked, settled
 from tests.support.page import Served
 from tools.ci.history import History
 from tools.ci.verdict import Attempt, Judgement, Verdict
-from tools.daemon import main
 from tools.daemon.config import PageSettings, parse
 from tools.daemon.events import FAILED, tell
+from tools.daemon.feed import Feed
 from tools.daemon.leases import State
-from tools.page.feed import Feed
+from tools.daemon.outlets import outlets
+from tools.daemon.tokens import Tokens
 from tools.page.server import HEADERS, Page
 from tools.page.sessions import IDLE_S, Sessions
 
@@ -95,7 +96,7 @@ def test_a_token_that_was_revoked_ends_its_sessions(served: Served) -> None:
 
 def test_sessions_end_when_nobody_uses_them() -> None:
     now = [0.0]
-    sessions = Sessions(lambda token: main.Tokens(Path("/none")).rights(token, 0), lambda: now[0])
+    sessions = Sessions(lambda token: Tokens(Path("/none")).rights(token, 0), lambda: now[0])
     sessions._rights = lambda token: token  # type: ignore[assignment,return-value]
     session, _ = sessions.open("one")
     now[0] = IDLE_S
@@ -426,7 +427,7 @@ def test_without_aiohttp_it_says_what_to_install(
     monkeypatch.setitem(__import__("sys").modules, "aiohttp", None)
     monkeypatch.delitem(__import__("sys").modules, "tools.page.server", raising=False)
     with pytest.raises(MissingDependency, match=r"ugpu\[page\]"):
-        main._page(served.running.settings, served.daemon)
+        list(outlets(served.running.settings, served.daemon))
 
 
 def test_behind_tls(tmp_path: Path) -> None:

@@ -36,6 +36,12 @@ certificate = "/etc/ugpud/cert.pem" # with key: TLS, which any other address tha
 key = "/etc/ugpud/key.pem"
 verdicts = "/var/lib/ci/gpu.sqlite" # the history of hardware CI that is shown; default: none
 
+[otlp]                              # metrics and events to an OpenTelemetry collector
+endpoint = "http://127.0.0.1:4318"  # OTLP over HTTP
+interval_s = 15
+headers = { authorization = "..." } # default: none
+certificate = "/etc/ugpud/ca.pem"   # of the collector's authority; default: the system's
+
 [[device]]
 name = "pci:0000:03:00.0"           # as for hcq.open
 count = 1                           # of virtual devices
@@ -52,6 +58,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from hcq.errors import BadArgument, HostError
 from hcq.remote.address import PORT, user_socket
@@ -103,6 +110,16 @@ class PageSettings:
 
 
 @dataclass(frozen=True)
+class OtlpSettings:
+    """[otlp]: where metrics and events are sent, and how often."""
+
+    endpoint: str
+    interval_s: float = 15.0
+    headers: dict[str, str] = field(default_factory=dict)
+    certificate: Path | None = None
+
+
+@dataclass(frozen=True)
 class Settings:
     """The whole file."""
 
@@ -120,6 +137,7 @@ class Settings:
     tcp: TcpSettings | None = None
     log: str = "auto"
     page: PageSettings | None = None
+    otlp: OtlpSettings | None = None
 
 
 def read(path: Path | None) -> Settings:
@@ -147,6 +165,7 @@ def parse(text: str, name: str = "ugpud.toml") -> Settings:
     tcp = _Section(name, "[tcp] ", top.table("tcp")) if "tcp" in given else None
     recovery = _recovery(_Section(name, "[recovery] ", top.table("recovery")))
     page = _page(_Section(name, "[page] ", top.table("page"))) if "page" in given else None
+    otlp = _otlp(_Section(name, "[otlp] ", top.table("otlp"))) if "otlp" in given else None
     rows = top.take("device", list, [])
     top.end()
     usual = Policy()
@@ -182,6 +201,7 @@ def parse(text: str, name: str = "ugpud.toml") -> Settings:
         None if tcp is None else _tcp(tcp),
         daemon.choice("log", journal.CHOICES),
         page,
+        otlp,
     )
     daemon.end()
     return settings
@@ -224,6 +244,20 @@ def _page(section: _Section) -> PageSettings:
         raise section.bad("listen", expected, host)
     section.end()
     return PageSettings(host, port, certificate, key, verdicts)
+
+
+def _otlp(section: _Section) -> OtlpSettings:
+    endpoint: str = section.take("endpoint", str, "http://127.0.0.1:4318")
+    found = urlsplit(endpoint)
+    if found.scheme not in ("http", "https") or not found.hostname or found.query:
+        raise section.bad("endpoint", 'a URL such as "http://127.0.0.1:4318"', endpoint)
+    interval_s = section.seconds("interval_s", 15.0)
+    headers: dict[str, str] = section.take("headers", dict, {})
+    if not all(isinstance(each, str) for each in headers.values()):
+        raise section.bad("headers", "texts by name", headers)
+    certificate = section.take("certificate", str, "")
+    section.end()
+    return OtlpSettings(endpoint, interval_s, headers, Path(certificate) if certificate else None)
 
 
 def _device(name: str, number: int, row: object) -> DeviceSettings:

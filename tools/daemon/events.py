@@ -1,8 +1,8 @@
 """What happens to the daemon's cards, as events with fields: one catalogue for every outlet.
 
 An event is a record of `logging` whose `event` attribute tells its kind and fields. A plain log
-shows its text and remedy, the journal (tools.daemon.journal) and OpenTelemetry
-(tools.metrics.otlp) carry the fields. `python -m tools.daemon.events` prints the catalogue that
+shows its text and remedy; the journal (tools.daemon.journal), the page and OpenTelemetry
+(tools.daemon.feed) carry the fields. `python -m tools.daemon.events` prints the catalogue that
 journalctl -x shows, tools/daemon/system/ugpud.catalog.
 
 Source: systemd.journal-fields(7); systemd's "Message catalogs".

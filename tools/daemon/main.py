@@ -15,9 +15,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
-from hcq.errors import BadArgument, MissingDependency, UgpuError, UsageError
+from hcq.errors import BadArgument, UgpuError, UsageError
 from hcq.log import configure, remove
 
 from . import journal
@@ -25,10 +24,8 @@ from .config import Settings, read
 from .daemon import Daemon
 from .leases import State
 from .listen import Listeners
+from .outlets import Outlet, outlets
 from .tokens import ROLES, Tokens
-
-if TYPE_CHECKING:
-    from ..page.server import Page
 
 _TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -59,17 +56,17 @@ def serve(settings: Settings) -> int:
     """Boot the devices and serve until SIGTERM or SIGINT."""
     daemon = Daemon(settings)
     listeners = Listeners(settings, daemon.serve, os.environ)
-    page: Page | None = None
+    shown: list[Outlet] = []
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         listeners.stop()
 
     former = {each: signal.signal(each, on_signal) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
-        page = _page(settings, daemon)
+        shown.extend(outlets(settings, daemon))
         with daemon:
-            if page is not None:
-                page.start()
+            for each in shown:
+                each.start()
             daemon.wait_until_booted()
             for owned in daemon.owned:
                 card = owned.card
@@ -78,31 +75,16 @@ def serve(settings: Settings) -> int:
             print(f"ugpud listens at {settings.socket}", flush=True)
             if listeners.port:
                 print(f"ugpud listens on port {listeners.port} with TLS", flush=True)
-            if page is not None:
-                print(f"the page is at {page.address}", flush=True)
+            for each in shown:
+                print(each.shown, flush=True)
             listeners.run()
     finally:
-        if page is not None:
-            page.close()
+        for each in shown:
+            each.close()
         listeners.close()
         for number, handler in former.items():
             signal.signal(number, handler)
     return 0
-
-
-def _page(settings: Settings, daemon: Daemon) -> Page | None:
-    """Listen for the page where it is configured; HostError, MissingDependency."""
-    if settings.page is None:
-        return None
-    try:
-        from ..page.server import Page
-    except ImportError as error:
-        if not (error.name or "").startswith("aiohttp"):
-            raise
-        raise MissingDependency(
-            "[page] needs aiohttp, which is not installed", install="pip install 'ugpu[page]'"
-        ) from None
-    return Page(settings.page, daemon)
 
 
 def _token(arguments: argparse.Namespace, settings: Settings) -> int:

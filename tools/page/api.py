@@ -33,8 +33,8 @@ from aiohttp import web
 from hcq.errors import AccessDenied, BadArgument, DeviceBusy, NotSupported, UgpuError
 
 from ..daemon.daemon import Daemon
+from ..daemon.feed import Feed
 from ..daemon.tokens import Rights
-from .feed import Feed
 from .fleet import Fleet
 from .sessions import IDLE_S, Sessions
 
@@ -140,7 +140,7 @@ class Api:
 
     async def _state(self, request: web.Request) -> web.StreamResponse:
         rights = await self._rights(request)
-        self.fleet.ask()
+        self.fleet.readings.ask()
         state = await self._wait(self.fleet.state, rights)
         return web.json_response(state | {"who": _who(rights)})
 
@@ -217,7 +217,7 @@ class Api:
     async def _beat(self) -> None:
         """Have the state sent again and again while somebody watches."""
         while self._watchers and not self._closing:
-            self.fleet.ask()
+            self.fleet.readings.ask()
             for changed in self._watchers:
                 changed.set()
             await asyncio.sleep(PULSE_S)

@@ -1,14 +1,11 @@
 """What the page shows of a daemon: its cards with their telemetry, leases, bundles and verdicts.
 
-Calls may wait for a card; the server makes them in threads. A card that does not answer delays
-itself alone: its last telemetry stays, with its age.
+Calls may wait for a card; the server makes them in threads.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -17,13 +14,12 @@ from typing import Any
 
 from hcq import bundle
 from hcq.config import config
-from hcq.errors import BadArgument, ChipError, Closed, UgpuError
+from hcq.errors import BadArgument, ChipError, Closed
 
 from ..ci.history import History
 from ..daemon.daemon import Daemon
+from ..daemon.readings import Readings
 from ..daemon.tokens import Rights
-
-log = logging.getLogger(__name__)
 
 # What is shown of each card at all times; a card's own view has all sensors.
 SHOWN = (
@@ -50,13 +46,9 @@ class Fleet:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.daemon = daemon
-        self._pool = pool
+        self.readings = Readings(daemon, pool, now)
         self._verdicts = verdicts
         self._crashes = crashes
-        self._now = now
-        self._guard = threading.Lock()
-        self._asked: set[str] = set()
-        self._read: dict[str, tuple[dict[str, Any], float]] = {}
         self._manifests: dict[Path, dict[str, object]] = {}
 
     def state(self, rights: Rights) -> dict[str, object]:
@@ -67,40 +59,18 @@ class Fleet:
             card["telemetry"] = self._brief(name) if self._covers(name, rights) else None
         return {"cards": cards, **self.daemon.listed()}
 
-    def ask(self) -> None:
-        """Have all open cards' telemetry read, each in a thread, if it is not under way."""
-        for owned in list(self.daemon.owned):
-            with self._guard:
-                if not owned.is_open or owned.name in self._asked:
-                    continue
-                self._asked.add(owned.name)
-            self._pool.submit(self._take, owned.name, owned.telemetry)
-
-    def _take(self, name: str, read: Callable[[], bytes]) -> None:
-        try:
-            found = json.loads(read())
-            with self._guard:
-                self._read[name] = found, self._now()
-        except UgpuError as error:
-            log.debug("%s tells no telemetry: %s", name, error)  # its state says what is wrong
-        except Exception:
-            log.exception("%s tells no telemetry", name)
-        finally:
-            with self._guard:
-                self._asked.discard(name)
-
     def _brief(self, name: str) -> dict[str, object] | None:
-        with self._guard:
-            found, at = self._read.get(name, (None, 0.0))
-        if found is None:
+        last = self.readings.last(name)
+        if last is None:
             return None
+        found, age_s = last
         values: dict[str, float] = {}
         for sample in found["samples"]:
             kind = sample["name"]
             if kind in SHOWN:  # of several temperatures, and clocks, the highest
                 values[kind] = max(sample["value"], values.get(kind, sample["value"]))
         return {
-            "age_s": self._now() - at,
+            "age_s": age_s,
             "state": found["state"],
             "failure": found["failure"],
             "queue_depth": found["queue_depth"],

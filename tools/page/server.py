@@ -21,8 +21,8 @@ from hcq.errors import HostError
 
 from ..daemon.config import PageSettings
 from ..daemon.daemon import Daemon
+from ..daemon.feed import attached, detach
 from . import api
-from .feed import attached, detach
 from .fleet import Fleet
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ class Page:
         self.port = int(self._socket.getsockname()[1])
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self.address = f"{'https' if self._context else 'http'}://{host}:{self.port}/"
+        self.shown = f"the page is at {self.address}"
         self._pool = ThreadPoolExecutor(_THREADS, "ugpud page")
         self._feed = attached()
         fleet = Fleet(daemon, self._pool, settings.verdicts, crashes)

@@ -1,4 +1,4 @@
-"""What the page tells as it happens: the daemon's events, numbered, the last ones kept.
+"""The daemon's events as they happen, numbered, the last ones kept: for the page and OpenTelemetry.
 
 An event's id names the run of the daemon and a number, so that a browser that comes back gets what
 it missed, and all that is kept after a restart of the daemon.
@@ -14,8 +14,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from ..daemon.events import event_of
+from .events import event_of
 
+# The daemon's log: this package's, as it is installed.
+DAEMON = __name__.rpartition(".")[0]
 KEPT = 500
 Told = dict[str, object]
 
@@ -76,13 +78,10 @@ class Feed(logging.Handler):
 def attached(logger: str = "") -> Feed:
     """Make a feed of the daemon's log; `detach` when it is no longer needed. logger: whose."""
     feed = Feed()
-    logging.getLogger(logger or _DAEMON).addHandler(feed)
+    logging.getLogger(logger or DAEMON).addHandler(feed)
     return feed
 
 
 def detach(feed: Feed, logger: str = "") -> None:
     """Undo `attached`."""
-    logging.getLogger(logger or _DAEMON).removeHandler(feed)
-
-
-_DAEMON = __name__.rpartition(".page.")[0] + ".daemon"
+    logging.getLogger(logger or DAEMON).removeHandler(feed)

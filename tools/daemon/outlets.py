@@ -1,0 +1,52 @@
+"""Where a daemon shows itself besides its own protocol: the page, an OpenTelemetry collector."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Protocol
+
+from hcq.errors import MissingDependency
+
+from .config import Settings
+from .daemon import Daemon
+
+
+class Outlet(Protocol):
+    """Made before the daemon starts, so that what cannot be is told at once. shown: a line for
+    whoever started ugpud."""
+
+    shown: str
+
+    def start(self) -> None:
+        """Begin, in threads."""
+        ...
+
+    def close(self) -> None:
+        """End. Idempotent."""
+        ...
+
+
+def outlets(settings: Settings, daemon: Daemon) -> Iterator[Outlet]:
+    """Make what the configuration asks for; HostError, MissingDependency."""
+    if settings.page is not None:
+        with _needs("page", "aiohttp", "aiohttp"):
+            from ..page.server import Page
+        yield Page(settings.page, daemon)
+    if settings.otlp is not None:
+        with _needs("otlp", "opentelemetry", "opentelemetry-sdk and its exporter"):
+            from ..metrics.otlp import Export
+        yield Export(settings.otlp, daemon)
+
+
+@contextlib.contextmanager
+def _needs(extra: str, module: str, what: str) -> Iterator[None]:
+    """Name the extra where its modules are not installed."""
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != module:
+            raise
+        raise MissingDependency(
+            f"[{extra}] needs {what}, not installed", install=f"pip install 'ugpu[{extra}]'"
+        ) from None

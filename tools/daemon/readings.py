@@ -1,0 +1,63 @@
+"""The last telemetry of a daemon's cards, read by threads.
+
+A card that does not answer delays itself alone: what it told last stays, with its age.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any
+
+from hcq.errors import UgpuError
+
+from .ward import Ward
+
+log = logging.getLogger(__name__)
+
+
+class Readings:
+    """pool: threads for what may wait. Thread-safe."""
+
+    def __init__(
+        self, ward: Ward, pool: Executor, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._ward = ward
+        self._pool = pool
+        self._now = now
+        self._guard = threading.Lock()
+        self._asked: set[str] = set()
+        self._read: dict[str, tuple[dict[str, Any], float]] = {}
+
+    def ask(self) -> None:
+        """Have the telemetry of all open cards read, each in a thread, if it is not under way."""
+        for owned in list(self._ward.owned):
+            with self._guard:
+                if not owned.is_open or owned.name in self._asked:
+                    continue
+                self._asked.add(owned.name)
+            self._pool.submit(self._take, owned.name, owned.telemetry)
+
+    def last(self, name: str) -> tuple[dict[str, Any], float] | None:
+        """Return a card's telemetry as JSON has it (hcq.telemetry), and its age in seconds; None
+        where it has told none yet."""
+        with self._guard:
+            found = self._read.get(name)
+        return None if found is None else (found[0], self._now() - found[1])
+
+    def _take(self, name: str, read: Callable[[], bytes]) -> None:
+        try:
+            found = json.loads(read())
+            with self._guard:
+                self._read[name] = found, self._now()
+        except UgpuError as error:
+            log.debug("%s tells no telemetry: %s", name, error)  # its state says what is wrong
+        except Exception:
+            log.exception("%s tells no telemetry", name)
+        finally:
+            with self._guard:
+                self._asked.discard(name)
