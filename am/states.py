@@ -18,7 +18,7 @@ from am import advice
 from am.chip import ALL_ONES, Chip
 from am.psp import noted_refusal
 from am.smu import BUSY, OK, RESPONSES
-from hcq.errors import UgpuError
+from hcq.errors import DeviceLost, DiscoveryError, FirmwareSilent, UgpuError
 
 _READY = 0x8000_0000
 
@@ -62,6 +62,21 @@ def states(chip: Chip) -> list[State]:
     return found
 
 
+def unreached(error: UgpuError) -> State | None:
+    """The state of a chip that cannot be looked into, by the error that says so; None for an error
+    that tells nothing of the chip."""
+    facts, remedy = error.facts, str(error.facts.get("remedy", ""))
+    if isinstance(error, FirmwareSilent):
+        words = {"C2PMSG_33": "c2pmsg_33", "RCC_CONFIG_MEMSIZE": "vram_mb"}
+        registers = {name: int(str(facts.get(key, 0))) for name, key in words.items()}
+        return _not_done(registers)
+    if isinstance(error, DiscoveryError):
+        return State("discovery", "unreadable", False, error.message, remedy, {})
+    if isinstance(error, DeviceLost):
+        return State("link", "no answer", False, error.message, remedy or advice.LINK, {})
+    return None
+
+
 def as_json(chip: Chip) -> list[dict[str, object]]:
     """The same, for a bundle."""
     return [asdict(state) for state in states(chip)]
@@ -73,7 +88,11 @@ def _board(chip: Chip) -> Iterator[State]:
     if word & _READY and registers["RCC_CONFIG_MEMSIZE"]:
         yield State("board firmware", "done", True, "the card's own start is over", "", registers)
         return
-    yield State(
+    yield _not_done(registers)
+
+
+def _not_done(registers: dict[str, int]) -> State:
+    return State(
         "board firmware",
         "not done",
         False,

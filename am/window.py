@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 
 from am import chips, inspect, states
 from am.boot import Stages, first_contact
@@ -88,6 +89,19 @@ def look(chip: Chip, part: str) -> object:
         "registers": inspect.registers,
     }
     return looks[part](chip)
+
+
+def named_states(attachment: Attachment) -> list[dict[str, object]]:
+    """Each unit's state; of a chip that cannot be looked into the one that says why. The transport
+    is closed in the end."""
+    try:
+        with open_window(attachment) as chip:
+            return states.as_json(chip)
+    except UgpuError as error:
+        found = states.unreached(error)
+        if found is None:
+            raise
+        return [asdict(found)]
 
 
 def diagnose(chip: Chip) -> Diagnosis:

@@ -7,6 +7,7 @@ A driver that can do so names a module in its `PciDriver.window`, which has
     usual_blocks(chip)          the blocks of a chip by name, without a chip: names and places
     dangers()                   what writes may do, as (pattern of names, text)
     CHANGED_BY_READING          patterns of registers that reading changes
+    named_states(attachment)    "states"; of a chip that cannot be looked into the one that says why
     look(chip, part)            "states", "queues", "waves" or "registers", as bundles have them
     diagnose(chip)              which rung of the ladder (hcq.ladder) can help, and why
     walk(chip, address, vmid, hub)      the page table entries that lead to a virtual address
@@ -37,6 +38,7 @@ class WindowModule(Protocol):
     def open_window(self, attachment: Attachment) -> AbstractContextManager[object]: ...
     def usual_blocks(self, chip: str) -> Mapping[str, RegisterBlock]: ...
     def dangers(self) -> tuple[tuple[str, str], ...]: ...
+    def named_states(self, attachment: Attachment) -> list[dict[str, object]]: ...
     def look(self, chip: object, part: str) -> object: ...
     def diagnose(self, chip: object) -> Diagnosis: ...
     def walk(self, chip: object, address: int, vmid: int | None, hub: str) -> dict[str, object]: ...
@@ -64,6 +66,18 @@ def open_window(name: str) -> Iterator[object]:
         raise
     with module.open_window(attachment) as chip:
         yield chip
+
+
+def named_states(name: str) -> list[dict[str, object]]:
+    """The named states of a device's firmware and units, which is not booted for that; also of one
+    that `open_window` cannot look into."""
+    attachment, driver = _attach(name)
+    try:
+        module = module_of(driver)
+    except BaseException:
+        attachment.transport.close()
+        raise
+    return module.named_states(attachment)
 
 
 def module_of(driver: PciDriver) -> WindowModule:

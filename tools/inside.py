@@ -54,6 +54,8 @@ def part(source: str, name: str, boot: bool) -> Any:  # JSON
             reason = missing.get(_PARTS[name], f"it has {', '.join(found.parts)}")
             raise BadArgument(f"{source} has no {_PARTS[name]}: {reason}")
         return json.loads(content)
+    if name == "states" and not boot:
+        return window.named_states(source)
     with _chip(source, boot) as (chip, module):
         return module.look(chip, name)
 

@@ -23,6 +23,7 @@ from am.virtual.options import ChipOptions, Delays, FaultPlan
 from hcq import bundle
 from hcq.errors import FirmwareError, IllegalInstruction, PageFault, UgpuError
 from tests.support.am_faulty import faulty_object
+from tests.support.am_navi31 import shared_facts
 
 
 @contextlib.contextmanager
@@ -74,6 +75,35 @@ def test_a_boot_that_failed_is_named(faults: FaultPlan, unit: str, name: str) ->
     wrong = next(one for one in found.values() if not one["ok"])
     assert (wrong["unit"], wrong["name"]) == (unit, name)
     assert wrong["meaning"] and wrong["remedy"] and wrong["registers"]
+
+
+def named_anyhow(chip: Chip) -> dict[str, Any]:
+    (found,) = window.named_states(attach("navi31", chip))
+    assert found["ok"] is False and found["meaning"] and found["remedy"]
+    return found
+
+
+def test_board_firmware_that_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared_facts(monkeypatch, ifwi_limit_s=0.2)
+    with card(FaultPlan(ifwi_never=True)) as chip:
+        found = named_anyhow(chip)
+    assert (found["unit"], found["name"]) == ("board firmware", "not done")
+    assert found["registers"].keys() == {"C2PMSG_33", "RCC_CONFIG_MEMSIZE"}
+
+
+def test_a_discovery_table_that_cannot_be_read() -> None:
+    chip = build_chip(facts_of("navi31"), ChipOptions(discovery_flaw="signature", delays=Delays()))
+    found = named_anyhow(chip)
+    chip.close()
+    assert (found["unit"], found["name"]) == ("discovery", "unreadable")
+
+
+def test_a_card_that_is_not_there() -> None:
+    with card() as chip:
+        attachment = attach("navi31", chip)
+        chip.unplug()
+        (found,) = window.named_states(attachment)
+    assert (found["unit"], found["name"]) == ("link", "no answer")
 
 
 def test_a_card_that_left() -> None:

@@ -166,8 +166,7 @@ class AmStand(Stand):
 
             found: Any = [vars(one) for one in states(self.device.chip)]
         else:
-            with window.open_window(attach(self.chip.facts.name, self.chip)) as seen:
-                found = window.look(seen, "states")
+            found = window.named_states(attach(self.chip.facts.name, self.chip))
         return {f"{s['unit']}: {s['name']}": s["remedy"] for s in found if not s["ok"]}
 
     def objections(self) -> list[str]:

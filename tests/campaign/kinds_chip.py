@@ -65,7 +65,7 @@ def discovery(flaw: str, remedy: str) -> Kind:
         name=f"discovery table: {flaw}", layer=Layer.FIRMWARE, devices=NAVI,
         planted=f"`ChipOptions(discovery_flaw={flaw!r})`", stages=("config space",), plant=plant,
         cure=cure, error=DiscoveryError, facts={"stage": "discovery"}, remedy=remedy,
-        source="Linux amdgpu_discovery.c", recovery=Recovery.REOPEN,
+        state="discovery: unreadable", source="Linux amdgpu_discovery.c", recovery=Recovery.REOPEN,
     )  # fmt: skip
 
 

@@ -113,7 +113,7 @@ KINDS = [
     planned(
         "board firmware never finishes", ("config space",), {"ifwi_never": True}, FirmwareSilent,
         source="Linux amdgpu_discovery.c", facts={"stage": "board firmware"},
-        remedy=_POWER, plant=_again_ifwi, **powered("ifwi_never"),
+        state="board firmware: not done", remedy=_POWER, plant=_again_ifwi, **powered("ifwi_never"),
     ),
     bootloader("the key database", "KDB"),
     bootloader("a driver", "SYS_DRV"),
