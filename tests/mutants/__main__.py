@@ -14,7 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
-import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -76,13 +76,15 @@ class Copy:
         passed = self.passes(tests, options=("-p", "tests.mutants.reach"), **watched)
         return Reach.read(output) if passed else None
 
-    def survives(self, mutant: Mutant, reach: Reach, stamp: int) -> bool:
-        """Plant a mutant, run its tests, put the file back. stamp: a modification time that no
-        other content of the file had, so that no byte code is taken for another's."""
+    def survives(self, mutant: Mutant, reach: Reach) -> bool:
+        """Plant a mutant, run its tests, put the file back. Its modification time follows from its
+        content, so that no byte code is taken for another's, of this run or an earlier one."""
         path = self.folder / mutant.file
         text, before = path.read_text("utf-8"), path.stat()
         near = reach.tests(mutant.file, mutant.lines(text))
-        path.write_text(mutant.planted(text), "utf-8")
+        planted = mutant.planted(text)
+        path.write_text(planted, "utf-8")
+        stamp = zlib.crc32(planted.encode())
         os.utime(path, (stamp, stamp))
         try:
             limit_s = LEAST_S + PATIENCE * sum(reach.seconds.get(test, 0.0) for test in near)
@@ -131,8 +133,8 @@ def main(words: Sequence[str]) -> int:
         else:
             reached[tests] = reach
 
-    def plant(mutant: Mutant, stamp: int, copy: Copy) -> None:
-        alive = copy.survives(mutant, reached[mutant.tests], stamp)
+    def plant(mutant: Mutant, copy: Copy) -> None:
+        alive = copy.survives(mutant, reached[mutant.tests])
         if alive:
             survivors.append(mutant)
         else:
@@ -141,9 +143,8 @@ def main(words: Sequence[str]) -> int:
 
     sets = sorted({mutant.tests for mutant in chosen})
     each([partial(control, tests) for tests in sets])
-    first = int(time.time())
     sound = [mutant for mutant in chosen if mutant.tests in reached]
-    each([partial(plant, mutant, first + n) for n, mutant in enumerate(sound)])
+    each([partial(plant, mutant) for mutant in sound])
     for name, count in sorted(Counter(mutant.list_ for mutant in sound).items()):
         print(f"{name}: {killed[name]} of {count}")
     for mutant in survivors:
