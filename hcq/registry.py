@@ -235,7 +235,9 @@ def _attach_over(name: str, chip: str, bus: str, options: dict[str, object]) -> 
         raise
     try:
         bridge = load("usbgpu.asm24:CustomBridge")(usb, sleep=clock.sleep)
-        transport = load("usbgpu.transport:UsbTransport")(bridge, name, clock=clock)
+        transport = load("usbgpu.transport:UsbTransport")(
+            bridge, name, accept=_behind_bridge, clock=clock
+        )
     except BaseException:
         usb.close()
         raise

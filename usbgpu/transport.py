@@ -11,7 +11,16 @@ import logging
 from collections.abc import Callable, Sequence
 
 from hcq.clock import Clock
-from hcq.errors import BadArgument, DeviceLost, LinkDown, LinkError, NotSupported, UnitTimeout
+from hcq.errors import (
+    BadArgument,
+    DeviceLost,
+    DeviceNotFound,
+    LinkDown,
+    LinkError,
+    NotSupported,
+    TransportError,
+    UnitTimeout,
+)
 from hcq.telemetry import Sensor
 from hcq.transport import pci_config
 from hcq.transport.base import PciIdentity, ResetKind, Traits
@@ -19,13 +28,16 @@ from hcq.transport.life import TransportLife, close_all
 from hcq.uapi import constants
 from usbgpu import tree
 from usbgpu.bridge import LINK_UP, LTSSM, Bridge
-from usbgpu.ina231 import Supply
+from usbgpu.ina231 import Supply, read_power
 from usbgpu.sram import DMA_BYTES, Sram, SramPage
 from usbgpu.window import BridgeWindow, Combiner
 
 log = logging.getLogger(__name__)
 
-SUPPLY_REMEDY = "switch the supply of the enclosure on, seat the card and its power cables"
+SUPPLY_REMEDY = "switch the supply of the enclosure on"
+SEAT_REMEDY = "seat the card and its power cables"
+# What a card may count on: 12 V less 8 percent. Source: PCI Express CEM 5.0, table 4-1.
+LEAST_SUPPLY_V = 11.04
 # TIMEOUT: the firmware gives up after 2 s; a link that trains again needs less.
 _LINK_LIMIT_S = 3.0
 _POWER_OFF_S = 1.0  # for the card's supplies to discharge, our choice
@@ -109,11 +121,28 @@ class UsbTransport(TransportLife):
                 limit_s=_LINK_LIMIT_S,
             )
         except UnitTimeout as error:
-            raise LinkDown(
-                f"{self.name}: no PCI Express link behind the bridge",
-                ltssm=self.bridge.read_xdata(LTSSM, 1)[0],
-                remedy=SUPPLY_REMEDY,
-            ) from error
+            raise self._no_link() from error
+
+    def _no_link(self) -> LinkDown:
+        """Why the link does not come up, as far as the enclosure's power sensor tells it. The slot
+        is powered meanwhile: the sensor may sit behind its switch."""
+        facts: dict[str, object] = {"ltssm": self.bridge.read_xdata(LTSSM, 1)[0]}
+        try:
+            volts = read_power(self.bridge).volts
+        except (DeviceNotFound, TransportError):  # an enclosure without one, or without a supply
+            text, remedy = (
+                "no PCI Express link behind the bridge",
+                f"{SUPPLY_REMEDY}, {SEAT_REMEDY}",
+            )
+        else:
+            facts["supply_volts"] = round(volts, 2)
+            if volts < LEAST_SUPPLY_V:
+                text = f"expected 12 V from the supply, found {volts:.1f} V"
+                remedy = SUPPLY_REMEDY
+            else:
+                text = "no card answers in the slot, though the supply is on"
+                remedy = SEAT_REMEDY
+        return LinkDown(f"{self.name}: {text}", **facts, remedy=remedy)
 
     def _departed(self) -> None:
         self.absence = "it was unplugged"

@@ -131,6 +131,7 @@ class TreeBridge:
         self.registers = bytearray(1 << 16)
         self.sram = bytearray(SRAM_SIZE)
         self.fence = bytearray(32)
+        self.pins = bytearray(b"\xff" * 256)  # of an I2C bus with nothing on it
         self.log: list[tuple[str, int, int]] = []
 
     def _check(self) -> None:
@@ -154,6 +155,8 @@ class TreeBridge:
     def _xdata(self, address: int, size: int) -> tuple[bytearray, int]:
         if address >= 0xF000:
             return self.sram, address - 0xF000
+        if 0xC600 <= address < 0xC700:
+            return self.pins, address - 0xC600
         assert address >= 0xA800 and address + size <= 0xA820
         return self.fence, address - 0xA800
 

@@ -15,6 +15,8 @@ from usbgpu.virtual.sensor import Sensor
 from usbgpu.virtual.sram_engine import SramEngine
 from usbgpu.virtual.tlp import RequestEngine
 
+# A card may count on 12 V less 8 percent. Source: PCI Express CEM 5.0, table 4-1.
+LEAST_SUPPLY_V = 11.04
 _PACKET, _PACKET_HIGH_SPEED = 1024, 512
 
 
@@ -23,11 +25,13 @@ class HardwareOptions:
     """How the chip behaves. train_s: seconds from slot power to a link in L0. retries:
     configuration requests that the card answers with Retry Status after its power came. lanes: of
     the link between bridge chip and card.
+    supply_volts: at the power sensor; below what a card needs its link does not come up.
     shuffled, between: see SramEngine."""
 
     train_s: float = 0.12
     retries: int = 0
     lanes: int = 2
+    supply_volts: float = 12.0
     shuffled: bool = False
     between: Callable[[], None] | None = None
     costs: Costs = field(default_factory=Costs)
@@ -52,6 +56,7 @@ class Hardware:
         self.flash = Flash(self, options.seed)
         self.flash_written: Callable[[], None] = lambda: None  # called for each program and erase
         self.sensor = Sensor(self.memory, self.object_to)
+        self.sensor.supply(options.supply_volts)
         self.fabric = Fabric(card, self.object_to, self._ports_changed, options.lanes)
         self.requests = RequestEngine(self.memory, self.fabric, self.link_up, self.object_to)
         self.sram = SramEngine(
@@ -96,7 +101,8 @@ class Hardware:
     def link_up(self) -> bool:
         """Whether the link to the card is in L0 now."""
         trained = self.clock.now() - self._powered_at >= self.options.train_s
-        return self.fabric.link_up and trained
+        supplied = self.options.supply_volts >= LEAST_SUPPLY_V
+        return self.fabric.link_up and trained and supplied
 
     def _ports_changed(self) -> None:
         """Let the card's requests reach our memory, or not, as its bridges are set up."""

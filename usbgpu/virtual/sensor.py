@@ -22,7 +22,8 @@ class Sensor:
 
     def __init__(self, memory: Memory, object_to: Callable[[str], None]) -> None:
         self.address, self.present = 0x45, True
-        self.registers = {0x00: 0x4127, 0x01: 0, 0x02: 9600}  # 12 V
+        self.registers = {0x00: 0x4127, 0x01: 0}
+        self.supply(12.0)
         self.pins = dict(POWER_ON)
         self._object_to = object_to
         self._pulls = False  # the slave holds data low
@@ -36,6 +37,10 @@ class Sensor:
         for pin in (CLOCK, DATA):
             memory.hook(pin, self._reader(pin), self._writer(pin))
         memory.hook(INPUTS, self._inputs)
+
+    def supply(self, volts: float) -> None:
+        """Set the bus voltage: steps of 1.25 mV."""
+        self.registers[0x02] = round(volts / 1.25e-3)
 
     def _reader(self, pin: int) -> Callable[[], int]:
         return lambda: self.pins[pin]

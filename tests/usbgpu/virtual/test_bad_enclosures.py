@@ -10,7 +10,7 @@ import hcq
 from am.virtual.gpu import endpoint
 from am.virtual.options import ChipOptions
 from hcq.clock import Clock
-from hcq.errors import DeviceNotFound, LinkDegraded, LinkDown, NotSupported, UgpuError
+from hcq.errors import DeviceLost, DeviceNotFound, LinkDegraded, LinkDown, NotSupported, UgpuError
 from tests.support.usb_card import PlainCard
 from usbgpu.asm24 import CustomBridge
 from usbgpu.attach import check_firmware
@@ -34,8 +34,47 @@ def refused(box: Enclosure, error: type[UgpuError]) -> UgpuError:
     return caught.value
 
 
-def test_an_enclosure_without_a_card_or_supply() -> None:
-    assert "supply" in str(refused(Enclosure(None), LinkDown))
+def test_an_enclosure_without_a_card() -> None:
+    error = refused(Enclosure(None), LinkDown)
+    assert "no card answers in the slot" in str(error) and error.facts["supply_volts"] == 12.0
+    assert "seat the card" in str(error.facts["remedy"])
+
+
+def test_an_enclosure_whose_supply_is_off() -> None:
+    card = endpoint("navi31", options=ChipOptions(vram=256 << 20))
+    try:
+        options = EnclosureOptions(hardware=HardwareOptions(supply_volts=0.4))
+        error = refused(Enclosure(card, options), LinkDown)
+        assert "expected 12 V from the supply, found 0.4 V" in str(error)
+        assert "switch the supply" in str(error.facts["remedy"])
+    finally:
+        card.close()
+
+
+def test_an_enclosure_without_a_card_and_a_power_sensor() -> None:
+    box = Enclosure(None)
+    box.hardware.sensor.present = False
+    error = refused(box, LinkDown)
+    assert "no PCI Express link" in str(error) and "supply_volts" not in error.facts
+    remedy = str(error.facts["remedy"])
+    assert "switch the supply" in remedy and "seat the card" in remedy
+
+
+def test_a_cable_that_is_pulled_while_the_supply_is_asked() -> None:
+    box = Enclosure(None)
+    clock = EnclosureClock(box.clock, Clock())
+    bridge = CustomBridge(box.open(), sleep=clock.sleep)
+    power = bridge.power
+
+    def powered(on: bool) -> None:
+        power(on)
+        if on:
+            box.pull_at(box.meter.transfers + 200)  # polls of the link come before
+
+    bridge.power = powered  # type: ignore[method-assign]
+    with pytest.raises((DeviceLost, LinkDown)):
+        UsbTransport(bridge, NAME, clock=clock)
+    box.close()
 
 
 def test_a_link_of_one_lane() -> None:
@@ -57,6 +96,7 @@ def test_a_gpu_that_no_driver_takes() -> None:
     box = Enclosure(card)
     with pytest.raises(DeviceNotFound, match="8086:56a0"):
         hcq.open(NAME, enclosure=box)
+    assert not box.hardware.fabric.powered
     assert box.objections == []
     box.open().close()
     box.close()
