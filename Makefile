@@ -17,6 +17,7 @@
 #   make bench       measure the figures; writes build/bench.json
 #   make regen       fetch the vendors' headers and generate the tables again (must leave no diff)
 #   make docs        the reference of the programming interface, from docstrings, into build/docs
+#   make page        compile the script of ugpud's page from TypeScript (needs npm)
 #   make golden      rewrite the golden files; read the diff before you commit it
 #   make clean       remove the virtual environment and build products
 
