@@ -43,5 +43,6 @@ def test_data_lies_behind_the_commands_and_is_aligned() -> None:
     assert starts == [16, 32] and len(words) == 33
     assert list(words[32:]) == [3]
     assert relocations[0] == Relocation(16, Symbol.constant(5))
+    assert relocations[1] == Relocation(17, Symbol.constant(5), shift=32)
     assert Relocation(1, Symbol.image(4 * 32 + 8)) in relocations
     assert Relocation(6, Symbol.image(4 * 16), shift=32) in relocations

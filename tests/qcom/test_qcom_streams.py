@@ -1,0 +1,52 @@
+"""What whole workloads give to an Adreno's command processor, against golden files; nothing is
+violated."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+import hcq
+from hcq.device import Device
+from qcom.virtual.gpu import build_machine
+from tests.conftest import Golden
+from tests.support.adreno import needs_mesa
+from tests.support.adreno_streams import Streams
+from tests.support.kernels import contract_object
+from tests.support.workloads import WORKLOADS, Bench, Places
+
+
+def name_queues(device: Device, places: Places) -> None:
+    """Name the memory of the device's queues."""
+    for queue in device.driver.all_queues():
+        short = queue.name.replace(" ", "")
+        places.add(f"{short}.arena", queue.arena.address, queue.arena.size)
+        places.add(f"{short}.timeline", queue.timeline.memory.address, 16)
+
+
+@needs_mesa
+@pytest.mark.golden
+@pytest.mark.parametrize("chip", ["a630", "a740"])
+def test_streams_of_workloads(chip: str, golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = build_machine(chip)
+    lines = []
+    try:
+        with (
+            hcq.open(f"virtual:{chip}", chip=machine) as device,
+            device.load(contract_object(device.target)) as program,
+        ):
+            places = Places()
+            name_queues(device, places)
+            places.add("scale", program["scale"].address, 4)
+            streams = Streams(monkeypatch, machine, places)
+            for workload in WORKLOADS:
+                known = list(places.ranges)
+                with ExitStack() as stack:
+                    workload(Bench(device, program, places, stack))
+                lines += [f"# {workload.__name__}", *streams.take(), ""]
+                places.ranges = known
+        assert machine.violations == []
+    finally:
+        machine.close()
+    golden.check(f"streams/{chip}.txt", "\n".join(lines))
