@@ -141,6 +141,22 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
         yield opened
 
 
+@pytest.mark.parametrize("per_wave", [False, True])
+def test_private_memory_is_for_all_threads_and_grows(device: Device, per_wave: bool) -> None:
+    """Units of 512 bytes, powers of two; whole pages for each processor (tu_setup_pvtmem)."""
+    driver: Any = device.driver
+    chip, fibers = driver.facts.name, driver.facts.fibers
+    sizes = {1: 512, 512: 512, 513: 1024, 1500: 2048, 700: 2048}
+    for asked, per_thread in sizes.items():
+        found = driver.programs._private_for(
+            kernel(chip, private_size=asked, private_per_wave=per_wave)
+        )
+        assert found.per_thread == per_thread and found.per_wave is per_wave
+        assert found.per_processor == -(-per_thread * fibers // 4096) * 4096
+        block = next(each for each in driver.programs._blocks if each.address == found.address)
+        assert block.size >= found.per_processor * driver.facts.shader_processors
+
+
 def encoded(device: Device, *commands: Any) -> tuple[Any, list[list[str]]]:
     """The image of commands, and the packets of each segment."""
     driver: Any = device.driver
