@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 import hcq
 from hcq.command import Copy, Fill, Launch, Symbol, Wait
 from hcq.device import Device
-from hcq.errors import BadArgument
+from hcq.errors import BadArgument, BadCodeObject
 from hcq.ir3object import NO_REGISTER, Ir3Kernel, Ir3Parameter, Ir3Texture
 from qcom import chips, textures
 from qcom.dispatch import NO_PRIVATE_MEMORY, prepare
@@ -22,6 +24,8 @@ from qcom.dispatch import constants as load_parameters
 from qcom.encode import LONGEST_IB, MOST_GROUPS
 from qcom.kernels import SPAN, THREADS
 from qcom.pm4 import Stream, Tables
+from qcom.programs import check
+from qcom.queue import ARENA_SIZE
 from tests.support.adreno_streams import Decoder
 from tests.support.workloads import Places
 
@@ -155,6 +159,64 @@ def test_private_memory_is_for_all_threads_and_grows(device: Device, per_wave: b
         assert found.per_processor == -(-per_thread * fibers // 4096) * 4096
         block = next(each for each in driver.programs._blocks if each.address == found.address)
         assert block.size >= found.per_processor * driver.facts.shader_processors
+
+
+def test_code_that_a_gpu_cannot_run_is_refused_at_the_limit() -> None:
+    facts = chips.facts("a630")
+    check(kernel("a630", local_size=facts.local_memory, constants=facts.constants), facts)
+    with pytest.raises(BadCodeObject, match="more bytes of local memory"):
+        check(kernel("a630", local_size=facts.local_memory + 1), facts)
+    with pytest.raises(BadCodeObject, match="more vec4 of constants"):
+        check(kernel("a630", constants=facts.constants + 1), facts)
+    newer, older = chips.facts("a660"), chips.facts("a630")
+    assert newer.step > older.step
+    check(kernel("a630"), newer)
+    with pytest.raises(BadCodeObject, match="newer GPU"):
+        check(kernel("a660"), older)
+
+
+@given(st.integers(0, 1 << 24), st.integers(0, ARENA_SIZE), st.integers(1, ARENA_SIZE // 2))
+@example(ARENA_SIZE - 512, 256, 512)  # beyond the arena's end by what images are aligned to
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_images_in_the_arena_are_whole_and_apart(
+    arena: Any, tail: int, used: int, size: int
+) -> None:
+    """Positions rise for ever; what lies between tail and head is in use."""
+    tail -= tail % 256
+    arena._tail, arena._head = tail, tail + used - used % 256
+    found = arena._find(size)
+    whole = -(-size // 256) * 256
+    if found is not None:
+        assert found >= arena._head and found % 256 == 0
+        assert found % ARENA_SIZE + size <= ARENA_SIZE, "in one piece"
+        assert found + whole <= tail + ARENA_SIZE, "apart from what is in use"
+    else:
+        rest = -arena._head % ARENA_SIZE
+        assert used - used % 256 + rest + whole > ARENA_SIZE
+
+
+@pytest.fixture
+def arena(device: Device) -> Iterator[Any]:
+    queue: Any = device.queue().hardware
+    before = queue._head, queue._tail
+    yield queue
+    queue._head, queue._tail = before
+
+
+def test_the_arena_is_used_again_and_again(device: Device) -> None:
+    queue: Any = device.queue().hardware
+    with device.alloc(64) as buffer:
+        words = len(device.driver.encoder.encode(  # type: ignore[attr-defined]
+            [Fill(Symbol.of(buffer), 1, 64)] * 1000).words)  # fmt: skip
+        turns = 3 * ARENA_SIZE // (4 * words)
+        assert turns > 3 and 4 * words < ARENA_SIZE // 2
+        for number in range(turns):
+            with device.queue() as filling:
+                for _ in range(1000):
+                    filling.fill(buffer, number)
+            device.synchronize()
+            assert queue.room(words)
+        assert (buffer.numpy(np.uint32) == turns - 1).all()
 
 
 def encoded(device: Device, *commands: Any) -> tuple[Any, list[list[str]]]:
