@@ -58,25 +58,15 @@ def open_window(name: str) -> Iterator[object]:
     A virtual chip is a new one, at power-on. Raises DeviceNotFound for another kind of name and
     NotSupported where the device's driver cannot do without booting.
     """
-    attachment, driver = _attach(name)
-    try:
-        module = module_of(driver)
-    except BaseException:
-        attachment.transport.close()
-        raise
+    attachment, module = _reached(name)
     with module.open_window(attachment) as chip:
         yield chip
 
 
 def named_states(name: str) -> list[dict[str, object]]:
-    """The named states of a device's firmware and units, which is not booted for that; also of one
-    that `open_window` cannot look into."""
-    attachment, driver = _attach(name)
-    try:
-        module = module_of(driver)
-    except BaseException:
-        attachment.transport.close()
-        raise
+    """Return the named states of a device's firmware and units without booting it; for a device
+    that `open_window` cannot look into, the one state that says why."""
+    attachment, module = _reached(name)
     return module.named_states(attachment)
 
 
@@ -96,6 +86,16 @@ def module_of_chip(chip: str) -> WindowModule:
         if driver.entry.partition(".")[0] == vendor:
             return module_of(driver)
     raise NotSupported(f"{chip}: its driver has no registers to show")
+
+
+def _reached(name: str) -> tuple[Attachment, WindowModule]:
+    """Attach to a device and find its window; the caller closes the transport."""
+    attachment, driver = _attach(name)
+    try:
+        return attachment, module_of(driver)
+    except BaseException:
+        attachment.transport.close()
+        raise
 
 
 def _attach(name: str) -> tuple[Attachment, PciDriver]:

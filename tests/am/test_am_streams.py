@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from tests.conftest import Golden
 from tests.support.am_navi31 import build_chip, opened
 from tests.support.am_streams import Streams
 from tests.support.kernels import contract_object
-from tests.support.workloads import WORKLOADS, Bench, Places
+from tests.support.workloads import Places, lines_of
 
 
 def name_queues(device: AmDevice, places: Places) -> None:
@@ -28,19 +27,13 @@ def name_queues(device: AmDevice, places: Places) -> None:
 @pytest.mark.golden
 def test_streams_of_workloads(golden: Golden) -> None:
     chip: Any = build_chip()
-    lines = []
     try:
         with opened(chip) as device, device.load(contract_object(device.target)) as program:
             places = Places()
             name_queues(device, places)
             places.add("scale", program["scale"].address, 4)
             streams = Streams(chip, places)
-            for workload in WORKLOADS:
-                known = list(places.ranges)
-                with ExitStack() as stack:
-                    workload(Bench(device, program, places, stack))
-                lines += [f"# {workload.__name__}", *streams.take(), ""]
-                places.ranges = known
+            lines = lines_of(device, program, places, streams.take)
         assert chip.violations == []
     finally:
         chip.close()

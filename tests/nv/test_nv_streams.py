@@ -4,7 +4,6 @@ against golden files: nothing is refused, nothing is violated."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from tests.conftest import Golden
 from tests.support.kernels import contract_object
 from tests.support.nv_machine import opened, powered, work
 from tests.support.nv_streams import Streams, qmd_lines
-from tests.support.workloads import WORKLOADS, Bench, Places
+from tests.support.workloads import Places, lines_of
 from tools.sniff import node
 from tools.sniff.compare import Step, steps
 from tools.sniff.decode import Decoder
@@ -51,19 +50,13 @@ def check_clean(machine: VirtualMachine) -> None:
 @pytest.mark.parametrize("chip", ["tu102", "gh100", "gb202"])
 def test_streams_of_workloads(chip: str, golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     """The header of a program's code, and so its number of registers, is the assembler's."""
-    lines = []
     with powered(chip) as machine, opened(machine) as device:
         with device.load(contract_object(device.target)) as program:
             places = Places()
             name_queues(device, places)
             places.add("scale", program["scale"].address, 4)
             streams = Streams(monkeypatch, places)
-            for workload in WORKLOADS:
-                known = list(places.ranges)
-                with ExitStack() as stack:
-                    workload(Bench(device, program, places, stack))
-                lines += [f"# {workload.__name__}", *streams.take(), ""]
-                places.ranges = known
+            lines = lines_of(device, program, places, streams.take)
         check_clean(machine)
     golden.check(f"streams/{chip}.txt", "\n".join(lines))
 

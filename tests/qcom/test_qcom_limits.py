@@ -21,7 +21,7 @@ from hcq.ir3object import NO_REGISTER, Ir3Kernel, Ir3Parameter, Ir3Texture
 from qcom import chips, textures
 from qcom.dispatch import NO_PRIVATE_MEMORY, prepare
 from qcom.dispatch import constants as load_parameters
-from qcom.encode import LONGEST_IB, MOST_GROUPS
+from qcom.encode import LONGEST_IB, MOST_GROUPS, Encoder
 from qcom.kernels import SPAN, THREADS
 from qcom.pm4 import Stream, Tables
 from qcom.programs import check
@@ -107,7 +107,8 @@ def test_descriptors_of_textures_that_a_packet_loads(count: int, loaded: int) ->
         textures=(Ir3Texture(0, "uint", 32, 1, 16),) * count,
     )
     stream = Stream(Tables.of(7))
-    launch = Launch(None, (1, 1, 1), (64, 1, 1), (0x1000).to_bytes(8, "little"))  # type: ignore[arg-type]
+    unused: Any = None  # its kernel, whose textures are given apart
+    launch = Launch(unused, (1, 1, 1), (64, 1, 1), (0x1000).to_bytes(8, "little"))
     textures.bind(stream, launch, made)
     assert f"NUM_UNIT:{loaded:#x}" in "\n".join(Decoder(7, Places()).text(stream.words, None))
 
@@ -129,14 +130,12 @@ def test_a_buffer_that_lacks_the_last_byte_of_a_texture(device: Device) -> None:
 
 
 def test_a_grid_of_no_groups_is_no_launch(device: Device) -> None:
-    own: Any = device.driver.encoder.own["fill"]  # type: ignore[attr-defined]
+    own = encoder_of(device).own["fill"]
     launch = Launch(own, (0, 1, 1), (THREADS, 1, 1), bytes(own.kernarg_size))
     _, (lines,) = encoded(device, launch)
     assert not [line for line in lines if line.startswith("CP_EXEC_CS")]
     with pytest.raises(BadArgument, match=r"fewer than 2\^32"):
-        device.driver.encoder.encode(  # type: ignore[attr-defined]
-            [replace(launch, grid=(2**32 // THREADS, 1, 1))]
-        )
+        encoder_of(device).encode([replace(launch, grid=(2**32 // THREADS, 1, 1))])
 
 
 @pytest.fixture(scope="module", params=["a630", "a740"])
@@ -206,7 +205,7 @@ def arena(device: Device) -> Iterator[Any]:
 def test_the_arena_is_used_again_and_again(device: Device) -> None:
     queue: Any = device.queue().hardware
     with device.alloc(64) as buffer:
-        words = len(device.driver.encoder.encode(  # type: ignore[attr-defined]
+        words = len(encoder_of(device).encode(
             [Fill(Symbol.of(buffer), 1, 64)] * 1000).words)  # fmt: skip
         turns = 3 * ARENA_SIZE // (4 * words)
         assert turns > 3 and 4 * words < ARENA_SIZE // 2
@@ -217,6 +216,12 @@ def test_the_arena_is_used_again_and_again(device: Device) -> None:
             device.synchronize()
             assert queue.room(words)
         assert (buffer.numpy(np.uint32) == turns - 1).all()
+
+
+def encoder_of(device: Device) -> Encoder:
+    driver: Any = device.driver
+    encoder: Encoder = driver.encoder
+    return encoder
 
 
 def encoded(device: Device, *commands: Any) -> tuple[Any, list[list[str]]]:
@@ -253,7 +258,7 @@ def test_a_copy_larger_than_a_grid_goes_on_where_it_stopped(device: Device) -> N
 
 def test_no_indirect_buffer_is_longer_than_a_packet_counts(device: Device) -> None:
     fills = [Fill(Symbol.constant(0x1000 * n), n, 64) for n in range(1, 9000)]
-    image = device.driver.encoder.encode(fills)  # type: ignore[attr-defined]
+    image = encoder_of(device).encode(fills)
     (segment,) = image.segments
     assert len(segment.ranges) > 1
     assert all(0 < count < LONGEST_IB for _, count in segment.ranges)

@@ -3,8 +3,6 @@ violated."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 import pytest
 
 import hcq
@@ -14,7 +12,7 @@ from tests.conftest import Golden
 from tests.support.adreno import needs_mesa
 from tests.support.adreno_streams import Streams
 from tests.support.kernels import contract_object
-from tests.support.workloads import WORKLOADS, Bench, Places
+from tests.support.workloads import Places, lines_of
 
 
 def name_queues(device: Device, places: Places) -> None:
@@ -30,7 +28,6 @@ def name_queues(device: Device, places: Places) -> None:
 @pytest.mark.parametrize("chip", ["a630", "a740"])
 def test_streams_of_workloads(chip: str, golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = build_machine(chip)
-    lines = []
     try:
         with (
             hcq.open(f"virtual:{chip}", chip=machine) as device,
@@ -40,12 +37,7 @@ def test_streams_of_workloads(chip: str, golden: Golden, monkeypatch: pytest.Mon
             name_queues(device, places)
             places.add("scale", program["scale"].address, 4)
             streams = Streams(monkeypatch, machine, places)
-            for workload in WORKLOADS:
-                known = list(places.ranges)
-                with ExitStack() as stack:
-                    workload(Bench(device, program, places, stack))
-                lines += [f"# {workload.__name__}", *streams.take(), ""]
-                places.ranges = known
+            lines = lines_of(device, program, places, streams.take)
         assert machine.violations == []
     finally:
         machine.close()

@@ -129,3 +129,17 @@ def mixed(bench: Bench) -> None:
 WORKLOADS: tuple[Callable[[Bench], None], ...] = (
     launch_barrier_launch, wait_launch, graph_replay, copy_chain, mixed,
 )  # fmt: skip
+
+
+def lines_of(
+    device: Device, program: Program, places: Places, take: Callable[[], list[str]]
+) -> list[str]:
+    """Run all workloads. take: the text of what was fetched since its last call."""
+    lines: list[str] = []
+    for workload in WORKLOADS:
+        known = list(places.ranges)
+        with ExitStack() as stack:
+            workload(Bench(device, program, places, stack))
+        lines += [f"# {workload.__name__}", *take(), ""]
+        places.ranges = known
+    return lines

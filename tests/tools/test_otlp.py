@@ -172,7 +172,10 @@ def test_a_collector_that_takes_nothing_is_told_once_and_events_follow(
         each.body.string_value != "meanwhile" for each in collector.events
     )
     collector.refuses = False
-    names = lambda: [each.event_name for each in collector.events]  # noqa: E731
+
+    def names() -> list[str]:
+        return [each.event_name for each in collector.events]
+
     collector.until(lambda: "ugpu.export.back" in names())
     assert names().count("ugpu.export.lost") == 1
     assert [each.body.string_value for each in collector.events].count("meanwhile") == 1

@@ -20,7 +20,14 @@ from hypothesis import strategies as st
 pytest.importorskip("aiohttp")
 
 from hcq.bundle import Evidence, write
-from hcq.errors import BadArgument, ChipError, DeviceLost, HostError, MissingDependency
+from hcq.errors import (
+    AccessDenied,
+    BadArgument,
+    ChipError,
+    DeviceLost,
+    HostError,
+    MissingDependency,
+)
 from tests.support.daemon import ROOT
 from tests.support.descriptors import leaked, settled
 from tests.support.page import Served
@@ -31,7 +38,7 @@ from tools.daemon.events import FAILED, tell
 from tools.daemon.feed import Feed
 from tools.daemon.leases import State
 from tools.daemon.outlets import outlets
-from tools.daemon.tokens import Tokens
+from tools.daemon.tokens import Rights
 from tools.page.server import HEADERS, Page
 from tools.page.sessions import IDLE_S, Sessions
 
@@ -96,13 +103,12 @@ def test_a_token_that_was_revoked_ends_its_sessions(served: Served) -> None:
 
 def test_sessions_end_when_nobody_uses_them() -> None:
     now = [0.0]
-    sessions = Sessions(lambda token: Tokens(Path("/none")).rights(token, 0), lambda: now[0])
-    sessions._rights = lambda token: token  # type: ignore[assignment,return-value]
+    sessions = Sessions(lambda token: Rights(token, "observe"), lambda: now[0])
     session, _ = sessions.open("one")
     now[0] = IDLE_S
-    assert str(sessions.rights(session)) == "one"
+    assert sessions.rights(session).name == "one"
     now[0] = 2 * IDLE_S + 1
-    with pytest.raises(Exception, match="not logged in"):
+    with pytest.raises(AccessDenied, match="not logged in"):
         sessions.rights(session)
 
 
@@ -168,11 +174,17 @@ def test_the_script_is_made_from_its_source() -> None:
     script = ROOT / "tools/page/static/page.js"
     digest = hashlib.sha256(source.read_bytes()).hexdigest()
     assert digest in script.read_text().partition("\n")[0], "run `make page`"
-    compiler = ROOT / "build/npm/node_modules/.bin/tsc"
-    if not compiler.exists():
-        pytest.skip("TypeScript is not here; `make page` brings it")
+
+
+COMPILER = ROOT / "build/npm/node_modules/.bin/tsc"
+
+
+@pytest.mark.skipif(not COMPILER.exists(), reason="no TypeScript; `make page` installs it")
+def test_the_compiler_makes_the_same_script() -> None:
+    source = ROOT / "tools/page/web/page.ts"
+    script = ROOT / "tools/page/static/page.js"
     with tempfile.TemporaryDirectory() as folder:
-        command = [compiler, "-p", source.parent, "--outDir", folder]
+        command = [COMPILER, "-p", source.parent, "--outDir", folder]
         subprocess.run(command, check=True)
         assert Path(folder, "page.js").read_text() == script.read_text().partition("\n")[2]
 

@@ -102,7 +102,7 @@ def test_every_control(served: Served, page: Any, errors: Errors) -> None:
     page.fill("#ask-reason", "<i>fan</i>")
     page.press("#ask-reason", "Enter")
     page.wait_for_selector("#view-state:has-text('<i>fan</i>')")
-    assert page.locator("#view i").count() == 0, "text is no markup"
+    assert page.locator("#view i").count() == 0, "text must not be interpreted as markup"
     page.click("#view-actions >> text=Try again")
     page.click("#ask-no")
     page.click("#view-actions >> text=Try again")

@@ -202,7 +202,8 @@ class Daemon(Ward):
             lease.end(f"released by {client.name}")
 
     def end_lease(self, number: int, rights: Rights) -> None:
-        """End a lease, whoever holds it: for admins. BadArgument where there is none."""
+        """End any holder's lease. AccessDenied unless an admin asks; BadArgument if the lease does
+        not exist."""
         with self._tick:
             lease = self.table.find(number, rights)
             if not rights.covers(lease.card):

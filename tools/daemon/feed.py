@@ -23,13 +23,12 @@ Told = dict[str, object]
 
 
 class Feed(logging.Handler):
-    """Takes events from the daemon's log. Thread-safe; `listeners` are called in the thread that
-    logs, and must not wait."""
+    """Takes events from the daemon's log. Thread-safe."""
 
     def __init__(self, kept: int = KEPT) -> None:
         super().__init__()
         self.run = secrets.token_hex(4)
-        self.listeners: set[Callable[[], None]] = set()
+        self._listeners: set[Callable[[], None]] = set()
         self._last = 0
         self._told: deque[Told] = deque(maxlen=kept)
         self._guard = threading.Lock()
@@ -52,9 +51,19 @@ class Feed(logging.Handler):
                     "fields": event.fields,
                 }
             )
-            listeners = list(self.listeners)
+            listeners = list(self._listeners)
         for listener in listeners:
             listener()
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after each event, in the thread that logs it; it must not block."""
+        with self._guard:
+            self._listeners.add(listener)
+
+    def unsubscribe(self, listener: Callable[[], None]) -> None:
+        """Undo `subscribe`; idempotent."""
+        with self._guard:
+            self._listeners.discard(listener)
 
     def after(self, number: int) -> list[Told]:
         """Return the kept events with higher numbers, the oldest first."""
@@ -64,7 +73,7 @@ class Feed(logging.Handler):
             return [each for each in self._told if int(str(each["number"])) > number]
 
     def number_of(self, text: str) -> int:
-        """Return the number in an id, 0 for one of another run and for what is no id."""
+        """Return the event number in an id; 0 for an id of another run, or a malformed one."""
         run, _, number = text.partition("-")
         if run != self.run or not number.isascii() or not number.isdecimal() or len(number) > 18:
             return 0
@@ -76,7 +85,7 @@ class Feed(logging.Handler):
 
 
 def attached(logger: str = "") -> Feed:
-    """Make a feed of the daemon's log; `detach` when it is no longer needed. logger: whose."""
+    """Create a feed and attach it to the daemon's log, or to `logger`. Undo it with `detach`."""
     feed = Feed()
     logging.getLogger(logger or DAEMON).addHandler(feed)
     return feed

@@ -21,12 +21,12 @@ from hcq.remote.channel import Channel
 from hcq.remote.wire import STRANGER
 
 from .client import Peer
-from .config import Settings, TcpSettings
+from .config import Settings
+from .ports import BACKLOG, bound, server_context
 from .tokens import Rights
 
 log = logging.getLogger(__name__)
 
-_BACKLOG = 512
 _FIRST = 3  # descriptor: sd_listen_fds(3)
 _CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 # TIMEOUT: of a TLS handshake, as of "hello"
@@ -44,7 +44,8 @@ class Listeners:
         self._path: Path | None = None
         self._stopping, self._wake = socket.socketpair()
         try:
-            context = None if settings.tcp is None else _context(settings.tcp)
+            tcp = settings.tcp
+            context = None if tcp is None else server_context(tcp.certificate, tcp.key)
             passed = _passed(environment)
             for made in passed:
                 local = made.family == socket.AF_UNIX
@@ -56,7 +57,7 @@ class Listeners:
             if not any(made.family == socket.AF_UNIX for made in passed):
                 self._sockets.append((self._local(settings), None))
             if settings.tcp is not None and all(m.family == socket.AF_UNIX for m in passed):
-                self._sockets.append((_tcp(settings.tcp), context))
+                self._sockets.append((bound(settings.tcp.host, settings.tcp.port, "tcp"), context))
         except BaseException:
             self.close()
             raise
@@ -136,7 +137,7 @@ class Listeners:
             made.bind(str(path))
             self._path = path
             path.chmod(settings.mode)
-            made.listen(_BACKLOG)
+            made.listen(BACKLOG)
             return made
         except OSError as error:
             made.close()
@@ -179,33 +180,6 @@ def _remove_stale(path: Path) -> None:
             path.unlink()
             return
     raise DeviceBusy(f"another ugpud listens at {path}", remedy="stop it, or set another socket")
-
-
-def _tcp(settings: TcpSettings) -> socket.socket:
-    try:
-        return socket.create_server(
-            (settings.host, settings.port),
-            family=socket.AF_INET6 if ":" in settings.host else socket.AF_INET,
-            backlog=_BACKLOG,
-        )
-    except OSError as error:
-        raise HostError(
-            f"cannot listen at {settings.host}:{settings.port}: {error.strerror or error}",
-            remedy="set listen in [tcp] to a free address and port",
-        ) from None
-
-
-def _context(settings: TcpSettings) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    try:
-        context.load_cert_chain(settings.certificate, settings.key)
-    except (OSError, ssl.SSLError) as error:
-        raise HostError(
-            f"cannot use {settings.certificate} with {settings.key}: {error}",
-            remedy="both are PEM files, the key is of that certificate, and ugpud may read them",
-        ) from None
-    return context
 
 
 def _passed(environment: Mapping[str, str]) -> list[socket.socket]:

@@ -13,8 +13,8 @@ from .daemon import Daemon
 
 
 class Outlet(Protocol):
-    """Made before the daemon starts, so that what cannot be is told at once. shown: a line for
-    whoever started ugpud."""
+    """Created before the daemon starts, so that a wrong configuration is reported at once. shown: a
+    line that ugpud prints when it has started."""
 
     shown: str
 

@@ -327,7 +327,8 @@ class Ward:
         return [each.name for each in bad]
 
     def reset(self, name: str, rights: Rights) -> None:
-        """Reset a device that nobody has leased, and prove it healthy, in a job. For admins."""
+        """Start a job that resets a device without leases and runs its self-test. AccessDenied
+        unless an admin asks; DeviceBusy unless the device is ready."""
         with self._tick:
             owned = next((each for each in self.owned if each.name == name), None)
             if owned is None:

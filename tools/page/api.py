@@ -187,7 +187,7 @@ class Api:
             loop.call_soon_threadsafe(changed.set)
 
         self._watchers.add(changed)
-        self.feed.listeners.add(tell)
+        self.feed.subscribe(tell)
         if self._pulse is None:
             self._pulse = asyncio.create_task(self._beat())
         shown = ""
@@ -205,13 +205,13 @@ class Api:
                 if text != shown:
                     shown = text
                     await response.write(f"event: state\ndata: {text}\n\n".encode())
-        except (ConnectionResetError, asyncio.CancelledError):
-            pass
+        except ConnectionResetError:
+            log.debug("a page was closed")
         except UgpuError as error:
             await response.write(_message("end", _told(error)))
         finally:
             self._watchers.discard(changed)
-            self.feed.listeners.discard(tell)
+            self.feed.unsubscribe(tell)
         return response
 
     async def _beat(self) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,11 +15,11 @@ from pathlib import Path
 from aiohttp import web
 
 from hcq import threads
-from hcq.errors import HostError
 
 from ..daemon.config import PageSettings
 from ..daemon.daemon import Daemon
 from ..daemon.feed import attached, detach
+from ..daemon.ports import bound, server_context
 from . import api
 from .fleet import Fleet
 
@@ -31,7 +29,6 @@ STATIC = Path(__file__).resolve().parent / "static"
 FILES = {"/": "page.html", "/page.js": "page.js", "/page.css": "page.css"}
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 _THREADS = 16
-_BACKLOG = 64
 _END_S = 2.0  # TIMEOUT: for requests under way when the page stops; our choice
 HEADERS = {
     # Nothing but the page's own files; no frames, so that no site can put buttons under a mouse.
@@ -48,8 +45,12 @@ class Page:
     listens on, also where 0 asked for a free one."""
 
     def __init__(self, settings: PageSettings, daemon: Daemon, crashes: Path | None = None) -> None:
-        self._context = _context(settings)
-        self._socket = _listen(settings)
+        self._context = (
+            server_context(settings.certificate, settings.key)
+            if settings.certificate is not None and settings.key is not None
+            else None
+        )
+        self._socket = bound(settings.host, settings.port, "page")
         self.port = int(self._socket.getsockname()[1])
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self.address = f"{'https' if self._context else 'http'}://{host}:{self.port}/"
@@ -112,32 +113,3 @@ def _file(path: Path) -> api.Handler:
         return web.Response(body=content, content_type=kind, charset="utf-8")
 
     return send
-
-
-def _listen(settings: PageSettings) -> socket.socket:
-    try:
-        return socket.create_server(
-            (settings.host, settings.port),
-            family=socket.AF_INET6 if ":" in settings.host else socket.AF_INET,
-            backlog=_BACKLOG,
-        )
-    except OSError as error:
-        raise HostError(
-            f"cannot listen at {settings.host}:{settings.port}: {error.strerror or error}",
-            remedy="set listen in [page] to a free address and port",
-        ) from None
-
-
-def _context(settings: PageSettings) -> ssl.SSLContext | None:
-    if settings.certificate is None or settings.key is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(settings.certificate, settings.key)
-    except (OSError, ssl.SSLError) as error:
-        raise HostError(
-            f"cannot use {settings.certificate} with {settings.key}: {error}",
-            remedy="both are PEM files, the key is of that certificate, and ugpud may read them",
-        ) from None
-    return context
