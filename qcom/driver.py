@@ -94,6 +94,7 @@ class AdrenoDriver(Driver):
     def _bring_up(self) -> None:
         with self._stage("identify"):
             self.identity = self.interface.identify()
+            self.memory_size = self.interface.memory_size()
             self.facts = _facts_of(self.identity)
             self.target = self.facts.target()
             self.encoder = Encoder(self.facts, Tables.of(self.facts.generation))
@@ -281,16 +282,20 @@ class AdrenoDriver(Driver):
     # ---- facts -----------------------------------------------------------------------------------
 
     def sensors(self) -> Sequence[Sensor]:
-        used = Sensor("memory_used_bytes", "bytes", self._memory_used)
+        own = [Sensor("memory_used_bytes", "bytes", self._memory_used)]
+        total = self.memory_size
+        if total is not None:
+            own.append(Sensor("memory_total_bytes", "bytes", lambda: float(total)))
         if self.identity.facts["kernel_driver"] != "kgsl":
-            return (used, *msm_sensors(self.interface.node, self.facts.register_base))
-        return (used, *kgsl_sensors(self.interface.node, self.index))
+            return (*own, *msm_sensors(self.interface.node, self.facts.register_base))
+        return (*own, *kgsl_sensors(self.interface.node, self.index))
 
     def _memory_used(self) -> float:
         """Of this device: neither kernel driver tells what others have."""
         return float(sum(memory.size for memory in list(self.interface.memories)))
 
     def info(self) -> dict[str, object]:
+        memory = self.memory_size
         return {
             "chip": self.facts.name,
             "chip_id": f"{self.identity.chip_id:#010x}",
@@ -298,6 +303,7 @@ class AdrenoDriver(Driver):
             "gmem": self.identity.gmem,
             "compute_units": self.target.compute_units,
             "products": ", ".join(self.facts.products),
+            **({} if memory is None else {"memory_bytes": memory}),
             "host_memory": self.interface.caching.value,
             "device_memory": self.interface.device_caching.value,
             **self.identity.facts,

@@ -143,6 +143,17 @@ class KernelInterface(ABC):
     def identify(self) -> Identity:
         """Ask what GPU it is. NotSupported where the kernel driver is too old."""
 
+    def memory_size(self) -> int | None:
+        """Bytes that all memory of the GPU can have, None where the kernel tells no number. The
+        GPU has none of its own, and no call of its kernel drivers says how much there is: it is the
+        machine's (MemTotal), of which other programs need some."""
+        try:
+            text = self.node.read_text("/proc/meminfo")
+        except OSError:
+            return None
+        words = next((w for w in map(str.split, text.splitlines()) if w[:1] == ["MemTotal:"]), [])
+        return int(words[1]) << 10 if words[2:] == ["kB"] and words[1].isdecimal() else None
+
     @abstractmethod
     def allocate(self, size: int, caching: Caching, *, read_only: bool = False) -> Memory:
         """Allocate, map for GPU and host. read_only: for the GPU. OutOfMemory when used up;

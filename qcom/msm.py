@@ -78,6 +78,15 @@ class Msm(KernelInterface):
         # Linux 7.3 adreno_gpu.c: the upper half is what the speed bin's fuse says.
         return Identity(chip_id & 0xFFFF_FFFF, self.parameter("MSM_PARAM_GMEM_SIZE"), facts)
 
+    def memory_size(self) -> int | None:
+        """See KernelInterface. Older kernels do not tell the size of the address space."""
+        found = super().memory_size()
+        try:
+            space = self.parameter("MSM_PARAM_VA_SIZE")
+        except UgpuError:
+            return found
+        return space if found is None else min(found, space)
+
     @property
     def caching(self) -> Caching:
         if self._coherent is None:

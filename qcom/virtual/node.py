@@ -22,7 +22,7 @@ from qcom.virtual.kgsl.calls import Calls
 from qcom.virtual.kgsl.context import Context
 from qcom.virtual.kgsl.refusal import refused, strike
 from qcom.virtual.machine import VirtualMachine
-from qcom.virtual.memory.objects import PAGE, MemoryObject
+from qcom.virtual.memory.objects import FILE_SIZE, PAGE, MemoryObject
 from qcom.virtual.memory.space import AddressSpace
 from qcom.virtual.planted import Planted
 from qcom.virtual.shader import Accessing
@@ -215,6 +215,7 @@ class VirtualNode:
         """What /proc and /sys say of the driver."""
         self._need_open()
         known = self._texts()
+        known["/proc/meminfo"] = f"MemTotal: {FILE_SIZE >> 10} kB\n"
         if path not in known:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return known[path]

@@ -17,7 +17,6 @@ from hcq.errors import (
     BadCodeObject,
     DeviceHang,
     DeviceNotFound,
-    HostError,
     OutOfMemory,
     PageFault,
 )
@@ -28,7 +27,6 @@ from qcom import chips
 from qcom.device import open_device
 from qcom.driver import AdrenoDriver
 from qcom.interface import KernelInterface
-from qcom.sensors import msm_sensors
 from qcom.virtual.isa.decoder.decode import program
 from qcom.virtual.isa.decoder.table import table
 from tests.qcom.kgsl_double import Double
@@ -349,39 +347,6 @@ def test_an_open_that_fails_releases_all(step: int) -> None:
     except Exception as error:
         assert type(error).__module__ == "hcq.errors", error
     assert double.closed
-
-
-def test_sensors_are_those_that_sysfs_has(opened: Opened) -> None:
-    device, double = opened("a630")
-    double.files["/sys/class/kgsl/kgsl-3d0/gpuclk"] = "710000000\n"
-    double.files["/sys/class/kgsl/kgsl-3d0/gpu_busy_percentage"] = "42 %\n"
-    found = {sensor.name: sensor.read() for sensor in device.sensors()}
-    before = found.pop("memory_used_bytes")
-    with device.alloc(5000):
-        assert next(iter(device.sensors())).read() == before + 8192
-    assert found == {"clock_hertz": 710e6, "usage_ratio": pytest.approx(0.42)}
-
-
-def test_sensors_of_msm_are_devfreqs_and_the_hottest_zones() -> None:
-    files = {
-        "/sys/class/devfreq/5000000.gpu/cur_freq": "257000000\n",
-        "/sys/class/thermal/thermal_zone0/type": "cpu0-thermal\n",
-        "/sys/class/thermal/thermal_zone0/temp": "91000\n",
-        "/sys/class/thermal/thermal_zone1/type": "gpu-top-thermal\n",
-        "/sys/class/thermal/thermal_zone1/temp": "45100\n",
-        "/sys/class/thermal/thermal_zone2/type": "gpu-bottom-thermal\n",
-        "/sys/class/thermal/thermal_zone2/temp": "47300\n",
-    }
-    double = Double(0x06030001, 6)
-    double.files.update(files)
-    found = msm_sensors(double, chips.facts("a630").register_base)
-    assert {one.name: one.read() for one in found} == {
-        "clock_hertz": 257e6, "temperature_celsius": pytest.approx(47.3),
-    }  # fmt: skip
-    del double.files["/sys/class/thermal/thermal_zone1/temp"]
-    with pytest.raises(HostError, match="thermal_zone1"):
-        found[1].read()
-    assert not msm_sensors(Double(0x06030001, 6), 0x1234)
 
 
 @needs_mesa

@@ -12,6 +12,8 @@ from hcq.transport.node import NodeAttachment
 from qcom.chips import MODELLED
 from qcom.device import open_device
 from qcom.virtual.machine import VirtualMachine
+from qcom.virtual.msm.node import MsmNode
+from tests.qcom.kgsl_client import machine_of
 from tests.support.adreno import needs_mesa
 
 
@@ -38,3 +40,24 @@ def test_opened_by_name() -> None:
         out = np.zeros_like(data)
         buffer.copy_to(out)
         np.testing.assert_array_equal(out, data)
+
+
+@pytest.mark.parametrize(("name", "least"), [
+    ("a630", 4 << 30), ("a630+msm", 4 << 30), ("a740+msm", 4 << 30),
+])  # fmt: skip
+def test_memory_of_the_model_is_that_of_its_machine(name: str, least: int) -> None:
+    with hcq.open(f"virtual:{name}") as device:
+        assert device.info()["memory_bytes"] == least
+        sensors = {sensor.name: sensor for sensor in device.sensors()}
+        assert sensors["memory_total_bytes"].read() == least
+
+
+def test_msm_gives_no_more_than_its_address_space() -> None:
+    """The largest memory of an address space of 4 GiB in a machine of 12."""
+    with machine_of() as machine:
+        node = MsmNode(machine)
+        known = node.read_text
+        more = {"/proc/meminfo": f"MemTotal: {12 << 20} kB\n"}
+        node.read_text = lambda path: more.get(path) or known(path)  # type: ignore[method-assign]
+        with open_device("msm:0", NodeAttachment(node, "msm", 0)) as device:
+            assert device.info()["memory_bytes"] == 4 << 30

@@ -22,6 +22,7 @@ from tools import cli
 from tools.daemon.config import parse
 from tools.daemon.daemon import Daemon
 from tools.daemon.leases import State
+from tools.daemon.owned import Owned
 from tools.daemon.tokens import Rights
 
 GPU, OTHER, NIC = "0000:03:00.0", "0000:04:00.0", "0000:05:00.0"
@@ -161,6 +162,17 @@ def test_wrong_patterns(text: str) -> None:
     with pytest.raises(BadArgument, match="hotplug: expected a list"):
         parse(f'[daemon]\n{text}\n[[device]]\nname = "cpu"')
     assert parse('[daemon]\nhotplug = ["pci:*"]').devices == ()
+
+
+def test_an_adreno_needs_no_size_in_the_configuration() -> None:
+    """Its memory is that of the machine, which the driver reports."""
+    (settings,) = parse('[[device]]\nname = "virtual:a630"').devices
+    owned = Owned(settings, "a630#0")
+    try:
+        owned.boot()
+        assert owned.card.memory == 4 << 30
+    finally:
+        owned.close()
 
 
 # ---- observers -------------------------------------------------------------------------------
