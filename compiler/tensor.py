@@ -312,14 +312,15 @@ class Tensor(
                 f"@jit {recording.name}: the elements of {self._shown} are asked for while the "
                 "function is recorded; return the tensor instead"
             )
-        if self.node.storage is None:
+        node = self.node
+        if node.storage is None:
             self.realize()
-        storage = self.node.storage
+        storage = node.storage
         assert isinstance(storage, Storage)
-        array = np.empty(self.shape, dtypes.to_numpy(self.dtype))
+        array = np.empty(node.shape, dtypes.to_numpy(node.dtype))
         if array.size:
             storage.buffer.core.copies.download(storage.buffer, array.data.cast("B"))
-        return dtypes.decode_bfloat16(array) if self.dtype is bfloat16 else array
+        return dtypes.decode_bfloat16(array) if node.dtype is bfloat16 else array
 
     def item(self) -> Scalar:
         """The only element, as a Python number."""

@@ -37,7 +37,7 @@ class Mark(Timeline):
         self.memory = memory
         self.address = int(memory.address)
         self.name = name
-        self.last = self._seen = 0
+        self.last = self.restarts = self._seen = 0
 
 
 class Fence(Mark):

@@ -26,21 +26,27 @@ class Copies:
 
     def upload(self, buffer: Buffer, data: memoryview) -> None:
         """See Buffer.copy_from."""
-        self._refuse_in_capture("copy_from")
-        self._core.synchronize()
+        core = self._core
+        if core.capturing is not None:
+            self._refuse_in_capture("copy_from")
+        core.synchronize()
         with self._direct:
-            self._core.check_usable()
-            if self._core.driver.write_memory(buffer, data):
+            if core.closed or core.failure is not None or core.closer is not None:
+                core.check_usable()
+            if core.driver.write_memory(buffer, data):
                 return
         self.transfer.upload(buffer, data)
 
     def download(self, buffer: Buffer, out: memoryview) -> None:
         """See Buffer.copy_to."""
-        self._refuse_in_capture("copy_to")
-        self._core.synchronize()
+        core = self._core
+        if core.capturing is not None:
+            self._refuse_in_capture("copy_to")
+        core.synchronize()
         with self._direct:
-            self._core.check_usable()
-            if self._core.driver.read_memory(buffer, out):
+            if core.closed or core.failure is not None or core.closer is not None:
+                core.check_usable()
+            if core.driver.read_memory(buffer, out):
                 return
         self.transfer.download(buffer, out)
 

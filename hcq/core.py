@@ -274,9 +274,8 @@ class Core(Closing):
         # much of it. RACE: the device may fail or be reset meanwhile: then the long way tells.
         resets, usual = self.resets, limit_s is None and self.failure is None and not self.closed
         usual = usual and self.replaying is None and not self.retired.closing
-        usual = usual and self.healer.silent
+        usual = usual and not self.healer.untold
         if usual and self.driver.settled() and self.resets == resets and not self.followers.raising:
-            self.driver.synchronized()
             return
         if limit_s is not None:
             seconds("limit_s", limit_s)
@@ -315,7 +314,10 @@ class Core(Closing):
 
     def is_own(self, timeline: Timeline) -> bool:
         """Whether it is the timeline of one of the device's queues."""
-        return any(hardware.timeline is timeline for hardware in self.driver.all_queues())
+        for hardware in self.driver.all_queues():  # noqa: SIM110 - any() takes twice as long
+            if hardware.timeline is timeline:
+                return True
+        return False
 
     def last_value(self, timeline: Timeline) -> int:
         """The value that marks the end of all submitted to `timeline` so far, for a queue's
@@ -337,15 +339,17 @@ class Core(Closing):
         limit = seconds("limit_s", self.limit_s if limit_s is None else limit_s)
         if value >= CAPTURED:
             raise BadArgument("a captured submission cannot be awaited; wait for the replay")
-        self.healer.heal()
-        self.check_alive()
-        epoch, resets = self.healer.epoch(timeline), self.resets
+        if self.closed or self.failure is not None:
+            self.healer.heal()
+            self.check_alive()
+        restarts, resets = timeline.restarts, self.resets
         reached = timeline.value >= value
         if not reached:
             patience = self.driver.clock.patience(limit)
         while not reached:
             self.look()
-            if self.resets != resets and self.healer.epoch(timeline) != epoch and self.idle:
+            lost = timeline.restarts != restarts or not self.is_own(timeline)
+            if lost and self.resets != resets and self.idle:
                 break  # what would have raised it was lost
             if patience.over():
                 self._report_hang(timeline, value, limit)
@@ -354,7 +358,7 @@ class Core(Closing):
             reached = timeline.value >= value
             self.driver.clock.looked(reached)
         self.healer.tell(timeline)
-        if (self.is_own(timeline) and self.healer.epoch(timeline) != epoch) or not reached:
+        if (timeline.restarts != restarts and self.is_own(timeline)) or not reached:
             # `restart` raised the timeline, not the work.
             raise self.last_failure or DeviceHang(f"{self.name} was reset: its work was lost")
 

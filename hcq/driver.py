@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from hcq.telemetry import Sensor
     from hcq.timeline import Timeline
 
+_KINDS = tuple(QueueKind)  # an enum is slow to go through
+
 
 class Driver(ABC):
     """One device, driven. Subclasses implement the abstract methods; the others have defaults.
@@ -106,7 +108,7 @@ class Driver(ABC):
 
     def all_queues(self) -> Sequence[HardwareQueue]:
         """All queues, compute queues first. Cheap; called without the lock, for every wait."""
-        return [queue for kind in QueueKind for queue in self.hardware_queues(kind)]
+        return [queue for kind in _KINDS for queue in self.hardware_queues(kind)]
 
     def expect(self) -> None:
         """Something that takes a while is about to be submitted: what sleeps may wake meanwhile.
@@ -132,8 +134,9 @@ class Driver(ABC):
 
     def settled(self) -> bool:
         """Whether all queues are idle and nothing was reported: a shortcut for Device.synchronize,
-        which may wait for a while. False where that is not known; the core then goes the long way.
-        Without the lock; takes no other one and raises nothing."""
+        which may wait for a while, and does not call `synchronized` after a True. False where that
+        is not known; the core then goes the long way. Without the lock; takes no other one and
+        raises nothing."""
         return False
 
     def synchronized(self) -> None:

@@ -45,7 +45,7 @@ class Healer:
         self._beyond: UgpuError | None = None  # a failure that a reset did not mend
         self._resetting = False
         self._unfinished = self.repeated = False
-        self._untold: dict[Timeline, UgpuError] = {}
+        self.untold: dict[Timeline, UgpuError] = {}
         self._shared: UgpuError | None = None  # one of them that only one queue has to tell
 
     @property
@@ -100,7 +100,7 @@ class Healer:
         if failure is not None and self.policy == "recover":
             concerned = [one for one in recovery.restarted if one in (*behind, *recovery.failed)]
             self._shared = None if concerned else failure
-            self._untold |= {one.timeline: failure for one in concerned or recovery.restarted}
+            self.untold |= {one.timeline: failure for one in concerned or recovery.restarted}
         core.failure = None
         core.keeper.mended()
         core.retired.collect()
@@ -148,27 +148,22 @@ class Healer:
     def tell(self, timeline: Timeline) -> None:
         """Raise the failure that cost work of the timeline's queue, if it was not told yet. Without
         the lock."""
-        if self._untold:
+        if self.untold:
             with self.core.lock:
-                failure = self._untold.pop(timeline, None)
+                failure = self.untold.pop(timeline, None)
                 if failure is not None and failure is self._shared:
-                    self._untold.clear()  # no queue had lost work: it is enough to tell one
+                    self.untold.clear()  # no queue had lost work: it is enough to tell one
             if failure is not None:
                 raise failure
 
     def tell_all(self) -> None:
         """The same for all queues, by one error. Without the lock."""
-        if self._untold:
+        if self.untold:
             with self.core.lock:
-                failures = [*self._untold.values()]
-                self._untold.clear()
+                failures = [*self.untold.values()]
+                self.untold.clear()
             if failures:
                 raise failures[-1]
-
-    @property
-    def silent(self) -> bool:
-        """Whether there is nothing to tell."""
-        return not self._untold
 
     def epoch(self, timeline: Timeline) -> int:
         """A number that changes when a reset costs what a timeline would have reached; without the

@@ -25,14 +25,15 @@ def here(above: int = 1) -> Origin | None:
     except ValueError:  # a method of ours that a thread was started with
         return None
     code = frame.f_code
-    if code is _last:
-        return code, frame.f_lasti
-    while frame.f_code.co_filename.startswith(_OURS):
+    while code is not _last:
+        if not code.co_filename.startswith(_OURS):
+            _last = code
+            break
         if frame.f_back is None:
             return None
         frame = frame.f_back
-    _last = frame.f_code
-    return frame.f_code, frame.f_lasti
+        code = frame.f_code
+    return code, frame.f_lasti
 
 
 def text(origin: Origin | None) -> str:

@@ -23,12 +23,13 @@ def with_aliases(method: FunctionType) -> FunctionType:
 
     @functools.wraps(method)
     def aliased(*args: Any, **kwargs: Any) -> Any:  # the method's own arguments
-        if kwargs:
-            for alias in taken.keys() & kwargs.keys():
-                name = taken[alias]
-                if name in kwargs:
-                    raise BadArgument(f"{title} got both {name} and {alias}, expected one of them")
-                kwargs[name] = kwargs.pop(alias)
+        if not kwargs:
+            return method(*args)
+        for alias in taken.keys() & kwargs.keys():
+            name = taken[alias]
+            if name in kwargs:
+                raise BadArgument(f"{title} got both {name} and {alias}, expected one of them")
+            kwargs[name] = kwargs.pop(alias)
         return method(*args, **kwargs)
 
     return cast(FunctionType, aliased)

@@ -85,7 +85,7 @@ class MemoryPool:
     def give_back(self, buffer: Buffer) -> None:
         """Called when a Storage dies, wherever the collector runs: also inside `take`, and inside
         the driver. Never raises."""
-        if self.device.closed:
+        if self.core.closed:
             return
         with self._lock:
             if self.poison is None and self.kept + buffer.size <= self.keep:

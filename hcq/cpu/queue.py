@@ -255,12 +255,10 @@ class CpuRepetition(Repetition):
         core = self.core
         with core.lock:
             usable = not core.closed and core.failure is None and core.capturing is None
-            usable = (
-                usable
-                and core.replaying is None
-                and core.closer is None
-                and not any(each.closed for each in self.prepared.uses)
-            )
+            usable = usable and core.replaying is None and core.closer is None
+            for used in self.prepared.uses:  # any() takes 0.3 us
+                if used.closed:
+                    usable = False
             if usable and self._queue.server is self._server:  # else there was a reset
                 value = self.timeline.last + 1
                 if self._native(self._address, value, first, second):

@@ -25,7 +25,7 @@ from hcq.emu.lanes.every import PREFIX
 from hcq.emu.lanes.functions import LANE_MEMORY
 from hcq.emu.launches import Pace, Recent
 from hcq.emu.library import compiled
-from hcq.emu.memory import Abort
+from hcq.emu.memory import Abort, place_of
 
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
 _PACKAGE = Path(__file__).parent
@@ -146,7 +146,7 @@ class GfxCore:
         return outcome
 
     def _run_groups(self, worker: Worker, kernel: Kernel, run: Run) -> Outcome:
-        place = worker.context.ctypes.data
+        place = place_of(worker.context)
         while True:
             code = self._launch(place, kernel.address)
             if code == waves.FINISHED:

@@ -169,9 +169,9 @@ class GridRunner:
                 f"{entry} requires {size} bytes at byte {start} of constant bank 0, which has "
                 f"{have} bytes"
             )
-        self._fetch(launch, entry, ptx)
-        parameters = b""
-        if size and bank is not None:
+        content = self._fetch(launch, entry, ptx)
+        parameters = content[start : start + size]
+        if len(parameters) < size and bank is not None:  # they end beyond mapped memory
             parameters = self._channel.space.read(bank[0] + start, size, Client.SM)
         engine, facts = self._engine, self._gpu.facts
         return GridLaunch(
@@ -190,34 +190,37 @@ class GridRunner:
             variables=variables,
             cluster=launch.cluster,
             registers=launch.registers,
-            environment=self._environment(bank),
+            environment=self._environment(content),
         )
 
-    def _environment(self, bank: tuple[int, int] | None) -> tuple[int, ...]:
-        """%envreg0 to 31, as far as bank 0 reaches."""
-        content = b"" if bank is None else self._mapped(*bank)
+    def _environment(self, content: bytes) -> tuple[int, ...]:
+        """%envreg0 to 31, as far as the content of bank 0 reaches."""
         low, high = _ENVIRONMENT[self._gpu.facts.family]
-        words = [*range(low, low + 64, 4), *range(high, high + 64, 4)]
-        if not any(content[words[0] : words[15] + 4] + content[words[16] : words[31] + 4]):
-            return ()
-        return tuple(int.from_bytes(content[at : at + 4], "little") for at in words)
+        words = (content[at : at + 64].ljust(64, b"\0") for at in (low, high))
+        registers = b"".join(words)
+        return struct.unpack("<32I", registers) if registers.strip(b"\0") else ()
 
-    def _fetch(self, launch: LaunchDescriptor, entry: str, ptx: str) -> None:
-        """Code and banks go through caches. A bank is fetched where it is read: one that ends
-        beyond mapped memory is no error by itself."""
+    def _fetch(self, launch: LaunchDescriptor, entry: str, ptx: str) -> bytes:
+        """Code and banks go through caches; return bank 0. A bank is fetched where it is read: one
+        that ends beyond mapped memory is no error by itself."""
+        first = b""
         gpu, space = self._gpu, self._channel.space
         if launch.invalidates_code:
             gpu.instruction_cache.invalidate()
         if launch.invalidates_constants:
             gpu.constant_cache.invalidate()
         gpu.instruction_cache.fetch(space.serial, launch.program_address, ptx, entry)
-        for bank, invalidated in zip(launch.constants, launch.invalidates_banks, strict=True):
+        banks = zip(launch.constants, launch.invalidates_banks, strict=True)
+        for number, (bank, invalidated) in enumerate(banks):
             if bank is None:
                 continue
             content = self._mapped(*bank)
             if invalidated:
                 gpu.constant_cache.forget(space.serial, bank[0])
             gpu.constant_cache.fetch(space.serial, bank[0], content, entry)
+            if not number:
+                first = content
+        return first
 
     def _mapped(self, address: int, size: int) -> bytes:
         """Return the bytes of a bank up to the first page that is not mapped."""

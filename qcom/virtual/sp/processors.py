@@ -13,7 +13,7 @@ from pathlib import Path
 from hcq.emu import jit, stack, waves
 from hcq.emu.crew import Crew
 from hcq.emu.launches import Pace, Recent
-from hcq.emu.memory import Abort
+from hcq.emu.memory import Abort, place_of
 from hcq.errors import NotSupported
 from qcom.virtual.isa.decoder.table import table
 from qcom.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory
@@ -123,7 +123,7 @@ class Processors:
         """Run workgroups on this thread until none is left or a wave cannot go on."""
         try:
             worker.prepare(run, number)
-            code = self._launch(worker.context.ctypes.data, kernel.address)
+            code = self._launch(place_of(worker.context), kernel.address)
         except BaseException:
             run.stop[0] = 1
             raise

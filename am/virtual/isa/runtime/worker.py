@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +16,12 @@ from am.virtual.isa.runtime.launch import Launch
 from am.virtual.shader import Dispatch, RunningWave, ShaderMemory
 from hcq.emu import context
 from hcq.emu.lanes.every import LDS_SPACE
-from hcq.emu.memory import Abort, Access
+from hcq.emu.memory import Abort, Access, place_of
 from hcq.emu.text import PASS
 from hcq.emu.tlb import PAGE
 from hcq.emu.worker import NativeWorker, aligned
 
 _SLOTS = (layout.SLOT_X, layout.SLOT_Y, layout.SLOT_Z, layout.SLOT_INFO)
-
-
-def _place(array: NDArray[Any]) -> int:
-    """Return where an array's elements are."""
-    return int(array.ctypes.data)
 
 
 class Run:
@@ -47,12 +41,12 @@ class Run:
         self.counter = np.zeros(1, np.uint64)
         self.stop = np.zeros(1, np.uint32)
         self.places = (
-            (context.ABORT, _place(abort.flag)),
-            (context.STOP, _place(self.stop)),
-            (context.COUNTER, _place(self.counter)),
-            (layout.SGPR_TEMPLATE, _place(launch.scalars)),
-            (layout.VGPR_TEMPLATE, _place(launch.ids)),
-            (layout.EXEC_TEMPLATE, _place(launch.execs)),
+            (context.ABORT, place_of(abort.flag)),
+            (context.STOP, place_of(self.stop)),
+            (context.COUNTER, place_of(self.counter)),
+            (layout.SGPR_TEMPLATE, place_of(launch.scalars)),
+            (layout.VGPR_TEMPLATE, place_of(launch.ids)),
+            (layout.EXEC_TEMPLATE, place_of(launch.execs)),
         )
 
 
@@ -69,7 +63,7 @@ class Worker(NativeWorker):
         self._run: Run | None = None  # also keeps alive what the context points to
         self._tlb: NDArray[np.uint64] | None = None
         self._quads[context.REFILL // 8] = self.refill
-        self._quads[context.SHARED // 8] = self._lds.ctypes.data
+        self._quads[context.SHARED // 8] = place_of(self._lds)
 
     def translate(self, address: int, access: Access) -> int:
         """Return the host address of an address that the TLB lacks."""
@@ -108,12 +102,12 @@ class Worker(NativeWorker):
         stride = layout.STATE_VGPR + layout.REGISTER * launch.vgprs * (launch.lanes // PASS)
         if len(self._states) < stride * launch.waves:
             self._states = aligned(stride * launch.waves)
-            self._quads[context.STATES // 8] = _place(self._states)
+            self._quads[context.STATES // 8] = place_of(self._states)
         wave_size = dispatch.scratch_wave_size if launch.scratch else 0
         quads, words = self._quads, self._words
         for field, place in run.places:
             quads[field // 8] = place
-        quads[context.TLB // 8] = _place(self._tlb)
+        quads[context.TLB // 8] = place_of(self._tlb)
         quads[context.SHARED_SIZE // 8] = launch.lds_bytes
         quads[layout.SCRATCH // 8] = dispatch.scratch_base + first_wave * wave_size
         quads[layout.SCRATCH_WAVE // 8] = wave_size

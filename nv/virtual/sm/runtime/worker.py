@@ -19,6 +19,7 @@ from hcq.emu.memory import (
     WRITE_TAG,
     Abort,
     Access,
+    place_of,
     tlb_set,
 )
 from hcq.emu.worker import NativeWorker
@@ -186,20 +187,20 @@ class Worker(NativeWorker):
         self._grow_contexts(groups)
         self._slots[0].grow(groups, grid, run.state_size, bool(run.hooks))
         put = self._slots[0].put
-        put("Q", layout.TLB, tlb.ctypes.data)
-        launch, counters = grid.launch, run.counters.ctypes.data
-        put("Q", layout.ABORT, run.abort.flag.ctypes.data, run.stop.ctypes.data)
+        put("Q", layout.TLB, place_of(tlb))
+        launch, counters = grid.launch, place_of(run.counters)
+        put("Q", layout.ABORT, place_of(run.abort.flag), place_of(run.stop))
         put("Q", layout.SHARED_SIZE, grid.shared_size, counters, grid.groups)
         put("Q", layout.LOCAL_SIZE, grid.local_size, launch.shared_window, launch.local_window)
         put("I", layout.GRID_X, *launch.grid, *launch.block, grid.warps, grid.threads)
         put("I", layout.DYNAMIC_SIZE, grid.dynamic_size)
         put("I", layout.SHARED_TOTAL, grid.shared_size)
-        put("Q", layout.PARAMETERS, run.parameters.ctypes.data)
+        put("Q", layout.PARAMETERS, place_of(run.parameters))
         put("Q", layout.STATE_STRIDE, run.state_size)
-        put("Q", layout.IDS, grid.ids.ctypes.data, grid.masks.ctypes.data)
+        put("Q", layout.IDS, place_of(grid.ids), place_of(grid.masks))
         if run.hooks:
             put("Q", layout.HOOKS, *run.hooks)
-        put("Q", layout.VARIABLES, run.variables.ctypes.data)
+        put("Q", layout.VARIABLES, place_of(run.variables))
         put("I", layout.FAULT_CODE, layout.NO_FAULT)
         put("I", layout.SM_COUNT, launch.sm_count)
         # The sizes and places of CLUSTER_X and behind, those of the group and its cluster not yet.
@@ -207,7 +208,7 @@ class Worker(NativeWorker):
             launch.cluster is not None)  # fmt: skip
         put("I", layout.GROUPS_ENDED, 0, 1)
         put("Q", layout.RESIDENT, counters + 8, grid.resident, self.context, self.context,
-            run.environment.ctypes.data)  # fmt: skip
+            place_of(run.environment))  # fmt: skip
         if run.steps[0]:  # no other code reads them
             put("Q", layout.STEPS, *run.steps)
         self._used = 0

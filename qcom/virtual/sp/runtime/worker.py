@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hcq.emu import context
 from hcq.emu.lanes.every import LDS_SPACE
-from hcq.emu.memory import DELTA, READ_TAG, WRITE_TAG, Abort, Access, tlb_set
+from hcq.emu.memory import DELTA, READ_TAG, WRITE_TAG, Abort, Access, place_of, tlb_set
 from hcq.emu.tlb import PAGE
 from hcq.emu.worker import NativeWorker, aligned
 from qcom.virtual.shader import Accessing, Dispatch, ShaderMemory
@@ -25,10 +25,6 @@ _IMAGES = ctypes.CFUNCTYPE(None, ctypes.c_uint32)
 _MXCSR = 0x1F80  # all exceptions masked, round to nearest even, subnormal numbers kept
 _WIDEST = 16  # bytes of an access
 _WORD = (1 << 64) - 1
-
-
-def _place(array: NDArray[Any]) -> int:
-    return int(array.ctypes.data)
 
 
 class Run:
@@ -86,7 +82,7 @@ class Worker(NativeWorker):
 
     def running(self) -> tuple[tuple[int, int, int], int]:
         """Return the group and the number of the wave that runs, or ran last."""
-        at = self.quad(layout.RUNNING) - _place(self._states)
+        at = self.quad(layout.RUNNING) - place_of(self._states)
         x, y, z, wave = struct.unpack_from("<4I", self._states.data, at + layout.GROUP_X)
         return (x, y, z), wave
 
@@ -168,15 +164,15 @@ class Worker(NativeWorker):
         self._constants[layout.IMMEDIATES : layout.IMMEDIATES + len(given)] = given
         self._local[: dispatch.local_size] = 0x5A  # what a group finds there is not defined
         for place, value in (
-            (context.TLB, _place(self._tlb)), (context.REFILL, self.refill),
-            (context.ABORT, _place(run.abort.flag)), (context.STOP, _place(run.stop)),
-            (context.SHARED, _place(self._local)), (context.SHARED_SIZE, dispatch.local_size),
-            (context.COUNTER, _place(run.counter)), (context.TOTAL, launch.groups),
-            (context.STATES, _place(self._states)), (context.STATE_STRIDE, stride),
+            (context.TLB, place_of(self._tlb)), (context.REFILL, self.refill),
+            (context.ABORT, place_of(run.abort.flag)), (context.STOP, place_of(run.stop)),
+            (context.SHARED, place_of(self._local)), (context.SHARED_SIZE, dispatch.local_size),
+            (context.COUNTER, place_of(run.counter)), (context.TOTAL, launch.groups),
+            (context.STATES, place_of(self._states)), (context.STATE_STRIDE, stride),
             (context.RESUME_GROUP, context.NO_GROUP),
-            (layout.CONSTANTS, _place(self._constants)), (layout.IDS, _place(launch.ids)),
-            (layout.EXECS, _place(launch.execs)), (layout.TABLES, _place(launch.tables)),
-            (layout.RUNNING, _place(self._states)),
+            (layout.CONSTANTS, place_of(self._constants)), (layout.IDS, place_of(launch.ids)),
+            (layout.EXECS, place_of(launch.execs)), (layout.TABLES, place_of(launch.tables)),
+            (layout.RUNNING, place_of(self._states)),
             (layout.IMAGES, ctypes.cast(self._callback, ctypes.c_void_p).value or 0),
             (layout.PRIVATE, dispatch.private_base + number * dispatch.private_stride),
         ):  # fmt: skip
