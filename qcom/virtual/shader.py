@@ -21,6 +21,7 @@ from hcq.emu.memory import Abort, Access, LaneMemory
 
 NO_REGISTER = 0xFC  # r63.x: a register field that names none
 MOST_CONSTANTS = 4 * 512  # words of the largest constant file
+SHARED_CONSTANTS, SHARED_CONSTANTS_END = 504 * 4, 512 * 4  # c504.x: see Dispatch.shared_constants
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ class Dispatch:
     registers), of the thread in it (three), and its linear number in it (one) go.
     constants: words of the constant file, from c0.x on, as CP_LOAD_STATE6 and the driver's
     constants have filled it. constant_limit: words that the kernel may read (CONSTLEN).
+    Others are noise. shared_constants: words from c504.x on are there too, shared constants that
+    generation 6 shows there.
     ubos: descriptors of constant buffers, 8 bytes each. uavs: of images and buffers, 64 bytes each
     (IBOs). textures: 64 bytes each. samplers: 16 bytes each. border_colours: their table of 128
     bytes each. bindless: bases of descriptor sets, each 64-byte aligned; 0 where there is none.
@@ -109,6 +112,7 @@ class Dispatch:
     linear_register: int = NO_REGISTER
     constants: Sequence[int] | NDArray[np.uint32] = ()
     constant_limit: int = MOST_CONSTANTS
+    shared_constants: bool = False
     ubos: Table = field(default_factory=Table)
     uavs: Table = field(default_factory=Table)
     textures: Table = field(default_factory=Table)
@@ -123,6 +127,12 @@ class Dispatch:
     early_preamble: bool = False
     scalar_unit: bool = False
     immediates: Sequence[int] = ()
+
+    def has_constant(self, word: int) -> bool:
+        """Whether the kernel may read a word of the constant file."""
+        if self.shared_constants and SHARED_CONSTANTS <= word < SHARED_CONSTANTS_END:
+            return True
+        return word < self.constant_limit
 
     @property
     def generation(self) -> int:

@@ -18,6 +18,7 @@ from tests.support.shader_memory import ArrayMemory
 
 OUT = 0x4000_0000
 END = 3 << 56
+NOPS = 5 << 40  # (rpt5)nop: what any reader waits for arithmetic
 
 
 @cache
@@ -68,6 +69,11 @@ def stored(source: int, chip: str = "a630", offset: int = 0, at: int = 0) -> lis
         i("mov-const", DST=r(41, "y"), SRC_TYPE=3, DST_TYPE=3, SRC=1),
         i("stg", DST_OFF=0, SRC1=r(41), SRC3=source, SIZE=1, TYPE=3, OFF_LO=4 * offset),
     ]
+
+
+def spaced(code: list[int]) -> list[int]:
+    """Code whose every result is there for the next instruction. It must not branch."""
+    return [word for one in code for word in (one, NOPS)]
 
 
 def words(*code: int) -> bytes:

@@ -12,12 +12,11 @@ import numpy as np
 
 from qcom.regs import constants
 from qcom.virtual.faults import Cause, GpuFault
-from qcom.virtual.shader import Dispatch, Table
+from qcom.virtual.shader import SHARED_CONSTANTS, SHARED_CONSTANTS_END, Dispatch, Table
 
 if TYPE_CHECKING:
     from qcom.virtual.cp.processor import CommandProcessor
 
-_SHARED_CONSTANTS = 504 * 4  # c504.x: where generation 6 shows shared constants
 _INSTRUCTIONS = 16 * 8  # bytes of the unit of SP_CS_INSTRLEN
 _USER = "CP_EXEC_CS"
 _ST_SHADER, _ST_CONSTANTS, _ST_UBO, _ST_IBO = range(4)
@@ -105,7 +104,7 @@ def decode(cp: CommandProcessor, groups: tuple[int, int, int], at: int) -> Dispa
     values = cp.compute.constants.copy()
     shared = state.optional("HLSQ_SHARED_CONSTS")
     if shared is not None and shared.ENABLE:
-        values[_SHARED_CONSTANTS : _SHARED_CONSTANTS + 32] = cp.compute.shared[:32]
+        values[SHARED_CONSTANTS:SHARED_CONSTANTS_END] = cp.compute.shared[:32]
     constant_limit = limit.CONSTLEN << 2
     return Dispatch(
         gpu_id=facts.gpu_id or 100 * facts.generation,
@@ -123,6 +122,7 @@ def decode(cp: CommandProcessor, groups: tuple[int, int, int], at: int) -> Dispa
         linear_register=more.LINEARLOCALIDREGID,
         constants=values,
         constant_limit=4 * constant_limit,
+        shared_constants=shared is not None and bool(shared.ENABLE),
         ubos=cp.compute.ubos,
         uavs=_table(cp, "SP_CS_IBO", config.NIBO),
         textures=_table(cp, "SP_CS_TEX_CONST", config.NTEX),

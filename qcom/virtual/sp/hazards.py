@@ -1,18 +1,21 @@
-"""Rules that code must keep and that show as stale values on a GPU: the flags (ss) and (sy).
+"""Rules that code must keep and that show as stale values on a GPU: flags and delays.
 
 Results of some instructions arrive late. What reads or overwrites them must carry, or come after,
 a flag that waits: (ss) for category 4, local memory, shuffles and shared registers, (sy) for other
 loads, samplers and atomics. What such instructions read is taken late too. A join of two ways has
 what is late on either; so have the sides of predicated code, which are for different threads. All
-code that control can reach counts, whether or not it has run.
+code that control can reach counts, whether or not it has run. Results that come after a number of
+cycles are in `delays`. Constants beyond CONSTLEN count too.
 Source: Mesa 25.0.7, src/freedreno/ir3/ir3_legalize.c (legalize_block), ir3.h (is_ss_producer,
 is_sy_producer, is_war_hazard_producer), ir3.c (is_scalar_alu).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
+from qcom.virtual.sp.delays import Delays, Timing, limits_of, name_of
 from qcom.virtual.sp.operands import Op
 from qcom.virtual.sp.program import Block, Program
 from qcom.virtual.sp.touched import Touched, is_shared, touched
@@ -21,14 +24,17 @@ _LOCAL_LOADS = ("ldl", "ldlv", "ldlw")
 _LOADS = ("ldg", "ldg.a", "ldib.b", "ldp", "ldc", "ray_intersection")
 _STORES = ("stg", "stg.a", "stl", "stlw", "stp", "stib.b")
 _MOST = 32  # violations that are listed
+Readable = Callable[[int], bool]
 _Late = dict[int, int]  # half of a register -> the instruction that has it late
 
 
 @dataclass
 class State:
-    """What is late: results to be waited for by (ss), (sy); sources to be waited for by (ss), by
-    either; results of the scalar unit, by their width; constants (key 0)."""
+    """What is late: results that come by themselves; results to be waited for by (ss), (sy);
+    sources to be waited for by (ss), by either; results of the scalar unit, by their width;
+    constants (key 0)."""
 
+    delays: Delays
     ss: _Late = field(default_factory=dict)
     sy: _Late = field(default_factory=dict)
     taken_ss: _Late = field(default_factory=dict)
@@ -39,13 +45,18 @@ class State:
     constants_sy: _Late = field(default_factory=dict)
 
     def copy(self) -> State:
-        return State(*(dict(getattr(self, one.name)) for one in fields(self)))
+        return State(self.delays.copy(), *(dict(late) for late in self._late()))
+
+    def _late(self) -> tuple[_Late, ...]:
+        return (
+            self.ss, self.sy, self.taken_ss, self.taken_either, self.scalar_full, self.scalar_half,
+            self.constants_ss, self.constants_sy,
+        )  # fmt: skip
 
     def join(self, other: State) -> bool:
         """Add what is late on another way; whether that is new."""
-        new = False
-        for one in fields(self):
-            mine, theirs = getattr(self, one.name), getattr(other, one.name)
+        new = self.delays.join(other.delays)
+        for mine, theirs in zip(self._late(), other._late(), strict=True):
             for half, index in theirs.items():
                 if half not in mine:
                     mine[half] = index
@@ -54,8 +65,10 @@ class State:
 
     def become(self, other: State) -> None:
         """Take over what is late there."""
-        for one in fields(self):
-            setattr(self, one.name, dict(getattr(other, one.name)))
+        self.delays.become(other.delays)
+        for mine, theirs in zip(self._late(), other._late(), strict=True):
+            mine.clear()
+            mine.update(theirs)
 
     def wait(self, op: Op) -> None:
         """Apply an instruction's flags."""
@@ -70,34 +83,62 @@ class State:
                 late.clear()
 
 
-def violations(program: Program, scalar_unit: bool) -> tuple[str, ...]:
-    """Return what a program breaks, in words, each instruction once."""
-    entering = {start: State() for start in program.blocks}
+@dataclass(frozen=True)
+class Facts:
+    """What an instruction does, looked up once. scalar: the scalar unit executes it."""
+
+    touched: Touched
+    scalar: bool
+    timing: Timing
+
+
+def violations(
+    program: Program, generation: int, scalar_unit: bool, readable: Readable | None = None
+) -> tuple[str, ...]:
+    """Return what a program breaks, in words, each instruction once. readable: whether a dispatch
+    has a word of the constant file (all of them)."""
+    limits, known = limits_of(generation), dict[int, Facts]()
+    found: dict[int, str] = {}
+    for op in program.ops():
+        one = touched(op)
+        if readable is not None and one.words:
+            text = _constant_beyond(op, one, readable)
+            if text is not None:
+                found[op.index] = text
+        scalar = is_scalar(op, scalar_unit, one)
+        known[op.index] = Facts(one, scalar, Timing.of(op, one, scalar, limits))
+    entering = {start: State(Delays(limits)) for start in program.blocks}
     waiting = list(program.blocks)
     while waiting:
         block = program.blocks[waiting.pop(0)]
         leaving = entering[block.start].copy()
-        _pass(block, leaving, scalar_unit, None)
+        _pass(block, leaving, known, None)
         for target in block.successors:
             if entering[target].join(leaving) and target not in waiting:
                 waiting.append(target)
-    found: dict[int, str] = {}
-    texts = {op.index: op for op in program.ops()}
+    texts = program.by_index
     for block in program.blocks.values():
-        broken: list[tuple[Op, str, int, int, str]] = []
-        _pass(block, entering[block.start].copy(), scalar_unit, broken)
-        for op, flag, half, maker, why in broken:
+        broken: _Broken = []
+        _pass(block, entering[block.start].copy(), known, broken)
+        for op, expected, name, maker, why in broken:
             text = (
-                f"{op.text} at {op.index}: expected {flag}, {_name(half)} {why} "
+                f"{op.text} at {op.index}: expected {expected}, {name} {why} "
                 f"{texts[maker].text} at {maker}"
             )
             found.setdefault(op.index, text)
     return tuple(found[index] for index in sorted(found)[:_MOST])
 
 
+def _constant_beyond(op: Op, one: Touched, readable: Readable) -> str | None:
+    """What an instruction reads of the constant file that a dispatch does not have, in words."""
+    lacking = [word for word in sorted(one.words) if not readable(word)]
+    if not lacking:
+        return None
+    name = f"c{lacking[0] // 4}.{'xyzw'[lacking[0] % 4]}"
+    return f"{op.text} at {op.index}: constant {name} lies beyond CONSTLEN"
+
+
 def _name(half: int) -> str:
-    if half < 0:
-        return "the constant file"
     return f"r{half // 8}.{'xyzw'[half // 2 % 4]}"
 
 
@@ -112,10 +153,10 @@ def is_scalar(op: Op, scalar_unit: bool, one: Touched) -> bool:
     return op.name.startswith("mov-") and all(is_shared(half) for half in one.reads)
 
 
-_Broken = list[tuple[Op, str, int, int, str]]
+_Broken = list[tuple[Op, str, str, int, str]]
 
 
-def _pass(block: Block, state: State, scalar_unit: bool, broken: _Broken | None) -> None:
+def _pass(block: Block, state: State, known: dict[int, Facts], broken: _Broken | None) -> None:
     before: State | None = None  # the first side of predicated code
     first: State | None = None  # the end of that side, once the other has begun
     for op in block.ops:
@@ -130,14 +171,15 @@ def _pass(block: Block, state: State, scalar_unit: bool, broken: _Broken | None)
                 state.join(first)
             before = first = None
         state.wait(op)
-        one = touched(op)
-        scalar = is_scalar(op, scalar_unit, one)
+        facts = known[op.index]
         if broken is not None:
-            _check(op, one, scalar, state, broken)
-        _note(op, one, scalar, state)
+            _check(op, facts, state, broken)
+        _note(op, facts.touched, facts.scalar, state)
+        state.delays.note(op.index, facts.timing)
 
 
-def _check(op: Op, one: Touched, scalar: bool, state: State, broken: _Broken) -> None:
+def _check(op: Op, facts: Facts, state: State, broken: _Broken) -> None:
+    one, scalar = facts.touched, facts.scalar
     both = one.reads | one.writes
     results = [("(ss)", state.ss, both), ("(sy)", state.sy, both)]
     if scalar:
@@ -147,15 +189,20 @@ def _check(op: Op, one: Touched, scalar: bool, state: State, broken: _Broken) ->
         results += [("(ss)", state.scalar_half, both), ("(ss)", state.scalar_full, both)]
     for flag, late, halves in results:
         for half in sorted(halves & late.keys()):
-            broken.append((op, flag, half, late[half], "is not yet the result of"))
+            broken.append((op, flag, _name(half), late[half], "is not yet the result of"))
     if not scalar:
         for flag, late in (("(ss)", state.taken_ss), ("(ss) or (sy)", state.taken_either)):
             for half in sorted(one.writes & late.keys()):
-                broken.append((op, flag, half, late[half], "is not yet taken by"))
+                broken.append((op, flag, _name(half), late[half], "is not yet taken by"))
+    lack = state.delays.missing(facts.timing)
+    if lack is not None:
+        count, where, maker = lack
+        nops = f"{count} more nop{'s' if count > 1 else ''}"
+        broken.append((op, nops, name_of(where), maker, "is not yet the result of"))
     if one.constants:
         for flag, late in (("(ss)", state.constants_ss), ("(sy)", state.constants_sy)):
             if late:
-                broken.append((op, flag, -1, late[0], "is not yet written by"))
+                broken.append((op, flag, "the constant file", late[0], "is not yet written by"))
 
 
 def _reads_full(op: Op) -> bool:

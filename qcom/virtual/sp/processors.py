@@ -78,7 +78,7 @@ class Processors:
         self._crew = Crew([Worker() for _ in range(workers or os.cpu_count() or 1)], "ir3")
         self._private_slots = private_slots
         self._objects = jit.ObjectCache(cache)
-        self._sources: Recent[tuple[int, bytes, bool, bool], Source] = Recent()
+        self._sources: Recent[tuple[int, bytes, bool, bool, int, bool], Source] = Recent()
         self._kernels: Recent[tuple[str, Shape], Kernel] = Recent()
         self._pace = Pace()
         self._lock = threading.Lock()
@@ -138,13 +138,18 @@ class Processors:
 
     def _source(self, dispatch: Dispatch, memory: ShaderMemory) -> Source:
         code, whole = fetched(memory, dispatch.code_address, dispatch.code_size)
-        key = dispatch.gpu_id, code, whole, dispatch.scalar_unit
+        key = (
+            dispatch.gpu_id, code, whole, dispatch.scalar_unit, dispatch.constant_limit,
+            dispatch.shared_constants,
+        )  # fmt: skip
         known = self._sources.get(key)
         if known is None:
             program = load(code, whole, table(dispatch.gpu_id))
             end = max(block.end for block in program.blocks.values()) + 1
             digest = hashlib.sha256(code[: INSTRUCTION * end] + bytes([whole])).hexdigest()
-            known = Source(program, digest, violations(program, dispatch.scalar_unit))
+            facts = dispatch.generation, dispatch.scalar_unit, dispatch.has_constant
+            rules = violations(program, *facts)
+            known = Source(program, digest, rules)
             self._sources.put(key, known)
         return known
 

@@ -16,11 +16,18 @@ _SOURCES = {"ldl": "SRC", "ldlw": "SRC", "ldp": "SRC", "stl": "DST", "stlw": "DS
 
 @dataclass
 class Touched:
-    """constants: whether it reads the constant file."""
+    """constants: whether it reads the constant file. words: which words of it, but for those that
+    a0.x chooses."""
 
     reads: set[int] = field(default_factory=set)
     writes: set[int] = field(default_factory=set)
     constants: bool = False
+    words: set[int] = field(default_factory=set)
+
+    def read_constants(self, number: int, count: int = 1) -> None:
+        """Note `count` words of the constant file from `number` on."""
+        self.constants = True
+        self.words |= set(range(number, number + count))
 
 
 def halves(number: int, half: bool, count: int = 1) -> set[int]:
@@ -46,7 +53,9 @@ def _operand(into: set[int], found: Touched, operand: Operand, repeat: int) -> N
     if operand.kind is Kind.REGISTER:
         count = repeat + 1 if operand.step else 1
         into |= halves(operand.number, operand.half, count)
-    elif operand.kind in (Kind.CONSTANT, Kind.RELATIVE_CONSTANT):
+    elif operand.kind is Kind.CONSTANT:
+        found.read_constants(operand.number, repeat + 1 if operand.step else 1)
+    elif operand.kind is Kind.RELATIVE_CONSTANT:
         found.constants = True
 
 
@@ -66,7 +75,8 @@ def touched(op: Op) -> Touched:
     elif op.name == "alias":
         if op.raw("SRC_REG_TYPE") == 0:
             found.reads |= halves(op.scope.inner("SRC").bits, not op.raw("TYPE_SIZE"))
-        found.constants = op.raw("SRC_REG_TYPE") == 1
+        if op.raw("SRC_REG_TYPE") == 1:
+            found.read_constants(op.scope.inner("SRC").bits)
     return found
 
 
@@ -117,7 +127,7 @@ def _moved_by_memory(op: Op, found: Touched) -> None:
         into |= halves(data, short, size)
     elif name in ("ldg", "ldg.a", "stg", "stg.a", "ldg.k"):
         if op.flag("SRC1_CONST"):
-            found.constants = True
+            found.read_constants(op.scope.inner("SRC1").bits, 2)
         else:
             found.reads |= halves(op.raw("SRC1"), False, 2)
         if name.endswith(".a"):

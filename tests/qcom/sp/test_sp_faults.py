@@ -16,7 +16,7 @@ from hcq.emu.memory import Abort, Access
 from qcom.virtual.shader import Accessing, Dispatch, Ending
 from qcom.virtual.sp.processors import Processors
 from tests.support.ir3_machine import CODE, map_code, processors
-from tests.support.ir3_text import END, OUT, constants, i, k, mov, r, run, stored, words
+from tests.support.ir3_text import END, NOPS, OUT, constants, i, k, mov, r, run, stored, words
 from tests.support.shader_memory import PAGE, ArrayMemory
 
 SS, SY = 1 << 44, 1 << 60
@@ -206,7 +206,7 @@ def rules(*code: int, chip: str = "a630") -> tuple[str, ...]:
     memory = ArrayMemory()
     memory.map(0, np.zeros(64, np.uint32))
     start = [mov(r(3), 0), mov(r(3, "y"), 0), mov(r(4), 0)]
-    outcome, _ = run(words(*start, *code, END), chip, memory)
+    outcome, _ = run(words(*start, NOPS, *code, END), chip, memory)
     assert outcome.ending is Ending.DONE, outcome
     return outcome.violations
 
@@ -242,16 +242,16 @@ def test_half_of_a_register_counts() -> None:
 def test_both_ways_to_a_join_count() -> None:
     """Only one way loads; a wait on the other does not help."""
     test = i("cmps.u", DST=62 * 4, SRC1=0, SRC2=k(5), COND=0, FULL=1)
-    code = [test, i("br", IMMED=2), LOAD]
+    code = [test, NOPS, i("br", IMMED=2), LOAD]
     assert rules(*code, USE) != () and rules(*code, SY | USE) == ()
-    waits_on_one = [test, i("br", IMMED=3), LOAD, SY, USE]
+    waits_on_one = [test, NOPS, i("br", IMMED=3), LOAD, SY, USE]
     assert rules(*waits_on_one) == ()
 
 
 def test_a_loop_counts_from_its_end_to_its_begin() -> None:
     count = i("sub.u", DST=r(4), SRC1=r(4), SRC2=k(1), FULL=1)
     test = i("cmps.s", DST=62 * 4, SRC1=r(4), SRC2=k(0), COND=2, FULL=1)
-    code = [mov(r(5), 0), USE, count, test, LOAD, i("br", IMMED=-4)]
+    code = [mov(r(5), 0), NOPS, USE, count, NOPS, test, NOPS, LOAD, i("br", IMMED=-6)]
     assert "add.u" in rules(*code)[0]
 
 

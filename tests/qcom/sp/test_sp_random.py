@@ -14,7 +14,7 @@ from qcom.virtual.isa.decoder.decode import disassemble
 from qcom.virtual.isa.decoder.table import table
 from qcom.virtual.shader import Ending
 from tests.oracles.ir3 import Machine, Memory
-from tests.support.ir3_text import END, OUT, c, constants, gpu, i, r, run, stored, words
+from tests.support.ir3_text import END, OUT, c, constants, gpu, i, r, run, spaced, stored, words
 from tests.support.shader_memory import ArrayMemory
 
 Words = NDArray[np.uint32]
@@ -146,7 +146,7 @@ def check(chip: str, seed: int, count: int = 24) -> None:
         code[-4] |= 1 << 44
         code.insert(-1, i("add.u", chip, DST=r(41), SRC1=r(41), SRC2=r(43), FULL=1))
         code.insert(-5, i("mov-immed", chip, DST=r(43), SRC_TYPE=3, DST_TYPE=3, SRC=256 * n, SS=1))
-    outcome, _ = run(words(*code, END), chip, memory, constants=constants(*extra))
+    outcome, _ = run(words(*spaced(code), END), chip, memory, constants=constants(*extra))
     assert outcome.ending is Ending.DONE, outcome
     assert not outcome.violations and not memory.faults
     for n, (text, (_, floating)) in enumerate(zip(texts, made, strict=True)):

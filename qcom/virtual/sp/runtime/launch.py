@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hcq.emu.worker import aligned
-from qcom.virtual.shader import Dispatch
+from qcom.virtual.shader import SHARED_CONSTANTS, Dispatch
 from qcom.virtual.sp.runtime import layout
 
 MOST_THREADS = 1024  # of a workgroup
@@ -99,6 +99,8 @@ def _constants(dispatch: Dispatch) -> NDArray[np.uint32]:
     found = np.zeros(layout.CONSTANT_WORDS, np.uint32)
     given = np.asarray(dispatch.constants, np.uint32)
     found[: len(given)] = given
+    end = SHARED_CONSTANTS if dispatch.shared_constants else layout.CONSTANT_WORDS
+    found[dispatch.constant_limit : end] = layout.UNDEFINED
     return found
 
 

@@ -52,6 +52,8 @@ SHARED = 192  # 32 u32, from r48.x on
 A0 = 384  # u16 of each lane
 REGISTERS = 640  # u32 of each lane of r0.x, and so on
 
+# What registers hold before they are written, and constants beyond CONSTLEN.
+UNDEFINED = 0xBAD0BAD1
 CONSTANT_WORDS = MOST_CONSTANTS
 IMMEDIATES = CONSTANT_WORDS + 16  # HLSQ_SHARED_CONSTS_IMM, behind the constants and a sink
 IMMEDIATE_WORDS = 64

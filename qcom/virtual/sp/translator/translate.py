@@ -28,7 +28,6 @@ from qcom.virtual.sp.translator.flow import (
 from qcom.virtual.sp.translator.registers import Handler, Registers, Unsupported
 
 _MODULES = (alu, floats, memory, move, resource, wave)
-UNDEFINED = 0xBAD0BAD1  # what registers hold before they are written
 _MOST_TWICE = 256  # instructions of a program that is also emitted for waves without a mask
 # What has no effect on results here: caches, hints, ordering that is always kept.
 _NOTHING = frozenset({
@@ -257,13 +256,13 @@ def _undefined(e: Registers) -> list[str]:
     for slot, kind, place in _state(e):
         value = "0"
         if place >= layout.REGISTERS:
-            value = constant("i32", UNDEFINED)
+            value = constant("i32", layout.UNDEFINED)
         elif slot == "%a0":
-            value = constant("i16", UNDEFINED & 0xFFFF)
+            value = constant("i16", layout.UNDEFINED & 0xFFFF)
         elif slot == "%predicated":
             value = "-1"
         elif slot.startswith("%s"):
-            value = str(UNDEFINED)
+            value = str(layout.UNDEFINED)
         if slot == "%exec":
             lines.append(f"  %exec.first.p = getelementptr i8, ptr %wave, i64 {layout.EXEC}")
             lines.append(f"  %exec.first = load {kind}, ptr %exec.first.p, align 16")
