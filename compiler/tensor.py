@@ -34,11 +34,13 @@ from compiler.methods.scattering import Scattering
 from compiler.methods.sorting import Sorting
 from compiler.plan.plan import MemoryPlan, memory_plan
 from compiler.runtime.generator import generator
+from compiler.runtime.lent import lend
 from compiler.runtime.memory_pool import Storage
 from compiler.runtime.recording import current_recording
 from compiler.runtime.runtime import device_of, runtime_of
 from compiler.search.forms import preferred
 from hcq.arrays import as_array
+from hcq.buffer import Buffer
 from hcq.core import core_of
 from hcq.device import Device
 from hcq.errors import BadArgument, NotSupported
@@ -78,6 +80,23 @@ class Tensor(
             self.node = _upload(self.device, _as_array(data), wanted)
         if self.node.origin is None:
             self.node.origin = here()
+
+    @classmethod
+    def from_buffer(
+        cls, buffer: Buffer, shape: int | Sequence[int], dtype: DType | str = float32
+    ) -> Self:
+        """The elements at the start of a buffer of the program's, where they are: no copy.
+
+        The tensor keeps the buffer, and never writes there: assignments make a copy. What is
+        computed reads the elements when its kernels run; the program writes them between. The
+        buffer may be longer, and begins at a multiple of 256 bytes. BadArgument where it cannot
+        be; Closed for any use after the program has closed the buffer.
+        """
+        made = object.__new__(cls)
+        made.node = lend(buffer, shape_of("from_buffer", [shape]), dtype)
+        made.device = buffer.device
+        made.node.origin = here()
+        return made
 
     # ---- made of nothing -----------------------------------------------------------------------
 

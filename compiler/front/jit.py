@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from compiler.graph.node import Node
-from compiler.runtime.memory_pool import MemoryPool, Storage
+from compiler.runtime.memory_pool import MemoryPool, Part, Storage
 from compiler.runtime.numbers import Places
 from compiler.runtime.recording import Recording, current_recording
 from compiler.runtime.runtime import Runtime, runtime_of
@@ -182,7 +182,8 @@ class _Replay:
         stand_ins: dict[int, Storage] = {}
         for storage in storages:
             if id(storage) not in stand_ins:
-                stand_ins[id(storage)] = self.pool.take(storage.size)
+                # of the size that is needed: a program's buffer may end there
+                stand_ins[id(storage)] = Part(self.pool.take(storage.size), 0, storage.size)
         recording = Recording(self.name, self.pool)
         recording.runtime = self.runtime
         try:

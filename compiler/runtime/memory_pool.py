@@ -18,9 +18,11 @@ KEEP = 512 << 20  # bytes of unused buffers kept per device
 
 
 class Storage:
-    """The memory of one realized tensor; goes back to its pool when nobody refers to it."""
+    """The memory of one realized tensor; goes back to its pool when nobody refers to it. writable:
+    whether assignments may be done in place."""
 
     __slots__ = ("__weakref__", "address", "buffer", "pool", "size")
+    writable = True
 
     def __init__(self, pool: MemoryPool, buffer: Buffer, size: int) -> None:
         self.pool = pool

@@ -105,9 +105,9 @@ def _assigns(call: Node) -> bool:
 
 
 def _shared(node: Node) -> bool:
-    """Whether others refer to a node's memory."""
+    """Whether others refer to a node's memory, or it is the program's own."""
     # the slot of the node, and the argument of getrefcount
-    return sys.getrefcount(node.storage) > 2
+    return sys.getrefcount(node.storage) > 2 or not getattr(node.storage, "writable", True)
 
 
 def _alone(nodes: list[Node]) -> InPlace | None:

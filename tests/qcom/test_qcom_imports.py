@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 import hcq
+from compiler import Tensor
 from hcq.errors import BadArgument, Closed, DriverRefused, NotSupported, OutOfMemory
 from hcq.memory import Placement
 from qcom.device import AdrenoDevice
@@ -19,6 +20,7 @@ from qcom.driver import AdrenoDriver
 from qcom.kgsl import Kgsl
 from qcom.virtual.machine import VirtualMachine
 from qcom.virtual.node import VirtualNode
+from tests.support.adreno import needs_mesa
 
 PAGES = 3 * mmap.PAGESIZE
 
@@ -209,3 +211,34 @@ def test_msm_says_that_it_has_none() -> None:
         assert isinstance(opened, AdrenoDevice)
         with pytest.raises(NotSupported):
             opened.import_memory(pages(0))
+
+
+# ---- tensors in imported memory ------------------------------------------------------------------
+
+
+@needs_mesa
+@pytest.mark.parametrize("chip", ["a630", "a740"])
+def test_a_tensor_in_memory_of_the_program(chip: str) -> None:
+    """A frame that the GPU may only read, computed on where it is."""
+    frame = pages(0)
+    with hcq.open(f"virtual:{chip}") as device:
+        assert isinstance(device, AdrenoDevice)
+        buffer = device.import_memory(frame, read_only=True)
+        picture = Tensor.from_buffer(buffer, (3, 4096), "uint8")
+        for value in (3, 200):
+            frame[:] = value
+            device.sync(buffer, to_gpu=True)
+            assert (picture.cast("float32").sum(axis=1) / 4096).tolist() == [value] * 3
+        picture[0, :] = 1  # into memory of its own: the import is read-only
+        total = picture.cast("int64").sum().item()
+        assert (total, int(frame[0])) == (4096 + 2 * 4096 * 200, 200)
+        assert not machine_of(device).violations
+
+
+@needs_mesa
+def test_a_tensor_in_a_cameras_buffer(either: AdrenoDevice, camera: int) -> None:
+    os.pwrite(camera, bytes(range(256)) * 16, 0)
+    with either.import_dma_buf(camera, read_only=True) as buffer:
+        picture = Tensor.from_buffer(buffer, 4096, "uint8")
+        assert (picture.cast("int32") + 1).sum().item() == 16 * sum(range(1, 257))
+        del picture

@@ -1,0 +1,80 @@
+"""Tensors whose elements lie in a buffer of the program's own."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from compiler.dtype import DType, as_dtype
+from compiler.graph.node import Node, Shape
+from compiler.runtime.memory_pool import MemoryPool, Storage
+from compiler.runtime.recording import current_recording
+from compiler.runtime.runtime import runtime_of
+from hcq.buffer import Buffer
+from hcq.errors import BadArgument, Closed
+
+ALIGN = 256  # bytes: what kernels are told of every parameter (compiler.codegen)
+
+
+class Lent(Storage):
+    """The start of a program's buffer, which it keeps. Read only: an assignment copies first. Any
+    use raises Closed once the program has closed the buffer."""
+
+    __slots__ = ("part",)
+    writable = False
+
+    def __init__(self, pool: MemoryPool, buffer: Buffer, size: int) -> None:
+        self.pool = pool
+        self.part = buffer[:size]
+        self.size = size
+
+    @property
+    def buffer(self) -> Buffer:  # type: ignore[override]  # a field that is looked at each time
+        """The bytes; Closed where they are no more."""
+        owner = self.part.owner
+        assert owner is not None
+        if owner.closed:
+            raise Closed("buffer used after close", address=int(owner.address))
+        return self.part
+
+    @property
+    def address(self) -> int:  # type: ignore[override]
+        """Where they are; Closed where they are no more."""
+        return self.buffer.address
+
+    def __del__(self) -> None:
+        """The buffer is the program's."""
+
+
+def lend(buffer: Any, shape: Shape, dtype: DType | str) -> Node:  # Any: checked here
+    """A node whose elements are the start of a buffer. BadArgument where they cannot be."""
+    kind = as_dtype(dtype)
+    if not isinstance(dtype, DType) and dtype != kind.name and np.dtype(dtype) == np.float64:
+        raise BadArgument(f"from_buffer: no tensor has elements of {dtype}; expected float32")
+    if not isinstance(buffer, Buffer):
+        raise BadArgument(f"from_buffer: expected a Buffer, got {type(buffer).__name__}")
+    owner = buffer.owner or buffer
+    if buffer.closed or owner.closed:
+        raise Closed("buffer used after close", address=int(buffer.address))
+    recording = current_recording()
+    if recording is not None:
+        raise BadArgument(
+            f"@jit {recording.name}: the tensor would lie in the same buffer in every call; "
+            "pass it as an argument"
+        )
+    size = prod(shape) * kind.itemsize
+    if size > buffer.size:
+        listed = ", ".join(map(str, shape))
+        raise BadArgument(
+            f"from_buffer: {kind.name}[{listed}] needs {size} bytes, the buffer has {buffer.size}"
+        )
+    if buffer.address % ALIGN:
+        raise BadArgument(
+            f"from_buffer: the buffer must begin at a multiple of {ALIGN} bytes, got "
+            f"{int(buffer.address):#x}"
+        )
+    node = Node("buffer", kind, shape)
+    node.storage = Lent(runtime_of(buffer.device).pool, buffer, size)
+    return node
