@@ -11,6 +11,11 @@ PLACES = (
     "remove it and rescan the bus"
 )
 BOOT = "open the device: the driver boots it"
+COOL = (
+    "let the card cool: check its fan, the airflow and the enclosure; device.reset() stops its "
+    "work and tells whether it is cool enough"
+)
+COOL_OFF = "power the card off, let it cool, check its fan and the airflow, and power it on again"
 DAMAGED = (
     "device.reset(), and treat results since the last check as wrong; where it comes back, replace "
     "the card"

@@ -322,6 +322,7 @@ def cold_boot(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
     load_firmware(units, firmware, stages)
     with stages.stage("SMU"):
         units.smu.start()
+        units.thermal.start()
     start_graphics(units, firmware, stages)
 
 
@@ -329,6 +330,7 @@ def warm_attach(units: Units, stages: Stages) -> None:
     """Take over a chip that a previous process left up: firmware runs, everything else is new."""
     units.smu.version = units.smu.send("GetSmuVersion")
     start_bus_and_hub(units, stages)
+    units.thermal.start()
     start_graphics(units, None, stages)
 
 
@@ -365,6 +367,7 @@ def stop(units: Units) -> None:
     units.gfx.disable_mec()
     for engine in units.engines:
         engine.halt()
+    units.thermal.stop()
     units.ih.stop()
     for hub in units.gmc:
         hub.stop()

@@ -201,6 +201,7 @@ class Chip:
     mp1: RegisterBlock
     osssys: RegisterBlock
     hdp: RegisterBlock
+    thm: RegisterBlock  # where `instances` has one
     wave_registers: RegisterMap  # indirect, through SQ_IND_INDEX
     discovery: Discovery
 

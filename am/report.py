@@ -36,6 +36,10 @@ class Reporter:
             gmc = units.gmc
             hubs = gmc.mmhubs if entry.client == faults.CLIENT_VMC else gmc.gfxhubs
             return self._page_fault(faults.faulted_page(entry), entry, gmc.take_fault(hubs))
+        if (
+            heat := units.thermal.explain(self.driver.name, entry.client, entry.source)
+        ) is not None:
+            return heat
         if (damage := faults.uncorrectable_error(entry)) is not None:
             return damage
         if entry.source == faults.SOURCE_SQ:

@@ -19,7 +19,7 @@ from am.diagnosis import diagnose, failed_queues, reports, stands_still
 from am.firmware import load_firmware
 from am.queue import ComputeQueue, CopyQueue
 from am.units import Units
-from hcq.errors import ChipError, DeviceLost, NotSupported
+from hcq.errors import ChipError, DeviceLost, NotSupported, OverTemperature
 from hcq.ladder import Diagnosis, Ladder, Level, PlainRung, Planned, Recovery
 from hcq.memory import Placement
 from hcq.transport.base import ResetKind
@@ -62,6 +62,10 @@ def recover(driver: AmDriver, only: Level | None = None) -> Recovery:
     finally:
         driver.reset_report = [one for one in ladder.attempts if not one.refused]
     driver.unfinished = None
+    if isinstance(driver.core.failure, OverTemperature):  # its work has been stopped now
+        excess = driver.units.thermal.excess(driver.name)
+        if excess is not None:
+            raise excess
     lost: frozenset[Placement] = frozenset()
     if driver.vram_lost:
         host = driver.transport.traits.host_memory

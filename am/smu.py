@@ -208,12 +208,17 @@ class Smu:
             return False
         return True
 
+    def table(self, name: str, size: int) -> bytes:
+        """Let the SMU write a table (TABLE_...), and return a copy of its first bytes, a multiple
+        of 4."""
+        self.send("TransferTableSmu2Dram", self._interface[name])
+        return self.chip.vram.read(self.carveout.smu_table, size)
+
     def metrics(self) -> Struct:
         """Let the SMU write its metrics table, and return a copy (SmuMetrics_t)."""
-        self.send("TransferTableSmu2Dram", self._interface["TABLE_SMU_METRICS"])
         layout = self._tables.SmuMetricsExternal_t
-        size = -(-layout.size // 4) * 4
-        table: Struct = layout.view(self.chip.vram.read(self.carveout.smu_table, size)).SmuMetrics
+        raw = self.table("TABLE_SMU_METRICS", -(-layout.size // 4) * 4)
+        table: Struct = layout.view(raw).SmuMetrics
         return table
 
 

@@ -6,7 +6,7 @@ booted, one that hangs, one that another process left. Registers that change whe
 
 Sources: Linux 6.12 amdgpu_discovery.c (board firmware), psp_v13_0.c (bootloader, secure OS, ring),
 amdgpu_ras.c, amdgpu_ras.h (boot errors), smu_cmn.c (responses), gfx_v11_0.c (autoload, RLC, MEC),
-sdma_v6_0.c, ih_v6_0.c, gmc_v11_0.c (invalidation engines).
+sdma_v6_0.c, ih_v6_0.c, gmc_v11_0.c (invalidation engines), smu_v13_0.c (thermal controller).
 """
 
 from __future__ import annotations
@@ -315,6 +315,26 @@ def _interrupts(chip: Chip) -> Iterator[State]:
         yield State("IH", "on", True, "interrupts are written to their ring", "", registers)
 
 
+def _thermal(chip: Chip) -> Iterator[State]:
+    """UNSURE: that CTF_TEMP shows the temperature on gfx11 as it does on Vega (vega10_thermal.c);
+    a board would settle it."""
+    if not chip.instances("THM"):
+        return
+    control = chip.thm.THM_THERMAL_INT_CTRL.read()
+    status = chip.thm.CG_MULT_THERMAL_STATUS.read()
+    registers = {"THM_THERMAL_INT_CTRL": int(control), "CG_MULT_THERMAL_STATUS": int(status)}
+    celsius, limit = status.CTF_TEMP, control.DIG_THERM_INTH
+    if not control.THERM_IH_HW_ENA:
+        meaning = f"{celsius} degrees Celsius; no driver has asked to be told of a limit"
+        yield State("THM", "off", True, meaning, advice.BOOT, registers)
+    elif celsius > limit:
+        meaning = f"{celsius} degrees Celsius, at most {limit} expected"
+        yield State("THM", "too hot", False, meaning, advice.COOL, registers)
+    else:
+        meaning = f"{celsius} degrees Celsius, of {limit}"
+        yield State("THM", "cool enough", True, meaning, "", registers)
+
+
 _LOOKS: tuple[Callable[[Chip], Iterator[State]], ...] = (
     _board,
     _psp,
@@ -323,4 +343,5 @@ _LOOKS: tuple[Callable[[Chip], Iterator[State]], ...] = (
     _copy_engines,
     _memory,
     _interrupts,
+    _thermal,
 )

@@ -14,6 +14,7 @@ from am.nbio import Nbio
 from am.psp import Psp
 from am.sdma import Engine
 from am.smu import Smu
+from am.thermal import Thermal
 from hcq.errors import DiscoveryError
 from hcq.memory import Placement
 from hcq.transport.base import DmaMemory
@@ -49,6 +50,7 @@ class Units:
     gmc: Gmc
     psp: Psp
     smu: Smu
+    thermal: Thermal
     ih: Ih
     gfx: Gfx
     clocks: Clocks
@@ -75,6 +77,7 @@ def make_units(chip: Chip, classes: UnitClasses) -> Units:
     engines = tuple(classes.copy_engine(chip, found.instance) for found in chip.copy_engines())
     if not engines:
         raise DiscoveryError("expected a copy engine (SDMA) in the discovery table, found none")
+    smu = classes.smu(chip, nbio, carveout)
     return Units(
         chip=chip,
         carveout=carveout,
@@ -83,7 +86,8 @@ def make_units(chip: Chip, classes: UnitClasses) -> Units:
         nbio=nbio,
         gmc=classes.gmc(chip, nbio),
         psp=classes.psp(chip, nbio, carveout),
-        smu=classes.smu(chip, nbio, carveout),
+        smu=smu,
+        thermal=Thermal(chip, smu),
         ih=classes.ih(chip, nbio, memory.allocate(MEMORY_SIZE, Placement.HOST)),
         gfx=gfx,
         clocks=classes.clocks(chip, gfx, engines),

@@ -36,6 +36,7 @@
     │   ├── IllegalInstruction    a wave met an instruction it cannot execute
     │   ├── AssertionFailed       an assert of a kernel; carries file, line, block and thread
     │   ├── BadPacket             a queue met a packet its command processor refuses
+    │   ├── OverTemperature       the chip is hotter than its board allows; carries the limit
     │   └── DeviceHang            work did not end within its limit
     └── FirmwareError         the chip's firmware, or its images
         ├── FirmwareNotFound      carries the paths that were searched
@@ -233,6 +234,10 @@ class AssertionFailed(ChipError):
 
 class BadPacket(ChipError):
     """A command processor refused a packet."""
+
+
+class OverTemperature(ChipError):
+    """The chip is hotter than its board allows; carries limit_celsius and mostly celsius."""
 
 
 class DeviceHang(ChipError, TimeoutError):

@@ -13,8 +13,8 @@ class BoardFacts:
     """A board with the chip, as its virtual card is built. Sizes are bytes.
 
     channels: of memory, of 16 bits. vector_registers: of a lane on each SIMD, wave32.
-    graphics_megahertz, memory_megahertz: highest clocks. power_limit: watts.
-    graphics_megahertz, memory_megahertz: highest clocks. power_limit: watts.
+    graphics_megahertz, memory_megahertz: highest clocks. power_limit: watts. shutdown_celsius: at
+    which the board's table has its driver switch the card off; our choice, no header states it.
     """
 
     vram: int
@@ -27,6 +27,7 @@ class BoardFacts:
     graphics_megahertz: int
     memory_megahertz: int
     power_limit: int
+    shutdown_celsius: int = 118
 
 
 @dataclass(frozen=True)

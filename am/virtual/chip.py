@@ -18,6 +18,7 @@ from am.virtual.bus.nbio import Nbio
 from am.virtual.firmware.discovery import build_discovery
 from am.virtual.firmware.psp import Psp
 from am.virtual.firmware.smu import Smu
+from am.virtual.firmware.thermal import Thermal
 from am.virtual.firmware.vbios import Rom
 from am.virtual.memory.gmc import Hub
 from am.virtual.memory.hdp import Hdp
@@ -61,9 +62,11 @@ class Chip(Board):
         self.ih = InterruptHandler(self)
         self.psp = Psp(self)
         self.smu = Smu(self)
+        self.thermal = Thermal(self, self.smu.metrics, self.unplug)
         self.rom = Rom(self)
         self.blocks: list[Block] = [
-            self.nbio, self.hdp, self.mm, self.gc, self.ih, self.psp, self.smu, self.rom,
+            self.nbio, self.hdp, self.mm, self.gc, self.ih, self.psp, self.smu, self.thermal,
+            self.rom,
         ]  # fmt: skip
         self.power_cycle()
 

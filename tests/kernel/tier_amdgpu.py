@@ -2,9 +2,10 @@
 
 What it wants of a card was not written with this model in view, so every register or table it
 misses is a gap of the model. It gets the synthetic firmware under the names it asks for. It is
-loaded, unloaded and loaded again, when it resets the card first. The run's folder keeps what it
-said (dmesg.txt) and what it touched (accesses.txt, registers by name). The tier passes when the
-driver says all of `REACHED` each time and warns of nothing; docs/foreign-drivers.md has the story.
+loaded, unloaded and loaded again, when it resets the card first. Then the card gets too hot. The
+run's folder keeps what it said (dmesg.txt) and what it touched (accesses.txt, registers by name).
+The tier passes when the driver says all of `REACHED` each time, warns of nothing and notices the
+heat; docs/foreign-drivers.md has the story.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ REACHED = (
     "[drm] Initialized amdgpu 3.",
 )
 UNLOADED = "the module is gone"
+TOO_HOT = "GPU over temperature range(SW CTF) detected!"
+CELSIUS, HEAT_LIMIT_S = 125, 30
+_ASKED = "thm.THM_THERMAL_INT_ENA <- 0x38"  # it wants to be told
+_QUIET_S = 1.0  # the driver has nothing more to do
 
 
 class Trace:
@@ -88,6 +93,28 @@ class TracedChip(ServedChip):
         return TracingTransport(super().attach(client), self._trace)
 
 
+class Heater(threading.Thread):
+    """Heats the chip once the driver was loaded twice and is idle."""
+
+    def __init__(self, chip: Chip, trace: Trace) -> None:
+        super().__init__(name="heater", daemon=True)
+        self._chip, self._trace = chip, trace
+        self._end = threading.Event()
+
+    def run(self) -> None:
+        seen = 0
+        while not self._end.wait(_QUIET_S):
+            lines = list(self._trace.lines)
+            if lines.count(_ASKED) >= 2 and len(lines) == seen:
+                self._chip.thermal.heat(CELSIUS)
+                return
+            seen = len(lines)
+
+    def stop(self) -> None:
+        self._end.set()
+        self.join()
+
+
 @contextmanager
 def served(socket: Path) -> Iterator[tuple[Chip, Trace]]:
     """A chip behind a server that listens."""
@@ -124,14 +151,21 @@ def boot(lab: Lab, socket: Path, provided: Path, modules: list[str], options: st
         "driver": "vfio-user-pci", "id": "gpu0", "bus": "port0", "addr": "0.0", "rombar": 0,
         "socket": {"type": "unix", "path": str(socket)},
     }  # fmt: skip
+    busybox = f"{lab.programs.tools}/usr/bin/busybox"
     command = (
+        # it switches the machine off where it is too hot: by this
+        f"echo {busybox} true > /proc/sys/kernel/poweroff_cmd; "
         f"echo -n {provided}/firmware > /sys/module/firmware_class/parameters/path; "
-        f"{lab.programs.tools}/usr/bin/busybox insmod {provided}/amdgpu.ko {options}; "
+        f"{busybox} insmod {provided}/amdgpu.ko {options}; "
         "ls -l /dev/dri; ls -l /sys/bus/pci/drivers/amdgpu; "
-        f"{lab.programs.tools}/usr/bin/busybox rmmod amdgpu && echo {UNLOADED} > /dev/kmsg; "
-        f"{lab.programs.tools}/usr/bin/busybox insmod {provided}/amdgpu.ko {options}"
+        f"{busybox} rmmod amdgpu && echo {UNLOADED} > /dev/kmsg; "
+        f"{busybox} insmod {provided}/amdgpu.ko {options}; "
+        f"for second in `{busybox} seq {HEAT_LIMIT_S}`; do "
+        f"{busybox} dmesg | {busybox} grep -q 'SW CTF' && break; {busybox} sleep 1; done"
     )
     with served(socket) as (chip, trace):
+        heater = Heater(chip, trace)
+        heater.start()
         done = lab.boot(
             "amdgpu",
             command=command,
@@ -143,6 +177,7 @@ def boot(lab: Lab, socket: Path, provided: Path, modules: list[str], options: st
             kernel_command="loglevel=7",
             limit_s=200,
         )
+        heater.stop()
         accesses = list(trace.lines)
         violations = list(chip.violations)
         notes = list(chip.notes)
@@ -157,6 +192,7 @@ def boot(lab: Lab, socket: Path, provided: Path, modules: list[str], options: st
     first, _, again = said.partition(UNLOADED)
     results = {f"amdgpu says: {words}": words in first for words in REACHED}
     results |= {f"loaded again it says: {words}": words in again for words in REACHED}
+    results["it notices a chip that is too hot"] = TOO_HOT in again
     results["it warns of nothing"] = "WARNING:" not in said and "*ERROR*" not in said
     cases = [Case(name, "passed" if well else "failed", 0.0) for name, well in results.items()]
     return replace(done, cases=cases)

@@ -42,7 +42,7 @@ def combo_table(facts: ChipFacts) -> bytes:
     body = bytes(table)
     head = struct.pack(
         "<HBBBBHIIHIBHHHH", _HEAD + len(body), _FORMAT, 0, _TABLE_REVISION, 0, _HEAD, 0, 0,
-        _ASIC_FORMAT, 0, _INTERNAL_SENSOR, 0, 0, 0, 0,
+        _ASIC_FORMAT, 0, _INTERNAL_SENSOR, 0, 0, 0, facts.board.shutdown_celsius,
     )  # fmt: skip
     return head.ljust(_HEAD, b"\0") + body
 

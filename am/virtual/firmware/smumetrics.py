@@ -72,6 +72,15 @@ class Metrics:
         self._heat = 0.0  # follows the load slowly
         self._energy = 0.0
         self._counter = 0
+        self._edge = 34.0
+        self.planted: int | None = None  # a temperature of the hottest place, see Thermal
+
+    @property
+    def hotspot(self) -> int:
+        """Degrees Celsius of the hottest place."""
+        if self.planted is not None:
+            return self.planted
+        return round(self._edge + 6 + 12 * self._heat)
 
     def reset(self) -> None:
         """Start from cold."""
@@ -104,11 +113,13 @@ class Metrics:
         metrics.EnergyAccumulator = round(self._energy) & 0xFFFF_FFFF
         metrics.AverageSocketPower = round(watts)
         metrics.AverageTotalBoardPower = round(watts * 1.1 + 9)
-        edge = 34 + 26 * self._heat + jitter
+        edge = self._edge = 34 + 26 * self._heat + jitter
+        if self.planted is not None:
+            edge = self.planted - 12.0
         for sensor in range(13):
             metrics.AvgTemperature[sensor] = round(edge + sensor % 5)
         metrics.AvgTemperature[_EDGE] = round(edge)
-        metrics.AvgTemperature[_HOTSPOT] = round(edge + 6 + 12 * self._heat)
+        metrics.AvgTemperature[_HOTSPOT] = self.hotspot
         metrics.AvgTemperature[_MEMORY_TEMPERATURE] = round(edge + 10 + 8 * self._heat)
         metrics.AvgTemperatureFanIntake = 27
         metrics.AvgVoltage[0] = round(720 + 380 * activity)
