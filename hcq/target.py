@@ -112,17 +112,27 @@ def ptx_target(cpu: str, compute_units: int = 1) -> TargetSpec:
     )
 
 
+_WIDE_ATOMICS = ",atomics64"
+
+
 def adreno_target(
-    name: str, chip_id: int, generation: int, local_memory: int, compute_units: int = 1
+    name: str,
+    chip_id: int,
+    generation: int,
+    local_memory: int,
+    compute_units: int = 1,
+    *,
+    wide_atomics: bool = False,
 ) -> TargetSpec:
     """The target of an Adreno GPU of generation 6 or 7. chip_id: as its kernel driver reports it.
-    Turnip's limits: 1,024 threads of a group, 65,535 groups along an axis."""
+    wide_atomics: on 64 bits of global memory. Turnip's limits: 1,024 threads of a group, 65,535
+    groups along an axis."""
     return TargetSpec(
         name=f"adreno-{name}",
         abi="ir3",
         triple="adreno",
         cpu=f"gen{generation}",
-        features=f"chip={chip_id:#x}",
+        features=f"chip={chip_id:#x}{_WIDE_ATOMICS if wide_atomics else ''}",
         wave_size=64,
         max_threads_per_group=1024,
         local_memory=local_memory,
@@ -133,4 +143,10 @@ def adreno_target(
 
 def adreno_chip(target: TargetSpec) -> tuple[int, int]:
     """The chip id and generation of a target that `adreno_target` made."""
-    return int(target.features.removeprefix("chip="), 16), int(target.cpu.removeprefix("gen"))
+    chip_id = target.features.removeprefix("chip=").removesuffix(_WIDE_ATOMICS)
+    return int(chip_id, 16), int(target.cpu.removeprefix("gen"))
+
+
+def adreno_wide_atomics(target: TargetSpec) -> bool:
+    """Whether a target that `adreno_target` made has atomics of 64 bits."""
+    return target.features.endswith(_WIDE_ATOMICS)

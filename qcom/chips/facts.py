@@ -19,7 +19,8 @@ class ChipFacts:
     constants: vec4 of a compute kernel's constant file. fibers: threads that private memory is laid
     out for, per shader processor. gmem: on-chip memory. scalar_unit: an arithmetic unit of its own
     executes instructions on shared registers. has_lpac: compute has registers of its own, besides
-    those it shares with graphics. settings: values of registers that differ between chips and that
+    those it shares with graphics. wide_atomics: atomics on 64 bits of global memory
+    (has_64b_ssbo_atomics in Mesa). settings: values of registers that differ between chips and that
     a command stream must set ("magic_regs" in Mesa's freedreno_devices.py); those of compute.
     register_base: where the registers lie in the host's memory (gpu@ in Linux'
     arch/arm64/boot/dts/qcom), which is in the GPU's name in sysfs.
@@ -44,6 +45,7 @@ class ChipFacts:
     highest_bank_bit: int
     scalar_unit: bool = False
     has_lpac: bool = False
+    wide_atomics: bool = False
     settings: tuple[tuple[str, int], ...] = ()
     register_base: int = 0x3D0_0000
     products: tuple[str, ...] = ()
@@ -52,5 +54,6 @@ class ChipFacts:
     def target(self) -> TargetSpec:
         """What the compiler is told."""
         return adreno_target(
-            self.name, self.chip_ids[0], self.generation, self.local_memory, self.shader_processors
-        )
+            self.name, self.chip_ids[0], self.generation, self.local_memory, self.shader_processors,
+            wide_atomics=self.wide_atomics,
+        )  # fmt: skip

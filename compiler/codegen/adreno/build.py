@@ -16,7 +16,7 @@ from compiler.codegen.adreno.mesa import Binary, compiler_for
 from compiler.codegen.adreno.select import shader_of
 from hcq.errors import CompileError
 from hcq.ir3object import Ir3Kernel, Ir3Parameter, pack_ir3
-from hcq.target import TargetSpec, adreno_chip
+from hcq.target import TargetSpec, adreno_chip, adreno_wide_atomics
 
 # Pointers: 64 bits to global memory, 32 to local memory (3) and to variables (5).
 _LAYOUT = "e-p:64:64-p3:32:32-p5:32:32-i64:64-n32-A5"
@@ -60,7 +60,8 @@ def _kernel(function: Function, target: TargetSpec, threads: int | None) -> Ir3K
         )
     chip_id, generation = adreno_chip(target)
     compiler = compiler_for(chip_id)
-    shader = shader_of(function, compiler.mesa.tables, threads)
+    wide = adreno_wide_atomics(target)
+    shader = shader_of(function, compiler.mesa.tables, threads, wide)
     binary = compiler.compile(shader.blob, -(-shader.constants // 4), shader.lanes)
     if binary.driver_params is not None:
         if not shader.lanes:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from compiler.codegen.adreno.llvm import Instruction, Operand
 from compiler.codegen.adreno.texels import Texels
-from hcq.errors import NotSupported
+from hcq.errors import CompileError, NotSupported
 
 if TYPE_CHECKING:
     from compiler.codegen.adreno.select import Selection
@@ -185,25 +185,38 @@ class Memory:
 
     def atomic(self, one: Instruction) -> tuple[int, ...]:
         pointer, operand = one.operands
-        if one.kind not in _ATOMIC or operand.type.bits != 32 or operand.type.kind != "i":
-            raise NotSupported(f"atomicrmw {one.kind} of this type for Adreno")
+        if one.kind not in _ATOMIC:
+            raise NotSupported(f"atomicrmw {one.kind} for Adreno", code=one.line.strip())
+        space, bits = self._changed(one, pointer, operand)
         build = self.selection.build
         (address,), (value,) = self.selection.lanes(pointer), self.selection.lanes(operand)
-        space = "global" if pointer.type.bits == 64 else "shared"
-        operation = _ATOMIC[one.kind]
         given = [address, value]
-        return (build.intrinsic(f"{space}_atomic", given, 1, 32, atomic_op=operation),)
+        return (build.intrinsic(f"{space}_atomic", given, 1, bits, atomic_op=_ATOMIC[one.kind]),)
 
     def exchange(self, one: Instruction) -> tuple[int, ...]:
         """Compare and exchange; the old value, and whether it was the expected one."""
         pointer, expected, wanted = one.operands
-        if expected.type.bits != 32 or expected.type.kind != "i":
-            raise NotSupported("cmpxchg of this type for Adreno", code=one.line.strip())
+        space, bits = self._changed(one, pointer, expected)
         build = self.selection.build
         given = [self.selection.lanes(each)[0] for each in (pointer, expected, wanted)]
-        space = "global" if pointer.type.bits == 64 else "shared"
-        old = build.intrinsic(f"{space}_atomic_swap", given, 1, 32, atomic_op=_COMPARE_EXCHANGE)
+        old = build.intrinsic(f"{space}_atomic_swap", given, 1, bits, atomic_op=_COMPARE_EXCHANGE)
         return old, build.alu("ieq", 1, old, given[1])
+
+    def _changed(self, one: Instruction, pointer: Operand, operand: Operand) -> tuple[str, int]:
+        """The memory that an atomic operation changes, and how many bits. Of 64 Mesa makes all but
+        exchanges of loops that compare and exchange."""
+        bits, code = operand.type.bits, one.line.strip()
+        if operand.type.kind != "i" or bits not in (_WORD, 2 * _WORD):
+            raise NotSupported("atomic operations of this type for Adreno", code=code)
+        space = "global" if pointer.type.bits == 64 else "shared"
+        if bits > _WORD and space == "shared":
+            raise CompileError("Adreno has no atomics of 64 bits in local memory", code=code)
+        if bits > _WORD and not self.selection.wide_atomics:
+            raise CompileError(
+                "this Adreno has no atomics of 64 bits; the 740, the 750 and the X1-85 have",
+                code=code,
+            )
+        return space, bits
 
     def fence(self, barrier: bool) -> None:
         """Order memory; barrier: of the group's local memory, all threads having come here."""

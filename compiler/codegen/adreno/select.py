@@ -61,16 +61,19 @@ class Shader:
     textures: tuple[Ir3Texture, ...]
 
 
-def shader_of(function: Function, tables: Tables, threads: int) -> Shader:
-    """The shader of a kernel whose groups have so many threads."""
-    return Selection(function, tables, threads).shader()
+def shader_of(function: Function, tables: Tables, threads: int, wide_atomics: bool) -> Shader:
+    """The shader of a kernel whose groups have so many threads. wide_atomics: of 64 bits exist."""
+    return Selection(function, tables, threads, wide_atomics).shader()
 
 
 class Selection:
     """The translation of one function."""
 
-    def __init__(self, function: Function, tables: Tables, threads: int) -> None:
+    def __init__(
+        self, function: Function, tables: Tables, threads: int, wide_atomics: bool
+    ) -> None:
         self.function = function
+        self.wide_atomics = wide_atomics
         self.threads = threads
         self.build = Builder(tables)
         self.values: dict[str, Lanes] = {}

@@ -30,6 +30,7 @@ FACTS = ChipFacts(
     scalar_unit=True,
     products=("Snapdragon X Elite",),
     has_lpac=True,
+    wide_atomics=True,
     settings=(
         ("SP_DBG_ECO_CNTL", 0x10000000),
         ("TPL1_DBG_ECO_CNTL", 0x11100000),

@@ -19,6 +19,7 @@ A0, A1 = 61 * 4, 61 * 4 + 1
 P0 = 62 * 4
 NONE = 63 * 4
 TYPES = ("f16", "f32", "u16", "u32", "s16", "s32", "u8", "u8_32")
+WIDE = 6  # of atomics: u64 in place of u8
 # Values of the float look-up table, as bits of f32 and of f16 are rounded from them.
 _E, _PI = 2.718281828459045, 3.141592653589793
 _LOG2_E, _LOG2_10 = 1.4426950408889634, 3.321928094887362

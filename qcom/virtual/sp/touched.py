@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from qcom.virtual.sp.operands import A0, SHARED, SHARED_END, TYPES, Kind, Op, Operand
+from qcom.virtual.sp.operands import A0, SHARED, SHARED_END, TYPES, WIDE, Kind, Op, Operand
 
 _SHORT = ("f16", "u16", "s16", "u8")
 _SOURCES = {"ldl": "SRC", "ldlw": "SRC", "ldp": "SRC", "stl": "DST", "stlw": "DST", "stp": "DST"}
@@ -147,10 +147,10 @@ def _moved_by_memory(op: Op, found: Touched) -> None:
         found.writes |= halves(op.raw("SRC1"), False)
         found.reads |= halves(op.raw("SRC1") + 1, False, 2 if "cmpxchg" in name else 1)
     elif name.startswith("atomic."):
-        data = 2 if "cmpxchg" in name else 1
+        words = 2 if op.raw("TYPE") == WIDE else 1
         _source(op, found, "SRC1", 2 if name.startswith("atomic.g.") else 1)
-        _source(op, found, "SRC2", data)
-        found.writes |= halves(op.raw("DST"), False)
+        _source(op, found, "SRC2", words * (2 if "cmpxchg" in name else 1))
+        found.writes |= halves(op.raw("DST"), False, words)
     elif name in ("ldib.b", "stib.b"):
         _uav(op, found, op.raw("D"))
         into = found.writes if name == "ldib.b" else found.reads

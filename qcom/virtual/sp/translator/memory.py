@@ -17,7 +17,7 @@ from hcq.emu.lanes.every import PREFIX
 from hcq.emu.memory import Access
 from hcq.emu.text import LANES, PASS, VECTOR, constant, lanes
 from hcq.emu.tlb import hit, tlb_of
-from qcom.virtual.sp.operands import TYPES, Op
+from qcom.virtual.sp.operands import TYPES, WIDE, Op
 from qcom.virtual.sp.runtime import layout
 from qcom.virtual.sp.translator.registers import Handler, Registers, Unsupported
 
@@ -351,6 +351,8 @@ PASS_HOSTS = f"<{PASS} x i64>"
 def atomic_name(op: Op) -> str:
     """The operation, as `hcq.emu.atomics` names it."""
     name = op.name.rsplit(".", 1)[1]
+    if op.raw("TYPE") == WIDE and name not in _NAMES:
+        raise Unsupported(f"{op.name} of 64 bits: Mesa makes exchanges alone")
     if name in _SIGNED:
         number = op.raw("TYPE")
         return (_SIGNED if TYPES[number] == "s32" else _UNSIGNED)[name]
@@ -362,19 +364,21 @@ def atomic_name(op: Op) -> str:
 def atomic(
     e: Registers, op: Op, hosts: str, places: list[tuple[str, str]], mask: str, data: list[str]
 ) -> str:
-    """Change words at host addresses, which a function returns; the old values. data: the new
-    value, and what compare and swap expects."""
+    """Change words at host addresses, which a function returns, or pairs of them; the old values.
+    data: the new value, and what compare and swap expects."""
     name = atomic_name(op)
     first, second = [*data, "zeroinitializer"][:2]
     if name == "cas":
         first, second = second, first
-    number = ("i32", str(OPERATIONS[32].index(name)))
-    arguments = [(LANES, mask), number, (e.vector, first), (e.vector, second)]
+    bits = 64 if op.raw("TYPE") == WIDE else 32
+    vector, part = e.vector_of(f"i{bits}"), PASS_HOSTS if bits == 64 else VECTOR
+    number = ("i32", str(OPERATIONS[bits].index(name)))
+    arguments = [(LANES, mask), number, (vector, first), (vector, second)]
     old = []
     for where, what in zip(e.cut_arguments(places), e.cut_arguments(arguments), strict=True):
         found = (PASS_HOSTS, e.call(PASS_HOSTS, PREFIX + hosts, CONTEXT, *where))
-        old.append(e.call(VECTOR, f"{PREFIX}atomic_32", CONTEXT, found, *what))
-    return e.whole("i32", old)
+        old.append(e.call(part, f"{PREFIX}atomic_{bits}", CONTEXT, found, *what))
+    return e.whole(f"i{bits}", old)
 
 
 def _checked_type(op: Op) -> None:
@@ -398,14 +402,29 @@ def _atomic_data(e: Registers, op: Op) -> list[str]:
 
 
 def _atomic_global(e: Registers, op: Op, turn: int) -> None:
-    _checked_type(op)
-    number = op.scope.inner("SRC1").bits
+    wide = op.raw("TYPE") == WIDE
+    if not wide:
+        _checked_type(op)
+    number, target = op.scope.inner("SRC1").bits, op.raw("DST")
     low, high = e.word(number), e.word(number + 1)
     where = Where(low, high, "0")
-    data = _atomic_data(e, op)
+    data = _wide_data(e, op) if wide else _atomic_data(e, op)
     note(e, op, where)
-    places = [(e.vector_of("i64"), joined(e, low, high)), (LANES, e.exec())]
-    e.set_word(op.raw("DST"), atomic(e, op, "ir3_hosts", places, e.exec(), data))
+    address = joined(e, low, high)
+    if wide:  # aligned, so that all of it is in one page
+        address = e.binary("and", "i64", address, constant("i64", -8))
+    places = [(e.vector_of("i64"), address), (LANES, e.exec())]
+    old = atomic(e, op, "ir3_hosts", places, e.exec(), data)
+    for k, word in enumerate(halves(e, old) if wide else (old,)):
+        e.set_word(target + k, word)
+
+
+def _wide_data(e: Registers, op: Op) -> list[str]:
+    if op.flag("SRC2_IM"):
+        raise Unsupported(f"{op.name} of 64 bits with an immediate")
+    first = op.scope.inner("SRC2").bits
+    count = 4 if op.name.endswith("cmpxchg") else 2
+    return [joined(e, e.word(first + k), e.word(first + k + 1)) for k in range(0, count, 2)]
 
 
 def _atomic_local(e: Registers, op: Op, turn: int) -> None:
