@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hcq.buffer import Buffer
-from hcq.command import Signal, Symbol, values_of
 from hcq.driver import Driver
 from hcq.errors import DeviceNotFound, UgpuError
 from hcq.memory import Placement, VirtAddr
@@ -21,12 +20,12 @@ from hcq.queue import HardwareQueue, QueueKind
 from hcq.telemetry import Sensor
 from hcq.timeline import SIZE as TIMELINE_SIZE
 from hcq.timeline import Timeline
-from qcom import chips, kernels
+from qcom import chips, kernels, proof
 from qcom.chips.facts import ChipFacts
 from qcom.encode import Encoder
 from qcom.faults import Faults
 from qcom.imports import memory_of
-from qcom.interface import CACHE_LINE, Caching, Identity, KernelInterface, Memory, ResetState
+from qcom.interface import CACHE_LINE, Identity, KernelInterface, Memory, ResetState
 from qcom.pm4 import Tables
 from qcom.programs import Programs
 from qcom.queue import AdrenoQueue, Dispatcher
@@ -40,7 +39,6 @@ log = logging.getLogger(__name__)
 
 COUNTER_HERTZ = 19.2e6  # of CP_ALWAYS_ON_COUNTER: tu_device.cc, timestampPeriod
 LOOK_INTERVAL_S = 0.02  # between questions whether the context was lost
-FIRST_WORK_LIMIT_S = 5.0  # TIMEOUT: a signal alone; microseconds where all is well
 _SPINS = 200  # looks at the timeline before a waiter sleeps: about 0.1 ms
 _SHORT_PAUSES = 2000  # looks before the pauses grow: about 0.1 s
 _PAUSE_S, _LONG_PAUSE_S = 5e-5, 5e-4
@@ -104,7 +102,7 @@ class AdrenoDriver(Driver):
             self._queues += (AdrenoQueue(self, "copy", QueueKind.COPY),)
         with self._stage("first work"):
             self._make_probe()
-            self.first_work()
+            proof.signal(self)
         for name, image in kernels.objects(self.facts.generation).items():
             program = self.programs.load(image)
             self._own.append(program)
@@ -116,34 +114,7 @@ class AdrenoDriver(Driver):
             self.core, VirtAddr(memory.address), TIMELINE_SIZE, Placement.HOST,
             memory.view[:TIMELINE_SIZE], handle=memory,
         )  # fmt: skip
-        self._probe = Timeline(self.core, buffer, f"{self.name} probe")
-
-    def first_work(self) -> dict[str, object]:
-        """Run a signal alone, beside the queues, and wait for it: the proof that the context works.
-        UnitTimeout, or what the kernel driver reports."""
-        probe = self._probe
-        value = probe.advance()
-        encoded = self.encoder.encode([Signal(probe, Symbol.constant(value))])
-        image = self.interface.allocate(4 * len(encoded.words), Caching.COMBINED)
-        try:
-            values = values_of(encoded, value)
-            for position, symbol in enumerate(encoded.symbols):
-                if symbol.kind == "image":
-                    values[position] = image.address
-            encoded.patch(encoded.words, values)
-            image.view[: encoded.words.nbytes] = encoded.words.tobytes()
-            ranges = encoded.segments[0].ranges
-            self.interface.prepare([(image, 4 * at, 4 * size) for at, size in ranges]).submit()
-            self.clock.wait_until(
-                lambda: probe.value >= value,
-                unit=self.name,
-                waiting_for="end of its first work",
-                limit_s=FIRST_WORK_LIMIT_S,
-                state=self.interface.progress,
-            )
-        finally:
-            image.close()
-        return {"ran": "a signal"}
+        self.probe = Timeline(self.core, buffer, f"{self.name} probe")
 
     def rebuild(self) -> None:
         """A new context; what the old one ran is lost, and the queues are empty."""

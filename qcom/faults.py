@@ -6,6 +6,7 @@ its own fault (guilty) or another's (innocent), and on newer kernels which addre
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hcq.bundle import Evidence
@@ -13,6 +14,7 @@ from hcq.culprit import take_culprit
 from hcq.errors import ChipError, DeviceHang, NotSupported, PageFault, UgpuError
 from hcq.ladder import Diagnosis, Ladder, Level, PlainRung, Planned, Recovery
 from hcq.timeline import Timeline
+from qcom import proof
 from qcom.interface import ResetState
 
 if TYPE_CHECKING:
@@ -104,9 +106,10 @@ class Faults:
 
     def _ladder(self) -> Ladder:
         driver = self.driver
+        work = partial(proof.work, driver)
         cost = "work in flight; programs and memory stay"
         rungs = [
-            PlainRung("new context", Level.QUEUE, cost, driver.rebuild, driver.first_work),
+            PlainRung("new context", Level.QUEUE, cost, driver.rebuild, work),
             PlainRung("reset of the GPU", Level.BLOCK, "work of all", _nothing, dict, _not_ours),
         ]
         return Ladder(driver.name, rungs, driver.clock)

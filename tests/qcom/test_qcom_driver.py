@@ -453,7 +453,7 @@ def test_an_exception_at_any_line_of_a_load(opened: Opened) -> None:
 
 
 def test_a_reset_that_is_cut_off_can_be_repeated(opened: Opened) -> None:
-    device, double = opened("a630", disassemble=None)
+    device, double = opened("a630")
     memory = device.alloc(64)
     for _ in interrupted(device.reset):
         device.reset()

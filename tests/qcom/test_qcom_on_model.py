@@ -11,7 +11,7 @@ import hcq
 from compiler import Tensor
 from hcq.buffer import Buffer
 from hcq.device import Device
-from hcq.errors import PageFault
+from hcq.errors import ChipError, OutOfMemory, PageFault
 from hcq.memory import VirtAddr
 from hcq.queue import QueueKind
 from qcom.driver import AdrenoDriver
@@ -173,3 +173,41 @@ def test_msm_tells_nobody_of_a_page_fault(opened: Opened) -> None:
     assert (good.numpy(np.uint32) == 9).all()
     machine = device.driver.interface.node.machine  # type: ignore[attr-defined]
     assert [report.address for report in machine.log] == [address]
+
+
+@pytest.mark.parametrize("chip", ["a630", "a740", "a740+msm"])
+def test_a_reset_is_proven_by_kernels_with_a_known_result(opened: Opened, chip: str) -> None:
+    device = opened(chip)
+    recovery = device.reset()
+    assert recovery.attempts[-1].proof == {"ran": "a signal", "kernel": "fill and copy right"}
+
+
+def test_a_gpu_that_computes_wrongly_is_not_taken_for_recovered(opened: Opened) -> None:
+    device = opened("a630")
+    driver = device.driver
+    assert isinstance(driver, AdrenoDriver)
+    own = driver.encoder.own
+    own["copy"], right = own["fill"], own["copy"]  # it writes one byte, or none
+    with pytest.raises(ChipError, match="word 0 of a copy is"):
+        device.reset()
+    own["copy"] = right
+    device.reset()
+    device.alloc(64).fill(1)
+
+
+def test_a_reset_without_memory_for_a_proof_is_proven_by_a_signal(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = opened("a630")
+    driver = device.driver
+    assert isinstance(driver, AdrenoDriver)
+    allocate = driver.interface.allocate
+
+    def scarce(size: int, *rest: object) -> Memory:
+        if size == 2048:
+            raise OutOfMemory("no memory is left", size=size)
+        return allocate(size, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(driver.interface, "allocate", scarce)
+    proof = device.reset().attempts[-1].proof
+    assert proof["ran"] == "a signal" and "no memory is left" in str(proof["kernel"])
