@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -32,8 +33,11 @@ from nv.rm.session import Region
 
 if TYPE_CHECKING:
     from nv.driver import NvDriver
+    from nv.queue import ChannelQueue
 
 log = logging.getLogger(__name__)
+
+Wait = Callable[["ChannelQueue", int], None]  # for a value of the queue's timeline
 
 _LOCAL_GRANULE = 32  # bytes per thread
 _WARP_GRANULE, _TPC_GRANULE = 0x200, 0x8000  # bytes of local memory per warp and per TPC
@@ -70,8 +74,9 @@ class Programs:
         self.local_size = 0  # bytes per thread that `local` is for
         self._loaded: dict[Memory, _Loaded] = {}
 
-    def load(self, data: bytes) -> Program:
-        """Assemble PTX where it is text, check the cubin and place it; see Device.load."""
+    def load(self, data: bytes, wait: Wait | None = None) -> Program:
+        """Assemble PTX where it is text, check the cubin and place it; see Device.load. wait: how
+        the end of the copy is awaited, where the device's own way is barred: in a reset."""
         driver = self.driver
         ptx, target = b"", ""
         if not data.startswith(b"\x7fELF"):
@@ -94,7 +99,7 @@ class Programs:
             for name, code in cubin.kernels.items():
                 program.kernels[name] = self._kernel(program, image, code, memory, names.get(name))
             linked = self.heap.connect(image, image.link(memory.address))
-            self._write(memory, self.output.connect(image, memory, linked))
+            self._write(memory, self.output.connect(image, memory, linked), wait)
             memory.protect(image.fixed if image.fixed < image.size else memory.size)
             kernels = tuple(
                 (kernel.name, kernel.address, kernel.details.code.code_size)
@@ -153,7 +158,7 @@ class Programs:
             details=details,
         )
 
-    def _write(self, memory: Memory, data: bytes) -> None:
+    def _write(self, memory: Memory, data: bytes, wait: Wait | None) -> None:
         """Copy code in by the copy engine. A graph may be under capture meanwhile: this is not
         recorded."""
         driver = self.driver
@@ -172,7 +177,10 @@ class Programs:
                 if symbol.buffer is not None:
                     values[position] = int(symbol.buffer.address)
             queue.submit_keeping(encoded, values, staging)
-            queue.timeline.wait(value)
+            if wait is None:
+                queue.timeline.wait(value)
+            else:
+                wait(queue, value)
             queue.reclaim()
         except BaseException:
             if staging is not None and not queue.keeps(staging):

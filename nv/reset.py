@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from hcq.errors import ChipError, DeviceLost, NotSupported
 from hcq.ladder import Diagnosis, Ladder, Level, PlainRung, Planned, Recovery
 from hcq.queue import QueueKind
+from nv import proof
 from nv.rm.client import GONE
 
 if TYPE_CHECKING:
@@ -87,12 +88,14 @@ class _Rungs:
             self.restarted.append(queue)
 
     def _prove(self) -> dict[str, object]:
-        """`build` has run the set-up of each channel, and waited for its signal."""
+        """`build` has run the set-up of each channel, and waited for its signal. Then work with
+        known results."""
         for queue in self.restarted:
             error = queue.error()
             if error is not None:
                 raise ChipError(f"{queue.name} failed again: {error.name}", xid=error.xid)
-        return {"ran": ", ".join(queue.name for queue in self.restarted)}
+        ran = ", ".join(queue.name for queue in self.restarted)
+        return {"ran": ran} | proof.work(self.driver, self.restarted)
 
 
 def failed_queues(driver: NvDriver) -> list[ChannelQueue]:
