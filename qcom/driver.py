@@ -103,7 +103,7 @@ class AdrenoDriver(Driver):
         with self._stage("first work"):
             self._make_probe()
             proof.signal(self)
-        for name, image in kernels.objects(self.facts.generation).items():
+        for name, image in kernels.objects(self.facts).items():
             program = self.programs.load(image)
             self._own.append(program)
             self.encoder.own[name] = program[name]

@@ -1,8 +1,8 @@
-"""Make qcom/kernels: the driver's own kernels, which copy and fill, as code for each generation.
+"""Make qcom/kernels: the driver's own kernels, which copy and fill, as code for each kind of chip.
 
     python -m tools.adreno_kernels          needs tinymesa; tests compare when it is installed
 
-Compiled for the oldest chip of a generation, whose code all later ones of it run.
+Compiled for the oldest chip of a file (qcom.kernels.file_of), whose code all later ones of it run.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from pathlib import Path
 
 from compiler.codegen.objects import compile_text
 from qcom import chips
+from qcom.kernels import file_of
 
 FOLDER = Path(__file__).resolve().parents[1] / "qcom" / "kernels"
-OLDEST = {6: "a618", 7: "a730"}
+OLDEST = ("a618", "a660", "a730")
 THREADS = 128
 
 _TEXT = """
@@ -90,9 +91,9 @@ def sources() -> dict[str, str]:
     }
 
 
-def make(generation: int) -> dict[str, bytes]:
-    """The objects (hcq.ir3object) of a generation by name."""
-    target = chips.facts(OLDEST[generation]).target()
+def make(chip: str) -> dict[str, bytes]:
+    """The objects (hcq.ir3object) of a chip by name."""
+    target = chips.facts(chip).target()
     return {name: compile_text(text, target) for name, text in sources().items()}
 
 
@@ -106,8 +107,9 @@ def text_of(objects: dict[str, bytes]) -> str:
 
 
 def main() -> int:
-    for generation in OLDEST:
-        (FOLDER / f"gen{generation}.txt").write_text(text_of(make(generation)), encoding="ascii")
+    for chip in OLDEST:
+        path = FOLDER / file_of(chips.facts(chip))
+        path.write_text(text_of(make(chip)), encoding="ascii")
     return 0
 
 

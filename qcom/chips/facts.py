@@ -18,7 +18,9 @@ class ChipFacts:
     has twice as many. max_waves: of a shader processor. wave_granularity: waves that run as one.
     constants: vec4 of a compute kernel's constant file. fibers: threads that private memory is laid
     out for, per shader processor. gmem: on-chip memory. scalar_unit: an arithmetic unit of its own
-    executes instructions on shared registers. has_lpac: compute has registers of its own, besides
+    executes instructions on shared registers. predication_nops: code must have nops behind
+    `prede` and behind the second of `predt` and `predf` (prede_nop_quirk, predtf_nop_quirk in
+    Mesa). has_lpac: compute has registers of its own, besides
     those it shares with graphics. wide_atomics: atomics on 64 bits of global memory
     (has_64b_ssbo_atomics in Mesa). settings: values of registers that differ between chips and that
     a command stream must set ("magic_regs" in Mesa's freedreno_devices.py); those of compute.
@@ -44,6 +46,7 @@ class ChipFacts:
     gmem: int
     highest_bank_bit: int
     scalar_unit: bool = False
+    predication_nops: bool = False
     has_lpac: bool = False
     wide_atomics: bool = False
     settings: tuple[tuple[str, int], ...] = ()

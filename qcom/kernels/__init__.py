@@ -10,13 +10,22 @@ from __future__ import annotations
 import base64
 from pathlib import Path
 
+from qcom.chips.facts import ChipFacts
+
 THREADS = 128
 SPAN = 4 * THREADS  # bytes of a group
 
 
-def objects(generation: int) -> dict[str, bytes]:
-    """The objects (hcq.ir3object) for a generation, by name."""
-    text = (Path(__file__).parent / f"gen{generation}.txt").read_text(encoding="ascii")
+def file_of(facts: ChipFacts) -> str:
+    """The file of a chip's objects: of its generation, and whether its code needs nops behind
+    predicated parts, which all of generation 7 does."""
+    nops = "_nops" if facts.predication_nops and facts.generation == 6 else ""
+    return f"gen{facts.generation}{nops}.txt"
+
+
+def objects(facts: ChipFacts) -> dict[str, bytes]:
+    """The objects (hcq.ir3object) for a chip, by name."""
+    text = (Path(__file__).parent / file_of(facts)).read_text(encoding="ascii")
     made = {}
     for block in text.split("\n", 1)[1].split("\n\n"):
         name, *lines = block.split()

@@ -92,7 +92,7 @@ class Dispatch:
     private_base: SP_CS_PVT_MEM_ADDR. private_size: bytes of one thread. private_per_wave: the words
     of a wave's threads are interleaved (PERWAVEMEMLAYOUT). private_stride: bytes of one shader
     processor (TOTALPVTMEMSIZE).
-    early_preamble: EARLYPREAMBLE. scalar_unit: the GPU has one (see qcom.chips.facts).
+    early_preamble: EARLYPREAMBLE. scalar_unit, predication_nops: see qcom.chips.facts.
     immediates: words of HLSQ_SHARED_CONSTS_IMM (generation 7), which
     `stsc c[D], S, N` copies: N words from number S on, to constant D on.
     """
@@ -126,6 +126,7 @@ class Dispatch:
     private_stride: int = 0
     early_preamble: bool = False
     scalar_unit: bool = False
+    predication_nops: bool = False
     immediates: Sequence[int] = ()
 
     def has_constant(self, word: int) -> bool:

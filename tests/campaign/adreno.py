@@ -44,7 +44,7 @@ class AdrenoStand(Stand):
         self.device.limit_s = SHORT_S if short else LONG_S
 
     def prepare(self) -> None:
-        image = kernels.objects(chips.facts(self.chip).generation)["fill"]
+        image = kernels.objects(chips.facts(self.chip))["fill"]
         self.program = self.device.load(image)
         self.buffer = self.device.alloc(_WORDS.nbytes)
         self.result = self.device.alloc(_WORDS.nbytes)
@@ -107,7 +107,7 @@ class AdrenoStand(Stand):
     def work(self) -> None:
         """Load, upload, launch, copy, download: all parts of the driver."""
         device = self.device
-        image = kernels.objects(chips.facts(self.chip).generation)["fill"]
+        image = kernels.objects(chips.facts(self.chip))["fill"]
         with (
             device.load(image) as program,
             device.alloc(_WORDS.nbytes) as source,

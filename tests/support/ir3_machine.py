@@ -73,6 +73,7 @@ def dispatch_of(
         private_size=kernel.private_size, private_per_wave=kernel.private_per_wave,
         private_stride=PRIVATE_STRIDE, early_preamble=kernel.early_preamble,
         scalar_unit=chips.facts(chip).scalar_unit,
+        predication_nops=chips.facts(chip).predication_nops,
     )  # fmt: skip
     return replace(made, **more)
 

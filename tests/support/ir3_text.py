@@ -96,6 +96,7 @@ def run(
         "gpu_id": gpu(chip), "code_address": CODE, "code_size": len(code) + -len(code) % 128,
         "groups": (1, 1, 1), "threads": (64, 1, 1), "thread_register": 0,
         "constants": constants(), "scalar_unit": chips.facts(chip).scalar_unit,
+        "predication_nops": chips.facts(chip).predication_nops,
     }  # fmt: skip
     return processors().launch(Dispatch(**facts | more), memory, Abort()), memory
 

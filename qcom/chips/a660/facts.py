@@ -27,6 +27,7 @@ FACTS = ChipFacts(
     gmem=3 << 19,
     highest_bank_bit=16,
     scalar_unit=True,
+    predication_nops=True,
     products=("Snapdragon 888",),
     has_lpac=True,
     settings=(

@@ -27,6 +27,7 @@ FACTS = ChipFacts(
     gmem=4 << 20,
     highest_bank_bit=16,
     scalar_unit=True,
+    predication_nops=True,
     products=("Snapdragon 8cx Gen 3",),
     has_lpac=True,
     settings=(

@@ -27,6 +27,7 @@ FACTS = ChipFacts(
     gmem=2 << 20,
     highest_bank_bit=16,
     scalar_unit=True,
+    predication_nops=True,
     products=("Snapdragon 8 Gen 1",),
     has_lpac=True,
     settings=(

@@ -27,6 +27,7 @@ FACTS = ChipFacts(
     gmem=3 << 20,
     highest_bank_bit=16,
     scalar_unit=True,
+    predication_nops=True,
     products=("Snapdragon 8 Gen 3",),
     has_lpac=True,
     wide_atomics=True,

@@ -28,6 +28,7 @@ FACTS = ChipFacts(
     gmem=3 << 20,
     highest_bank_bit=16,
     scalar_unit=True,
+    predication_nops=True,
     products=("Snapdragon X Elite",),
     has_lpac=True,
     wide_atomics=True,

@@ -136,6 +136,7 @@ def decode(cp: CommandProcessor, groups: tuple[int, int, int], at: int) -> Dispa
         private_stride=layout.TOTALPVTMEMSIZE << 12,
         early_preamble=bool(control.EARLYPREAMBLE),
         scalar_unit=facts.scalar_unit,
+        predication_nops=facts.predication_nops,
         immediates=_immediates(cp),
     )
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from qcom.virtual.sp.operands import A0, NONE, P0, SHARED, Kind, Op, Operand
+from qcom.virtual.sp.program import Program
 from qcom.virtual.sp.touched import Touched, is_shared
 
 _TESTS = {"br": 1, "bany": 1, "ball": 1, "brao": 2, "braa": 2, "kill": 1}  # predicates read
@@ -27,6 +28,7 @@ _UNCOUNTED = frozenset({"br", "brao", "braa", "jump"})
 _SEVERAL = {"swz": 2, "gat": 4, "sct": 4}  # moves that they are, one in each cycle
 # Where a result is: a whole register's number, a half one's, a half's that is read by other
 # categories, a predicate's or a0.x.
+_BEHIND_END, _BEHIND_SECOND = 6, 4  # cycles behind prede, and the second of predt and predf
 _MANY = 32  # entries, after which those of the past are dropped
 _HALF, _OTHER, _SPECIAL = 1 << 10, 2 << 10, 3 << 10
 
@@ -240,6 +242,24 @@ def _nops(op: Op) -> int:
     if op.category not in (2, 3) or op.repeat:
         return 0
     return op.raw("SRC1_R") + 2 * op.raw("SRC2_R")
+
+
+def behind_predication(program: Program) -> Iterator[str]:
+    """Say where nops lack that some GPUs need behind the second side's begin and the end of
+    predicated code (ir3_legalize.c, add_predication_workaround)."""
+    for block in program.blocks.values():
+        sides = 0
+        for op in block.ops:
+            if op.name not in ("predt", "predf", "prede"):
+                continue
+            sides = 0 if op.name == "prede" else sides + 1
+            need = _BEHIND_END if op.name == "prede" else _BEHIND_SECOND if sides == 2 else 0
+            have, follower = 0, program.by_index.get(op.index + 1)
+            while have < need and follower is not None and follower.name == "nop":
+                have += 1 + _more_cycles(follower)
+                follower = program.by_index.get(follower.index + 1)
+            if have < need:
+                yield f"{op.text} at {op.index}: expected {need} nops behind it, found {have}"
 
 
 def name_of(where: int) -> str:

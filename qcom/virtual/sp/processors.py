@@ -17,6 +17,7 @@ from hcq.emu.memory import Abort, place_of
 from hcq.errors import NotSupported
 from qcom.virtual.isa.decoder.table import table
 from qcom.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory
+from qcom.virtual.sp.delays import behind_predication
 from qcom.virtual.sp.hazards import violations
 from qcom.virtual.sp.program import INSTRUCTION, Program, fetched, load
 from qcom.virtual.sp.runtime import layout
@@ -78,7 +79,7 @@ class Processors:
         self._crew = Crew([Worker() for _ in range(workers or os.cpu_count() or 1)], "ir3")
         self._private_slots = private_slots
         self._objects = jit.ObjectCache(cache)
-        self._sources: Recent[tuple[int, bytes, bool, bool, int, bool], Source] = Recent()
+        self._sources: Recent[tuple[object, ...], Source] = Recent()
         self._kernels: Recent[tuple[str, Shape], Kernel] = Recent()
         self._pace = Pace()
         self._lock = threading.Lock()
@@ -140,7 +141,7 @@ class Processors:
         code, whole = fetched(memory, dispatch.code_address, dispatch.code_size)
         key = (
             dispatch.gpu_id, code, whole, dispatch.scalar_unit, dispatch.constant_limit,
-            dispatch.shared_constants,
+            dispatch.shared_constants, dispatch.predication_nops,
         )  # fmt: skip
         known = self._sources.get(key)
         if known is None:
@@ -149,6 +150,8 @@ class Processors:
             digest = hashlib.sha256(code[: INSTRUCTION * end] + bytes([whole])).hexdigest()
             facts = dispatch.generation, dispatch.scalar_unit, dispatch.has_constant
             rules = violations(program, *facts)
+            if dispatch.predication_nops:
+                rules += tuple(behind_predication(program))
             known = Source(program, digest, rules)
             self._sources.put(key, known)
         return known

@@ -146,6 +146,28 @@ def test_sides_of_predicated_code_are_for_different_threads() -> None:
     assert "1 more" in rules([*code[:-2], i("prede"), *nops(1), USE])[0]
 
 
+@pytest.mark.parametrize(
+    ("second", "end", "lacking"),
+    [(4, 6, []), (5, 7, []), (3, 6, ["4"]), (4, 5, ["6"]), (0, 0, ["4", "6"])],
+)
+def test_nops_behind_predicated_code(second: int, end: int, lacking: list[str]) -> None:
+    """From the a660 on."""
+    test = i("cmps.u", DST=P0, SRC1=r(3), SRC2=k(5), COND=0, FULL=1)
+    code = [test, NOPS, i("predt"), ADD, i("predf"), *nops(second), ADD, i("prede"), *nops(end)]
+    for chip in ("a630", "a660", "a740"):
+        outcome, _ = run(words(*code, END), chip)
+        found = [text.partition("expected ")[2] for text in outcome.violations]
+        expected = [] if chip == "a630" else lacking
+        assert [text.partition(" ")[0] for text in found] == expected, chip
+    joined = [test, NOPS, i("br", IMMED=4), i("predt"), ADD, i("prede"), *nops(6)]  # to the nops
+    assert not run(words(*joined, END), "a740")[0].violations
+    one_side = [test, NOPS, i("predt"), ADD, i("prede"), *nops(6)]
+    assert not run(words(*one_side, END), "a740")[0].violations
+    again = [*one_side, i("predt"), ADD, i("predf"), ADD, i("prede"), *nops(6)]
+    (found,) = run(words(*again, END), "a740")[0].violations
+    assert "predf" in found and "expected 4 nops behind it, found 0" in found
+
+
 def test_special_registers_and_those_of_the_wave_have_other_rules() -> None:
     shared = i("add.u", DST=SHARED, SRC1=c(4), SRC2=k(1), FULL=1)
     use = i("add.u", DST=r(6), SRC1=SHARED, SRC2=k(1), FULL=1)
@@ -191,7 +213,7 @@ def test_shared_constants_of_generation_6_lie_beyond() -> None:
 
 def shortened(code: bytes) -> Iterator[tuple[int, bytes]]:
     """Code of Mesa with one cycle less in one place; where. What follows `prede` and `predf` stays:
-    some GPUs want nops there for another reason (prede_nop_quirk, predtf_nop_quirk)."""
+    Mesa makes one nop more there than it says GPUs need."""
     values, before = np.frombuffer(code, "<u8").tolist(), 0
     for at, word in enumerate(values):
         category, repeat = word >> 61, word >> 40 & 7
