@@ -21,7 +21,7 @@ from .layers import PACKAGES
 _TASKS = re.compile(r"^\| ([a-z0-9-]+) \|", re.MULTILINE)
 _MARK = re.compile(r"TODO\[([^\]]*)\]")
 _VERB = re.compile(r"^    ugpu (\w+)(.*)$", re.MULTILINE)
-_BESIDE = re.compile(r"`(\w+)`(?= gives| takes)")  # verbs that share a line
+_BESIDE = re.compile(r"`(\w+)`(?= returns| removes)")  # verbs that share a line
 _CLOCK = ("monotonic", "perf_counter", "process_time", "sleep", "time")
 # Tests that measure, run programs on boards, or are how the others wait.
 _BY_CLOCK = (
