@@ -175,7 +175,7 @@ def is_warm(chip: Chip, units: Units) -> bool:
     if not units.psp.alive():
         return False
     gc = chip.gc
-    if int(gc.SCRATCH_REG7.read()) != TAG or int(gc.SCRATCH_REG6.read()) != LEFT_CLEAN:
+    if not marked(chip) or int(gc.SCRATCH_REG6.read()) != LEFT_CLEAN:
         return False
     if (
         gc.GCVM_L2_PROTECTION_FAULT_STATUS.read()
@@ -205,6 +205,11 @@ def mark(chip: Chip, state: int) -> None:
     """Leave the tag for the next process."""
     chip.gc.SCRATCH_REG7.write(TAG)
     chip.gc.SCRATCH_REG6.write(state)
+
+
+def marked(chip: Chip) -> bool:
+    """Whether the tag is there: the graphics core was not reset since."""
+    return int(chip.gc.SCRATCH_REG7.read()) == TAG
 
 
 # ---- stages ------------------------------------------------------------------------------------
@@ -358,18 +363,26 @@ def _prepare(transport: Transport, facts: ChipFacts, classes: UnitClasses, stage
 # ---- leaving -----------------------------------------------------------------------------------
 
 
+def halt(units: Units) -> None:
+    """Halt the engines."""
+    units.gfx.disable_mec()
+    for engine in units.engines:
+        engine.halt()
+
+
 def stop(units: Units) -> None:
     """Switch off everything that could touch host memory; firmware stays up. Queues are off.
 
     ORDER: the engines halt before translation goes off under them (gfx_v11_0.c and sdma_v6_0.c,
-    hw_fini, before gart_disable).
+    hw_fini, before gart_disable). A graphics core that a reset left without firmware takes no
+    writes, and reaches nothing.
     """
-    units.gfx.disable_mec()
-    for engine in units.engines:
-        engine.halt()
+    loaded = units.gfx.loaded()
+    if loaded:
+        halt(units)
     units.thermal.stop()
     units.ih.stop()
-    for hub in units.gmc:
+    for hub in units.gmc if loaded else units.gmc.mmhubs:
         hub.stop()
     units.nbio.stop()
 

@@ -40,7 +40,7 @@ _NEEDS = {
     ("PSP", "bootloader not ready"): Level.BUS,
     ("PSP", "ring busy"): Level.MODE1,
     ("SMU", "hung or at work"): Level.MODE1,
-    ("RLC", "autoload not complete"): Level.MODE1,
+    ("RLC", "autoload not complete"): Level.MODE2,
     ("RLC", "running"): Level.WARM,  # is reported where its processor is off
 }
 
@@ -66,7 +66,7 @@ def diagnose(driver: AmDriver) -> Diagnosis:
         return Diagnosis(Level.MODE1, "the SMU has not answered a message")
     found = [Diagnosis(_unfinished(driver), "a reset before this one was cut off")]
     worst = max([*found, *needs(driver.chip)], key=lambda one: one.first)
-    if worst.first >= Level.MODE1:
+    if worst.first >= Level.MODE2:
         return worst
     try:
         driver.flush_tlb()

@@ -231,23 +231,24 @@ class AmDriver(Driver):
 
     def _stop_hardware(self) -> None:
         """Queues off, nothing of ours reachable; firmware stays, unless it is to go."""
-        clean = self.core.failure is None
+        units, clean = self.units, self.core.failure is None
         if self.chip.lost():
             if clean:
                 raise DeviceLost("the card does not respond", **absence_of(self.transport))
             return
-        for compute in self.queues.compute:
-            stopped = self.units.gfx.stop_queue(compute.pipe, compute.queue)
+        booted = units.psp.alive() and units.gfx.loaded()  # else a reset was cut off
+        for compute in self.queues.compute if booted else ():
+            stopped = units.gfx.stop_queue(compute.pipe, compute.queue)
             if not stopped:
-                clean = self.units.gfx.stop_queue(compute.pipe, compute.queue, reset_waves=True)
-        for copy in self.queues.copy:
+                clean = units.gfx.stop_queue(compute.pipe, compute.queue, reset_waves=True)
+        for copy in self.queues.copy if booted else ():
             clean = copy.engine.stop() and clean
-        if self.leave_warm and clean:
+        leave = self.leave_warm and clean and booted
+        if leave:
             boot.mark(self.chip, boot.LEFT_CLEAN)
-            boot.stop(self.units)
-        else:
-            boot.stop(self.units)
-            boot.mode1_reset(self.units)
+        boot.stop(units)
+        if not leave and units.psp.alive():
+            boot.mode1_reset(units)
         boot.disable_master(self.transport)
 
     def _abandon(self) -> None:

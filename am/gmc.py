@@ -285,9 +285,9 @@ class Gmc:
         """Read and clear the first fault that one of `hubs` has latched."""
         return next(filter(None, (hub.take_fault() for hub in hubs)), None)
 
-    def forget(self) -> None:
-        """Count all hubs as off: the chip was reset."""
-        for hub in self:
+    def forget(self, hubs: Iterable[Hub] | None = None) -> None:
+        """Count hubs as off, all of them without `hubs`: they were reset."""
+        for hub in self if hubs is None else hubs:
             hub.on = False
 
     def flush_tlb(self, vmids: Sequence[int] = VMIDS) -> None:

@@ -2,10 +2,9 @@
 
 Policy: what each rung does and in which order they come. A rung counts only when every queue it set
 up again has computed or copied what it should. Rungs and their order: Linux 6.12 gfx_v11_0.c (soft
-reset, queue reset), smu_v13_0_0_ppt.c (mode1; mode2 is for MP1 13.0.10 alone), soc21.c
-(soc21_asic_reset_method: mode1 for the others). Single pipes are not reset: the command processor's
-firmware of gfx11 does not support it (gfx_v11_0.c, gfx_v11_pipe_reset_support; tinygrad took its
-own back).
+reset, queue reset), smu_v13_0_10.c (mode2, see am.mode2), smu_v13_0_0_ppt.c (mode1), soc21.c
+(soc21_asic_reset_method: mode1). Single pipes are not reset: the command processor's firmware of
+gfx11 does not support it (gfx_v11_0.c, gfx_v11_pipe_reset_support; tinygrad took its own back).
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from am import advice, boot, discovery, proof
+from am import advice, boot, discovery, mode2, proof
 from am.diagnosis import diagnose, failed_queues, reports, stands_still
-from am.firmware import load_firmware
+from am.firmware import FirmwareSet, load_firmware
 from am.queue import ComputeQueue, CopyQueue
 from am.units import Units
 from hcq.errors import ChipError, DeviceLost, NotSupported, OverTemperature
@@ -33,6 +32,9 @@ if TYPE_CHECKING:
 
 _FAILED_WORK = "work of the queues that failed"
 _ALL_WORK = "work of all queues; memory, programs and firmware stay"
+_GRAPHICS = (
+    "work of all queues; memory and programs stay, the graphics core's firmware is loaded again"
+)
 _MEMORY = "work of all queues and the content of device memory; programs are loaded again"
 
 
@@ -94,16 +96,20 @@ class Rungs:
             self._rung(
                 "take queues off", Level.QUEUE, _FAILED_WORK, self._drain, self._check_drains
             ),
-            self._rung("kill waves", Level.QUEUE, _FAILED_WORK, self._kill_waves),
+            self._rung(
+                "kill waves", Level.QUEUE, _FAILED_WORK, self._kill_waves, self._check_graphics
+            ),
             self._rung(
                 "pipe reset", Level.PIPE, "work of the pipe's queues", lambda: None, _no_pipe_reset
             ),
-            self._rung("soft reset", Level.BLOCK, _ALL_WORK, self._soft_reset),
+            self._rung(
+                "soft reset", Level.BLOCK, _ALL_WORK, self._soft_reset, self._check_graphics
+            ),
             self._rung(
                 "warm start", Level.WARM, _ALL_WORK, self._warm_start, self._check_firmware_runs
             ),
             self._rung(
-                "mode2 reset", Level.MODE2, _ALL_WORK, lambda: None, self._check_mode2
+                "mode2 reset", Level.MODE2, _GRAPHICS, self._mode2, self._check_mode2
             ),
             self._whole(
                 "boot after power loss", Level.MODE1, boot.after_power_loss, self._check_dark
@@ -160,7 +166,12 @@ class Rungs:
 
     # ---- preconditions -----------------------------------------------------------------------
 
+    def _check_graphics(self) -> None:
+        if not self.driver.units.gfx.loaded():
+            raise NotSupported("the graphics core's firmware does not run: a reset was cut off")
+
     def _check_drains(self) -> None:
+        self._check_graphics()
         if stands_still(self.driver.core.failure):
             raise NotSupported("the queue stands still: what is in it does not end by itself")
 
@@ -172,6 +183,7 @@ class Rungs:
         self._check_secure_os_runs()
         if not self.driver.units.smu.running():
             raise NotSupported("the SMU's firmware does not run")
+        self._check_graphics()
 
     def _check_dark(self) -> None:
         if not self.driver.chip.lost():
@@ -183,8 +195,8 @@ class Rungs:
             raise NotSupported("no boot of the chip was cut off")
 
     def _check_mode2(self) -> None:
-        version = ".".join(map(str, self.driver.facts.versions["MP1"]))
-        raise NotSupported(f"this driver does not know a mode2 reset of SMU {version}")
+        self._check_secure_os_runs()
+        mode2.check(self.driver.units)
 
     def _check_kind(self, kind: ResetKind) -> None:
         transport = self.driver.transport
@@ -243,6 +255,22 @@ class Rungs:
         self.driver.queues.route_copy_doorbells()
         self._restart(self.driver.queues.all)
 
+    def _mode2(self) -> None:
+        """Reset the graphics core and the copy engines; memory, programs and buffers stay."""
+        units, firmware = self.driver.units, self._firmware()
+        if units.gfx.loaded():
+            self._quiet()
+        mode2.reset(units, firmware)
+        self.driver.queues.route_copy_doorbells()
+        self._restart(self.driver.queues.all)
+
+    def _firmware(self) -> FirmwareSet:
+        """What the way back needs. ORDER: it is in hand before the chip is reset."""
+        driver = self.driver
+        if driver.firmware is None:
+            driver.firmware = load_firmware(driver.firmware_source, driver.facts)
+        return driver.firmware
+
     def _quiet(self) -> None:
         """Take off what still can be: nothing should reach for host memory when it is cut off."""
         for queue in self.driver.queues.compute:
@@ -253,10 +281,7 @@ class Rungs:
     def _boot_again(self, strike: Callable[[Units], None]) -> None:
         """After a reset of everything: DEVICE memory is lost; page tables and programs come
         back."""
-        driver, units = self.driver, self.driver.units
-        # ORDER: what the way back needs is in hand before the chip is reset.
-        if driver.firmware is None:
-            driver.firmware = load_firmware(driver.firmware_source, driver.facts)
+        driver, units, firmware = self.driver, self.driver.units, self._firmware()
         if not driver.chip.lost() and units.psp.alive() and units.gfx.loaded():
             self._quiet()
         driver.vram_lost = True
@@ -264,7 +289,7 @@ class Rungs:
         units.smu.stuck = False
         boot.read_discovery(units.chip)
         units.memory.own()
-        driver.generation.cold_boot(units, driver.firmware, boot.Stages())
+        driver.generation.cold_boot(units, firmware, boot.Stages())
         boot.mark(units.chip, boot.IN_USE)
         driver.queues.route_copy_doorbells()
         driver.programs.rewrite()

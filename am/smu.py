@@ -195,6 +195,11 @@ class Smu:
         except FirmwareRejected as error:
             log.warning("%s; it is off where the firmware does not know it", error)
 
+    def enable_graphics(self) -> None:
+        """Switch the features of the graphics core on again, which was reset. That GFXOFF is
+        forbidden the SMU has kept: the kernel does not repeat it (smu_v13_0_10.c)."""
+        self.tell("EnableAllSmuFeatures", self._interface.FEATURE_PWR_GFX)
+
     def running(self) -> bool:
         """Whether firmware was loaded and listens; says nothing of whether it still answers."""
         flags = self.chip.bus.read32(self.chip.generation.smu_firmware_flags // 4)

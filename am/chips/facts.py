@@ -38,8 +38,9 @@ class ChipFacts:
     pci_ids: device ids; the vendor is the generation's. versions: of its blocks, as its discovery
     table states them. copy_engines: SDMA engines, before harvesting. clock_gates: what may be
     gated, as soc21.c names it without AMD_CG_SUPPORT_. mode1_since: SMU firmware from which mode1
-    is known; mode1_by_debug: the debug mailbox alone takes the request. products: boards that have
-    the chip. proven: the board that ran our driver and its report in docs/hardware; "" where none.
+    is known; mode1_by_debug: the debug mailbox alone takes the request. mode2_since: SMU firmware
+    from which mode2 is known, 0 for chips without. products: boards that have the chip. proven: the
+    board that ran our driver and its report in docs/hardware; "" where none.
     """
 
     name: str
@@ -53,6 +54,7 @@ class ChipFacts:
     board: BoardFacts
     mode1_since: int = 0
     mode1_by_debug: bool = False
+    mode2_since: int = 0
     products: tuple[str, ...] = ()
     proven: str = ""
 

@@ -51,7 +51,8 @@ class GenerationFacts:
     after it. optional_blocks: may be missing. typical_bases: one entry a segment; the driver takes
     the discovery table's. boot_components: (name, command for C2PMSG_35, fw_type in the PSP's
     container) in order. ip_firmware: (psp_gfx_fw_type, name of the part) in the order of loading.
-    smu_firmware: the same, loaded before the TMR. golden: register -> bits that the kernel sets.
+    smu_firmware: the same, loaded before the TMR. mode2_firmware: parts that a reset of the
+    graphics core needs loaded again.
     """
 
     name: str
@@ -97,6 +98,7 @@ class GenerationFacts:
     bootloader_tells_refusal: bool
     ip_firmware: tuple[tuple[int, str], ...]
     smu_firmware: tuple[int, str]
+    mode2_firmware: tuple[str, ...]
     smu_interfaces: Mapping[Version, SmuInterface]
     smu_debug_mode1_message: int
     smu_firmware_flags: int

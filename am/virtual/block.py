@@ -12,10 +12,11 @@ from hcq.fields import RegisterValue
 class Reset(enum.IntEnum):
     """How far a reset reaches; a larger one includes the smaller."""
 
-    GFX = 1  # mode2, GRBM: graphics and SDMA; engines call it on themselves
-    MODE1 = 2  # everything but the bus interface
-    BUS = 3  # FLR or secondary bus reset
-    POWER = 4
+    GFX = 1  # GRBM: engines call it on themselves
+    MODE2 = 2  # graphics and SDMA, with their registers
+    MODE1 = 3  # everything but the bus interface
+    BUS = 4  # FLR or secondary bus reset
+    POWER = 5
 
 
 class Block:

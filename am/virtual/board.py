@@ -182,6 +182,10 @@ class SecurityPort(Protocol):
         """Kinds of firmware that it accepted."""
         ...
 
+    def forget_graphics(self) -> None:
+        """The graphics core was reset: it starts again with its first firmware."""
+        ...
+
 
 class ConfigPort(Protocol):
     """What configuration space lets the function do."""
@@ -238,6 +242,10 @@ class Board(ABC):
         self.dma = DmaPool(self.iommu, self.revoked)
 
     # ---- what blocks cause ---------------------------------------------------------------------
+
+    @abstractmethod
+    def mode2_reset(self) -> None:
+        """Reset the graphics core and the copy engines; memory and the other blocks stay."""
 
     @abstractmethod
     def mode1_reset(self) -> None:

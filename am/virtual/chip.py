@@ -54,6 +54,7 @@ class Chip(Board):
         self.autoload_listeners: list[Callable[[], None]] = []
         self._closed = False
         self._power_ons = 0
+        self._engines: list[Block] = []
         self.config = ConfigSpace(self)
         self.nbio = Nbio(self)
         self.hdp = Hdp(self)
@@ -75,6 +76,7 @@ class Chip(Board):
         with self.lock:
             for block in blocks:
                 self.blocks.append(block)
+                self._engines.append(block)
                 block.reset(Reset.POWER)
 
     # ---- life ---------------------------------------------------------------------------------
@@ -98,6 +100,20 @@ class Chip(Board):
         with self.lock:
             if not self.lost:
                 self._reset(Reset.BUS)
+
+    def mode2_reset(self) -> None:
+        """Reset the graphics core and the copy engines; memory and the other blocks stay."""
+        with self.lock:
+            if self.lost:
+                return
+            blocks = (self.gc, *self._engines)
+            for block in blocks:
+                block.stop()
+            self.space.clear("gc")
+            self.space.closed = {"gc"}
+            for block in blocks:
+                block.reset(Reset.MODE2)
+            self.psp.forget_graphics()
 
     def mode1_reset(self) -> None:
         """Reset all but the bus interface: registers are dark for a while, then IFWI runs."""

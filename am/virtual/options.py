@@ -80,6 +80,7 @@ class FaultPlan:
     smu_responses: dict[int, int] = field(default_factory=dict)  # message -> forced response
     smu_busy: int = 0  # how many of the next messages are answered with busy
     mode1_ignored: bool = False  # mode1 is acknowledged and does nothing
+    mode2_ignored: bool = False  # the same of mode2
     autoload_never: bool = False
     safe_mode_never: bool = False  # the RLC does not acknowledge safe mode
     mec_crashed: bool = False  # its firmware stands still; a reset of the block starts it again

@@ -1,4 +1,4 @@
-"""The virtual Navi31 as a stand: directly, and behind the virtual USB bridge."""
+"""The virtual Navi31 as a stand: directly, and behind the virtual USB bridge; the Navi32."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 
 import hcq
 from am import window
+from am.chips.navi31.facts import FACTS as NAVI31
+from am.chips.navi32.facts import FACTS as NAVI32
 from am.device import AmDevice, open_device
 from am.virtual.gpu import attach, endpoint
 from am.virtual.options import ChipOptions
@@ -18,7 +20,7 @@ from hcq.errors import UgpuError
 from hcq.memory import Placement
 from tests.campaign.stand import LINES, LONG_S, SHORT_S, Stand, hasten
 from tests.support.am_faulty import faulty_object
-from tests.support.am_navi31 import NAME, build_chip, check_runs, plug_in, run, start_forever
+from tests.support.am_navi31 import build_chip, check_runs, plug_in, run, start_forever
 from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
 
 BOOT = (
@@ -33,6 +35,7 @@ class AmStand(Stand):
     """A card that stays powered when the device is closed."""
 
     boot_stages = BOOT
+    facts = NAVI31
     device: AmDevice
 
     def __init__(self, seed: int, **options: Any) -> None:
@@ -43,7 +46,7 @@ class AmStand(Stand):
         self._opened = False
 
     def switch_on(self, options: ChipOptions) -> None:
-        self.chip: Any = build_chip(options)
+        self.chip: Any = build_chip(options, self.facts)
         hasten(self.chip.clock)
 
     # ---- life ----------------------------------------------------------------------------------
@@ -71,10 +74,11 @@ class AmStand(Stand):
             return plug_in(self.chip, **options)
         way = attach(self.chip.facts.name, self.chip)
         changed = self.changes["firmware"](dict(way.firmware or {}))
-        return open_device(NAME, replace(way, firmware=changed), **options)
+        name = f"virtual:{self.chip.facts.name}"
+        return open_device(name, replace(way, firmware=changed), **options)
 
     def prepare(self) -> None:
-        self.program = self.device.load(faulty_object())
+        self.program = self.device.load(self.code())
         self.out = self.device.alloc(64)
         check_runs(self.device, self.program, self.out, 1)
         self.witnesses = [
@@ -82,6 +86,9 @@ class AmStand(Stand):
         ]
         for number, witness in enumerate(self.witnesses):
             witness.copy_from(_WORDS + number)
+
+    def code(self) -> bytes:
+        return faulty_object(self.facts.isa)
 
     def do(self, stage: str, plant: Callable[[], object]) -> None:
         self.lines = LINES[stage]
@@ -129,7 +136,7 @@ class AmStand(Stand):
     def work(self) -> None:
         self.copy()
         if not hasattr(self, "program"):
-            with self.device.load(faulty_object()) as program, self.device.alloc(64) as out:
+            with self.device.load(self.code()) as program, self.device.alloc(64) as out:
                 check_runs(self.device, program, out, 9)
         elif self.program.memory is None or self.program.memory.closed or self.out.closed:
             del self.program
@@ -175,6 +182,10 @@ class AmStand(Stand):
     @property
     def memory_lost(self) -> bool:
         return self.device.vram_lost
+
+
+class Navi32Stand(AmStand):
+    facts = NAVI32
 
 
 class UsbStand(AmStand):

@@ -7,7 +7,7 @@ from functools import partial
 
 from nv.virtual.gpu import CHIPS
 from tests.campaign.adreno import AdrenoStand
-from tests.campaign.amd import AmStand, UsbStand
+from tests.campaign.amd import AmStand, Navi32Stand, UsbStand
 from tests.campaign.kinds_adreno import CHIPS as KGSL_CHIPS
 from tests.campaign.kinds_msm import CHIPS as MSM_CHIPS
 from tests.campaign.libusb import LibUsbStand
@@ -19,6 +19,7 @@ from tests.campaign.stand import Stand
 STANDS: dict[str, Callable[[int], Stand]] = {
     "navi31": AmStand,
     "navi31+usb": UsbStand,
+    "navi32": Navi32Stand,
     "vfio": PciStand,
     "iommufd": IommufdStand,
     "sysfs": SysfsStand,

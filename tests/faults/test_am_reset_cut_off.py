@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from am.chips.navi32.facts import FACTS as NAVI32
 from am.device import AmDevice
 from am.psp import Psp
 from am.virtual.options import ChipOptions
@@ -59,7 +60,8 @@ def check(device: AmDevice, program: Program, kept: Buffer, out: Buffer, place: 
 def run_through(chip: Any, rung: str, first: int, stride: int) -> int:
     """Cut a reset off at each `stride`-th line; how many times."""
     count, line = 0, first
-    with opened(chip) as device, device.load(faulty_object()) as program:
+    code = faulty_object(chip.facts.isa)
+    with opened(chip) as device, device.load(code) as program:
         out, kept = device.alloc(64), device.alloc(PATTERN.nbytes)
         kept.copy_from(PATTERN)
         while (place := cut_off(device, rung, line)) is not None:
@@ -76,6 +78,17 @@ def run_through(chip: Any, rung: str, first: int, stride: int) -> int:
 )
 def test_a_reset_that_is_cut_off(chip: Any, rung: str, stride: int, least: int) -> None:
     assert run_through(chip, rung, stride // 2, stride) >= least
+
+
+@pytest.mark.parametrize(
+    ("first", "stride"), [(17, 29), pytest.param(0, 7, marks=pytest.mark.slow)]
+)
+def test_a_mode2_reset_that_is_cut_off_loses_no_memory(first: int, stride: int) -> None:
+    chip = build_chip(ChipOptions(vram=256 << 20, noise=0), NAVI32)
+    try:
+        assert run_through(chip, "mode2", first, stride) >= 6
+    finally:
+        chip.close()
 
 
 @pytest.mark.parametrize("step", ["setup_tmr", "load_firmware", "autoload"])

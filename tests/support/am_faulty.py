@@ -75,9 +75,9 @@ _JUMP = bytes.fromhex(
 _UNDEFINED = bytes.fromhex("fffffff7")  # no such instruction
 
 
-def faulty_object() -> bytes:
+def faulty_object(isa: str = "gfx1100") -> bytes:
     """A code object with one good kernel and those that fault, stop or never end."""
-    image = compile_ir(KERNELS, "amdgcn-amd-amdhsa", "gfx1100")
+    image = compile_ir(KERNELS, "amdgcn-amd-amdhsa", isa)
     assert image.count(_SLEEP_85 * 4) == 1
     assert image.count(_SLEEP_84) == 1
     assert image.count(_SLEEP_83) == 1

@@ -1,4 +1,4 @@
-"""A virtual Navi31 with the real driver on it, for tests that look at both."""
+"""A virtual Navi31, or another chip, with the real driver on it, for tests that look at both."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from am.chips.facts import ChipFacts
 from am.chips.navi31.facts import FACTS
 from am.device import AmDevice, open_device
 from am.virtual import gpu
@@ -28,9 +29,9 @@ def shared_facts(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     monkeypatch.setattr("am.chips.navi31.facts.FACTS", changed)
 
 
-def build_chip(options: ChipOptions | None = None) -> Chip:
-    """A whole virtual card with a Navi31, switched on. The caller closes it."""
-    return gpu.build_chip(FACTS, options)
+def build_chip(options: ChipOptions | None = None, facts: ChipFacts = FACTS) -> Chip:
+    """A whole virtual card, switched on. The caller closes it."""
+    return gpu.build_chip(facts, options)
 
 
 def attach(chip: Chip | None = None, **options: Any) -> Attachment:
@@ -40,7 +41,8 @@ def attach(chip: Chip | None = None, **options: Any) -> Attachment:
 
 def plug_in(chip: Any, **options: Any) -> AmDevice:
     """Open the driver on a chip that stays powered when the device is closed."""
-    return open_device(NAME, attach(chip=chip), **options)
+    name = chip.facts.name
+    return open_device(f"virtual:{name}", gpu.attach(name, chip), **options)
 
 
 @contextmanager

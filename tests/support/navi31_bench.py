@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from am.chips.facts import ChipFacts
 from am.chips.navi31.facts import FACTS as NAVI31
 from am.virtual.bus.pci import VirtualTransport
 from am.virtual.chip import Chip
@@ -290,9 +291,9 @@ class Bench:
 
 
 @contextmanager
-def bench(**changes: Any) -> Iterator[Bench]:
-    """A bench over a new small chip."""
-    made = Bench(Chip(NAVI31, options(**changes)))
+def bench(facts: ChipFacts = NAVI31, **changes: Any) -> Iterator[Bench]:
+    """A bench over a new small chip; the engines are those that a test puts into it."""
+    made = Bench(Chip(facts, options(**changes)))
     try:
         yield made
     finally:

@@ -52,6 +52,19 @@ class Card:
         return hcq.open("cpu")
 
 
+@pytest.mark.parametrize(
+    ("name", "refusal"),
+    [("virtual:navi32", ""), ("virtual:navi31", "the firmware of SMU 13.0.0 has no mode2 reset")],
+)
+def test_a_dry_run_says_what_mode2_keeps_or_why_it_is_not_there(
+    capsys: pytest.CaptureFixture[str], name: str, refusal: str
+) -> None:
+    shown = report(capsys, name, dry_run=True)
+    (mode2,) = [one for one in shown["plan"] if one["level"] == "mode2"]
+    assert "memory and programs stay" in mode2["cost"]
+    assert mode2["refusal"] == refusal and mode2["taken"] is not bool(refusal)
+
+
 def test_a_dry_run_changes_nothing(
     machine: SlotMachine, capsys: pytest.CaptureFixture[str]
 ) -> None:

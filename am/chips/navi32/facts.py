@@ -37,6 +37,7 @@ FACTS = ChipFacts(
         {"GFX_CGCG", "GFX_CGLS", "GFX_MGCG", "REPEATER_FGCG", "HDP_SD", "ATHUB_MGCG", "ATHUB_LS"}
     ),
     mode1_by_debug=True,
+    mode2_since=0x502005,  # 80.32.5 (smu_v13_0_10.c)
     board=BoardFacts(
         vram=16 << 30,
         shader_engines=3,

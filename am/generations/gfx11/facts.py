@@ -144,6 +144,7 @@ FACTS = GenerationFacts(
         (8, "rlc_g"),
     ),
     smu_firmware=(18, "smu"),  # before the TMR (Linux 6.12 amdgpu_psp.c)
+    mode2_firmware=("imu_i", "imu_d"),  # smu_v13_0_10.c; autoload starts the rest from the TMR
     # Linux 6.12 amdgpu_smu.c: 13.0.10 is driven by smu_v13_0_0_ppt.c. Another version only warns.
     smu_interfaces={
         (13, 0, 0): SmuInterface("smu_v13_0_0_ppsmc", "smu13_driver_if_v13_0_0", 0x3D),

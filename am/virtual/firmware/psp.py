@@ -73,6 +73,10 @@ class Psp(Block):
         """Kinds of firmware that LOAD_IP_FW accepted."""
         return self.commands.loaded
 
+    def forget_graphics(self) -> None:
+        """The graphics core was reset: it starts again with its first firmware."""
+        self.commands.forget_graphics()
+
     def reset(self, scope: Reset) -> None:
         """Lose everything; IFWI starts over."""
         self.state = State.OFF

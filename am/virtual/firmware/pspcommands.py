@@ -27,6 +27,7 @@ _UNSUPPORTED = frozenset({1, 3, 8, 9, 0xA, 0xB, 0xF, 0x27})
 _PARAMETERS = 28
 _RESPONSE_SIZE = 96
 _ALIGNMENT = 1 << 20
+_IMU = frozenset({"IMU_I", "IMU_D"})
 # What RLC waits for before it reports BOOTLOAD_COMPLETE. RS64_MEC_STACK of pipe 0 at least.
 _NEEDED = {"SMU", "SDMA_TH0", "SDMA_TH1", "RS64_MEC", "RS64_MEC_STACK", "IMU_I", "IMU_D"} | {
     "RLC_IRAM",
@@ -46,6 +47,14 @@ class Commands:
         self._autoload = False
         self._asd = False  # the application that others build on is loaded
         self._next = 0  # where the next image goes in the TMR
+        self._again: frozenset[str] = frozenset()  # what a reset graphics core is given anew
+
+    def forget_graphics(self) -> None:
+        """After mode2: IMU is loaded again, and autoload starts the others, which stay (Linux 6.12
+        smu_v13_0_10.c, smu_v13_0_10_mode2_restore_ip)."""
+        self.loaded -= _IMU
+        self._again = _IMU
+        self._autoload = False
 
     def reset(self) -> None:
         """Forget all firmware."""
@@ -54,6 +63,7 @@ class Commands:
         self._autoload = False
         self._asd = False
         self._next = 0
+        self._again = frozenset()
 
     def execute(self, content: bytes) -> bytes:
         """Run the command of a 1024-byte buffer; return the 96-byte response."""
@@ -126,7 +136,7 @@ class Commands:
         if kind == "SMU":
             if chip.tmr is not None:
                 return WRONG_ORDER, 0
-        elif chip.tmr is None or "RLC_G" in self.loaded:
+        elif chip.tmr is None or ("RLC_G" in self.loaded and kind not in self._again):
             return WRONG_ORDER, 0
         status = self._check(kind, address, size)
         if status:

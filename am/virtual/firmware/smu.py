@@ -43,6 +43,10 @@ _ACCEPTED = """
     PowerDownVcn PowerUpJpeg PowerDownJpeg ReenableAcDcInterrupt SetDcsArch
 """
 
+# Features in the graphics core's domain of power (FEATURE_PWR_GFX). UNSURE: AMD's list is not
+# public; taken are those that by their names can be nobody else's.
+_GRAPHICS = ("DPM_GFXCLK", "DPM_GFX_POWER_OPTIMIZER", "GFX_ULV", "GFXOFF", "DS_GFXCLK", "GFX_IMU")
+
 Answer = tuple[int, int | None]  # response, value for the argument register (None leaves it)
 
 
@@ -76,13 +80,15 @@ class Smu(Block):
         self._pending: set[_Mailbox] = set()
         self._resetting: _Mailbox | None = None  # whose answer to Mode1Reset nobody has read yet
         names = constants(chip.facts.smu.messages)
+        tables = constants(chip.facts.smu.tables)
+        self._graphics_features = sum(1 << tables[f"FEATURE_{name}_BIT"] for name in _GRAPHICS)
         handlers: dict[str, Callable[[int], Answer]] = {
             "TestMessage": lambda argument: (_OK, argument + 1 & 0xFFFF_FFFF),
             "GetSmuVersion": lambda _: (_OK, chip.options.smu_version),
             "GetDriverIfVersion": lambda _: (_OK, chip.options.smu_driver_if),
             "SetAllowedFeaturesMaskLow": lambda mask: self._allow(mask, 0),
             "SetAllowedFeaturesMaskHigh": lambda mask: self._allow(mask, 32),
-            "EnableAllSmuFeatures": lambda _: self._enable(self._allowed),
+            "EnableAllSmuFeatures": self._enable_domain,
             "DisableAllSmuFeatures": lambda _: self._enable(0),
             "EnableSmuFeaturesLow": lambda mask: self._enable(self.features | mask),
             "EnableSmuFeaturesHigh": lambda mask: self._enable(self.features | mask << 32),
@@ -107,7 +113,10 @@ class Smu(Block):
             "GetPptLimit": lambda _: (_OK, self._power_limit),
             "PrepareMp1ForUnload": lambda _: self._enable(0),
             "Mode1Reset": lambda _: self._mode1(_MAIN),
+            "Mode2Reset": lambda _: self._mode2(),
         }
+        if not 0 < chip.facts.mode2_since <= chip.options.smu_version:
+            del handlers["Mode2Reset"]
         if chip.facts.mode1_by_debug:
             # UNSURE: Linux asks such firmware by the debug mailbox alone (smu_v13_0_0_ppt.c).
             del handlers["Mode1Reset"]
@@ -216,6 +225,14 @@ class Smu(Block):
         self.features = features & self._allowed
         return _OK, None
 
+    def _enable_domain(self, domain: int) -> Answer:
+        """Enable what is allowed in a domain of power, FEATURE_PWR_DOMAIN_e."""
+        names = constants(self.chip.facts.smu.tables)
+        if domain >= names.FEATURE_PWR_DOMAIN_COUNT:
+            return _FAILED, None
+        graphics = domain == names.FEATURE_PWR_GFX
+        return self._enable(self.features | self._graphics_features if graphics else self._allowed)
+
     def _set_dram(self, part: int, keep: int) -> Answer:
         self._dram = self._dram & keep | part
         return _OK, None
@@ -254,6 +271,13 @@ class Smu(Block):
         if not _LEAST_POWER <= watts <= self.chip.facts.board.power_limit:
             return _FAILED, None
         self._power_limit = watts
+        return _OK, None
+
+    def _mode2(self) -> Answer:
+        """Reset, then answer: the kernel loads IMU once it has read the answer (smu_v13_0_10.c)."""
+        if not self.chip.faults.mode2_ignored:
+            self.features &= ~self._graphics_features
+            self.chip.mode2_reset()
         return _OK, None
 
     def _mode1(self, box: _Mailbox) -> Answer:

@@ -1,0 +1,64 @@
+"""Mode2: the reset of graphics core and copy engines by the SMU, which device memory survives.
+
+Source: Linux 6.12 smu_v13_0_0_ppt.c (the message; SMU 13.0.10 alone has it), smu_v13_0_10.c (from
+which firmware on, what is stopped before, what is loaded and started afterwards). Linux resets such
+a card by mode1 unless it is told otherwise (soc21.c, amdgpu.reset_method=3).
+"""
+
+from __future__ import annotations
+
+from am import boot
+from am.firmware import FirmwareSet
+from am.smu import version_text
+from am.units import Units
+from hcq.errors import FirmwareSilent, NotSupported
+
+
+def check(units: Units) -> None:
+    """NotSupported where the SMU knows no mode2, or does not run."""
+    facts = units.chip.facts
+    if not facts.mode2_since:
+        version = ".".join(map(str, facts.versions["MP1"]))
+        raise NotSupported(f"the firmware of SMU {version} has no mode2 reset")
+    if not units.smu.running() or units.smu.stuck:
+        raise NotSupported("the SMU's firmware does not take the request")
+    version = version_text(facts.mode2_since)
+    if units.smu.version < facts.mode2_since:
+        found = version_text(units.smu.version)
+        raise NotSupported(f"mode2 needs SMU firmware {version} or newer, got {found}")
+
+
+def reset(units: Units, firmware: FirmwareSet) -> None:
+    """Reset, load, start: ends where queues can be set up. The queues are off, as far as they can
+    be; translations, doorbells and interrupts of the other blocks stay as they are.
+
+    FirmwareSilent, FirmwareRejected: of the SMU, the PSP or the RLC. Can be repeated from the start
+    wherever it ended.
+    """
+    if units.gfx.loaded():
+        boot.halt(units)
+        boot.mark(units.chip, boot.IN_USE)
+    units.smu.tell("Mode2Reset")
+    if boot.marked(units.chip):
+        raise FirmwareSilent("the SMU does not perform the mode2 reset", **units.smu.state())
+    units.gmc.forget(units.gmc.gfxhubs)
+    _load(units, firmware)
+    units.smu.enable_graphics()
+    boot.start_graphics(units, firmware, boot.Stages())
+    boot.mark(units.chip, boot.IN_USE)
+
+
+def _load(units: Units, firmware: FirmwareSet) -> None:
+    """Have the PSP load what the graphics core begins with, and the RLC start the rest."""
+    generation, psp = units.chip.generation, units.psp
+    # The kernel goes on with its ring; ours may be of a process before, or an exception cut it off.
+    psp.forget_staged()
+    psp.create_ring(destroy_first=True)
+    psp.run(
+        *(
+            psp.load_firmware(name, kind, firmware.parts[name])
+            for kind, name in generation.ip_firmware
+            if name in generation.mode2_firmware
+        )
+    )
+    psp.autoload()
