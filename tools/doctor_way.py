@@ -41,7 +41,7 @@ def _enclosure(system: System, enclosure: Enclosure) -> Iterator[Finding]:
             check,
             "missing",
             f"security level {enclosure.security!r}: the firmware makes no PCIe tunnel to {name}",
-            "set the Thunderbolt security level to 'user' in the firmware setup",
+            thunderbolt.NO_PCIE_REMEDY,
         )
     elif not enclosure.authorized:
         yield Finding(

@@ -19,6 +19,7 @@ from hcq.transport.system import System
 BUS = "sys/bus/thunderbolt/devices"
 #: security levels under which the firmware makes no tunnel for PCIe
 NO_PCIE = ("dponly", "usbonly", "nopcie")
+NO_PCIE_REMEDY = "set the Thunderbolt security level to 'user' in the firmware setup"
 _ROUTER = re.compile(r"(\d+)-([0-9a-f]+)")
 _HOP_BITS = 8  # of a route for each router on the way
 _LEAST_PREFIX = 4
@@ -211,7 +212,8 @@ def address_of(
     unique_id: the enclosure's, or its beginning. drivers: (vendor, device) of cards that can be
     driven. The same enclosure has the same id wherever it is plugged in. DeviceNotFound for an
     enclosure that is not there, is empty or has no such card; AccessDenied for one that is not
-    authorised; BadArgument where the id fits several.
+    authorised, or whose host's security level allows no PCIe; BadArgument where the id fits
+    several.
     """
     system = system if system is not None else System()
     if len(unique_id) < _LEAST_PREFIX:
@@ -230,6 +232,12 @@ def address_of(
             remedy="open the card by its PCI address",
         )
     enclosure = found[0]
+    if enclosure.security in NO_PCIE:
+        raise AccessDenied(
+            f"the firmware makes no PCIe tunnel to the enclosure {enclosure.name}",
+            security=enclosure.security,
+            remedy=NO_PCIE_REMEDY,
+        )
     if not enclosure.authorized:
         raise AccessDenied(
             f"the enclosure {enclosure.name} is not authorised",

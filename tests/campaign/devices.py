@@ -15,6 +15,7 @@ from tests.campaign.nvidia import NvStand
 from tests.campaign.pci import IommufdStand, PciStand, SysfsStand
 from tests.campaign.served import ServedStand
 from tests.campaign.stand import Stand
+from tests.campaign.thunderbolt import ThunderboltStand
 
 STANDS: dict[str, Callable[[int], Stand]] = {
     "navi31": AmStand,
@@ -25,6 +26,7 @@ STANDS: dict[str, Callable[[int], Stand]] = {
     "sysfs": SysfsStand,
     "vfio-user": ServedStand,
     "libusb": LibUsbStand,
+    "thunderbolt": ThunderboltStand,
     **{chip: partial(NvStand, chip) for chip in CHIPS},
     **{chip: partial(AdrenoStand, chip) for chip in (*KGSL_CHIPS, *MSM_CHIPS)},
 }

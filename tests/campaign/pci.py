@@ -126,6 +126,7 @@ class PciStand(Stand):
     bar = 0
 
     def __init__(self, seed: int) -> None:
+        self.seed = seed
         self._folder = tempfile.TemporaryDirectory()
         self.machine: Any = self.build(Path(self._folder.name))
         self.transport: Any = None

@@ -14,6 +14,7 @@ from tests.campaign import (
     kinds_msm,
     kinds_nvidia,
     kinds_served,
+    kinds_thunderbolt,
 )
 from tests.campaign.kind import Kind, Layer, cases_of
 
@@ -27,6 +28,7 @@ KINDS: list[Kind] = [
     *kinds_host.KINDS,
     *kinds_served.KINDS,
     *kinds_libusb.KINDS,
+    *kinds_thunderbolt.KINDS,
     *kinds_adreno.KINDS,
     *kinds_msm.KINDS,
 ]

@@ -163,6 +163,17 @@ def test_what_stands_between_a_name_and_a_card(tree: ThunderboltTree) -> None:
         open_named()
 
 
+@pytest.mark.parametrize("level", ["dponly", "usbonly", "nopcie"])
+def test_a_security_level_without_pcie_is_named(tree: ThunderboltTree, level: str) -> None:
+    """Not as an empty enclosure: no card that is seated anew would show up."""
+    tree.host_on_die(security=level)
+    tree.enclosure("0-1")
+    with pytest.raises(AccessDenied, match="no PCIe tunnel") as denied:
+        thunderbolt.address_of("9c03", {NAVI31}, tree.machine)
+    assert denied.value.facts["security"] == level
+    assert "firmware setup" in str(denied.value.facts["remedy"])
+
+
 def test_two_cards_in_one_enclosure(tree: ThunderboltTree) -> None:
     (port, _) = tree.host_on_die()
     tree.enclosure("0-1")
