@@ -388,10 +388,13 @@ class AmDriver(Driver):
     # ---- what the chip says of itself --------------------------------------------------------
 
     def sensors(self) -> Sequence[Sensor]:
+        told = self.units.thermal.announcements
         return (
             Sensor("memory_used_bytes", "B", lambda: float(self.memory.used)),
             Sensor("memory_total_bytes", "B", lambda: float(self.chip.vram.size)),
             *make_sensors(self.metrics),
+            Sensor("throttle_events", "events", lambda: float(told.throttlings)),
+            Sensor("fan_abnormal", "flag", lambda: float(told.fan_abnormal)),
             *self.transport.sensors(),
         )
 

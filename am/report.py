@@ -37,7 +37,9 @@ class Reporter:
             hubs = gmc.mmhubs if entry.client == faults.CLIENT_VMC else gmc.gfxhubs
             return self._page_fault(faults.faulted_page(entry), entry, gmc.take_fault(hubs))
         if (
-            heat := units.thermal.explain(self.driver.name, entry.client, entry.source)
+            heat := units.thermal.explain(
+                self.driver.name, entry.client, entry.source, entry.data[0]
+            )
         ) is not None:
             return heat
         if (damage := faults.uncorrectable_error(entry)) is not None:

@@ -17,6 +17,7 @@ from am import advice, boot, discovery, mode2, proof
 from am.diagnosis import diagnose, failed_queues, reports, stands_still
 from am.firmware import FirmwareSet, load_firmware
 from am.queue import ComputeQueue, CopyQueue
+from am.thermal import WHOLE_CARD
 from am.units import Units
 from hcq.errors import ChipError, DeviceLost, NotSupported, OverTemperature
 from hcq.ladder import Diagnosis, Ladder, Level, PlainRung, Planned, Recovery
@@ -313,9 +314,10 @@ class Rungs:
         driver.reports = [one for one in found if self._of_others(one)]
 
     def _of_others(self, entry: Interrupt) -> bool:
-        """Whether an entry reports a failure of a queue that goes on. Page faults do not tell whose
-        they are, and count as those of the queues that failed."""
-        return any(
+        """Whether an entry reports a failure of a queue that goes on, or what concerns the whole
+        card: heat, and what the SMU announces, which it does not repeat. Page faults do not tell
+        whose they are, and count as those of the queues that failed."""
+        return entry.client in WHOLE_CARD or any(
             reports(entry, queue) for queue in self.driver.queues.all if queue not in self.restarted
         )
 

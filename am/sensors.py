@@ -31,13 +31,8 @@ class Metrics:
 
     @functools.cached_property
     def reasons(self) -> list[tuple[int, str]]:
-        """Reasons to lower clocks: place in the table, and label."""
-        ids = constants(self.smu.interface.tables)
-        names = [name for name in ids if name.startswith(_THROTTLER) and name.endswith("_BIT")]
-        return sorted(
-            (ids[name], name[len(_THROTTLER) : -len("_BIT")].lower().replace("_", " "))
-            for name in names
-        )
+        """See `reasons_of`."""
+        return reasons_of(self.smu)
 
     def table(self) -> Struct:
         with self.lock:
@@ -46,6 +41,16 @@ class Metrics:
                 self._table = self.smu.metrics()
                 self._read_at = now
             return self._table
+
+
+def reasons_of(smu: Smu) -> list[tuple[int, str]]:
+    """Reasons to lower clocks: place in the table, and label."""
+    ids = constants(smu.interface.tables)
+    names = [name for name in ids if name.startswith(_THROTTLER) and name.endswith("_BIT")]
+    return sorted(
+        (ids[name], name[len(_THROTTLER) : -len("_BIT")].lower().replace("_", " "))
+        for name in names
+    )
 
 
 def make_sensors(metrics: Metrics) -> tuple[Sensor, ...]:

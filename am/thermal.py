@@ -1,8 +1,9 @@
 """THM: the thermal controller, which tells when the chip gets too hot.
 
-The board's power-play table states at which temperature a driver has to stop the chip. Linux then
-waits 50 ms, reads the temperature again, and switches the machine off. At a higher one the board
-cuts the power by itself, and says so before (critical temperature fault, CTF). Source: Linux 6.12
+The board's power-play table states at which temperature a driver has to stop the chip, and how much
+lower that is while a fan does not turn. Linux then waits 50 ms, reads the temperature again, and
+switches the machine off. At a higher one the board cuts the power by itself, and says so before
+(critical temperature fault, CTF). Source: Linux 6.12
 smu_v13_0.c (smu_v13_0_set_irq_state, smu_v13_0_irq_process), smu_v13_0_0_pptable.h (the table),
 smu_v13_0_0_ppt.c (smu_v13_0_0_get_thermal_temperature_range), soc15_ih_clientid.h.
 """
@@ -13,15 +14,18 @@ import logging
 import struct
 
 from am import advice
+from am.announcements import CLIENT_MP1, TO_DRIVER, Announcements
 from am.chip import Chip, batched
-from am.regs import constants
+from am.regs import constants, structs
 from am.smu import Smu
 from hcq.errors import FirmwareError, FirmwareRejected, LinkError, OverTemperature
 
 log = logging.getLogger(__name__)
 
 _SHUTDOWN = struct.Struct("<29xH")  # software_shutdown_temp, in the packed table
-_HEAD_SIZE = 32  # of the table, to whole dwords
+_OFFSET = struct.Struct("<h")  # SkuTable.FanAbnormalTempLimitOffset
+_FAN = "SkuTable.FanAbnormalTempLimitOffset"
+_PPTABLE = 832  # where PPTable_t begins, behind reserved words and limits for overclocking
 _LEAST, _MOST = 60, 255  # degrees: what a limit may be; the field has 8 bits
 _CREDIT = 5  # interrupts that the interrupt handler has not taken yet, at most
 _TOO_HOT, _GPIO_19 = 0, 83
@@ -29,27 +33,37 @@ _TOO_HOT, _GPIO_19 = 0, 83
 _CLIENTS = constants("soc15_ih_clientid")
 CLIENT_THM = int(_CLIENTS.SOC15_IH_CLIENTID_THM)
 CLIENT_SMUIO = int(_CLIENTS.SOC15_IH_CLIENTID_ROM_SMUIO)
+# Clients whose interrupts concern no queue.
+WHOLE_CARD = frozenset({CLIENT_THM, CLIENT_SMUIO, CLIENT_MP1})
 
 
 class Thermal:
     """Drive one chip's controller. limit: degrees Celsius of the hottest place beyond which the
     chip must not work; 0 where nothing states it, or the chip has no controller that we know.
-    moments: how often it was passed and not found passed any more."""
+    stated: the board's, which `limit` is below while a fan does not turn. moments: how often it was
+    passed and not found passed any more. announcements: what the SMU says by itself."""
 
     def __init__(self, chip: Chip, smu: Smu) -> None:
         self.chip = chip
         self.smu = smu
-        self.limit = 0
+        self.limit = self.stated = 0
         self.moments = 0
+        self.announcements = Announcements(chip, smu)
+        self._offset = 0
 
     def start(self) -> None:
-        """Learn the limit and have its crossing told. The SMU runs."""
-        self.limit = 0
+        """Learn the limit, have its crossing told, and what the SMU announces. The SMU runs."""
+        self._watch()
+        self.announcements.start()
+
+    def _watch(self) -> None:
+        self.limit = self.stated = 0
         if not self.chip.instances("THM"):
             log.info("no table of the thermal controller's registers: over-temperature is not told")
             return
         try:
-            table = self.smu.table("TABLE_COMBO_PPTABLE", _HEAD_SIZE)
+            sku = _PPTABLE + structs(self.smu.interface.tables).PPTable_t.offset_of(_FAN)
+            table = self.smu.table("TABLE_COMBO_PPTABLE", -(-(sku + _OFFSET.size) // 4) * 4)
         except FirmwareRejected as error:
             log.warning("over-temperature is not told: %s", error)
             return
@@ -61,7 +75,8 @@ class Thermal:
                 _LEAST, _MOST, limit,
             )  # fmt: skip
             return
-        self.limit = limit
+        self.limit = self.stated = limit
+        (self._offset,) = _OFFSET.unpack_from(table, sku)
         self._switch_on()
 
     @batched
@@ -78,8 +93,23 @@ class Thermal:
         )
         thm.THM_THERMAL_INT_ENA.write(THERM_INTH_CLR=1, THERM_INTL_CLR=1, THERM_TRIGGER_CLR=1)
 
+    def _change_limit(self, device: str) -> None:
+        """Follow what the SMU announces of a fan."""
+        if not self.stated:
+            return
+        bad = self.announcements.fan_abnormal
+        limit = self.stated + (self._offset if bad else 0)
+        if not _LEAST <= limit <= _MOST:
+            log.warning("%s: the board lowers its limit to %d degrees; ignored", device, limit)
+            return
+        self.limit = limit
+        self.chip.thm.THM_THERMAL_INT_CTRL.update(DIG_THERM_INTH=limit, THERM_TRIGGER_MASK=0)
+        what = "a fan does not turn as it should" if bad else "the fans turn again"
+        log.warning("%s: %s: it may get %d degrees Celsius hot now", device, what, limit)
+
     def stop(self) -> None:
         """Have nothing told any more."""
+        self.announcements.stop()
         if not self.limit:
             return
         thm = self.chip.thm
@@ -91,9 +121,16 @@ class Thermal:
         index = constants(self.smu.interface.tables).TEMP_HOTSPOT
         return int(self.smu.metrics().AvgTemperature[index])
 
-    def explain(self, device: str, client: int, source: int) -> OverTemperature | None:
+    def explain(
+        self, device: str, client: int, source: int, event: int = 0
+    ) -> OverTemperature | None:
         """The failure that an interrupt of the controller means; None where it is none (any more),
-        or where another block has sent it. The device's lock is held."""
+        or where another block has sent it. event: the first data word, in which the SMU names what
+        it announces. The device's lock is held."""
+        if client == CLIENT_MP1 and source == TO_DRIVER:
+            if self.announcements.take(device, event):
+                self._change_limit(device)
+            return None
         if client == CLIENT_SMUIO and source == _GPIO_19:
             return OverTemperature(
                 f"{device} met its critical temperature: the board cuts its power",
@@ -122,8 +159,9 @@ class Thermal:
                 device, self.limit, celsius,
             )  # fmt: skip
             return None
+        fan = ", as a fan does not turn as it should" if self.limit < self.stated else ""
         return OverTemperature(
-            f"{device} is too hot: {celsius} degrees Celsius, at most {self.limit} expected",
+            f"{device} is too hot: {celsius} degrees Celsius, at most {self.limit} expected{fan}",
             celsius=celsius,
             limit_celsius=self.limit,
             remedy=advice.COOL,

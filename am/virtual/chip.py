@@ -64,10 +64,11 @@ class Chip(Board):
         self.psp = Psp(self)
         self.smu = Smu(self)
         self.thermal = Thermal(self, self.smu.metrics, self.unplug)
+        self.announcements = self.smu.announcements
         self.rom = Rom(self)
         self.blocks: list[Block] = [
             self.nbio, self.hdp, self.mm, self.gc, self.ih, self.psp, self.smu, self.thermal,
-            self.rom,
+            self.announcements, self.rom,
         ]  # fmt: skip
         self.power_cycle()
 

@@ -26,7 +26,7 @@ from hcq.telemetry import Telemetry
 from ..top.fleet import Card
 
 # Sensors that count: a counter's name ends with _total.
-COUNTERS = ("ecc_errors", "link_errors")
+COUNTERS = ("ecc_errors", "link_errors", "throttle_events")
 HELP = {
     "usage_ratio": "Share of the time in which the unit was busy.",
     "memory_used_bytes": "Device memory in use.",
@@ -39,6 +39,8 @@ HELP = {
     "enclosure_supply_volts": "Voltage of the enclosure's supply.",
     "enclosure_supply_amperes": "Current from the enclosure's supply.",
     "temperature_celsius": "Temperature.",
+    "throttle_events": "Times that the firmware has lowered a clock.",
+    "fan_abnormal": "1 while the firmware reports a fan that does not turn as it should.",
     "fan_rpm": "Fan speed.",
     "link_generation": "PCIe generation of the link.",
     "link_lanes": "Lanes of the link.",

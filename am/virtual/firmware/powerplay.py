@@ -18,6 +18,7 @@ _RESERVED = 45 * 4
 _OVERDRIVE = 12 + 32 + 64 * 4 + 64 * 4 + 32 * 2
 _HEAD = _CORE + _RESERVED + _OVERDRIVE + 1
 _FORMAT, _TABLE_REVISION, _ASIC_FORMAT = 15, 2, 0x80
+_FAN_OFFSET = -12  # degrees, while a fan does not turn; our choice
 _INTERNAL_SENSOR = 28  # SMU_13_0_0_PP_THERMALCONTROLLER_NAVI21
 
 
@@ -28,6 +29,7 @@ def combo_table(facts: ChipFacts) -> bytes:
     sku = table.SkuTable
     sku.SocketPowerLimitAc[0] = power_limit
     sku.SocketPowerLimitDc[0] = power_limit
+    sku.FanAbnormalTempLimitOffset = _FAN_OFFSET
     clocks = Clocks(facts.board)
     for field, clock in (
         (sku.FreqTableSocclk, SOC),

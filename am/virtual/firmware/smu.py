@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from am.regs import constants
 from am.virtual.block import Block, Reset
+from am.virtual.firmware.announcements import Announcements
 from am.virtual.firmware.clocks import Clocks
 from am.virtual.firmware.powerplay import combo_table, overdrive_table
 from am.virtual.firmware.smumetrics import Metrics
@@ -40,7 +41,7 @@ _ACCEPTED = """
     SetSystemVirtualDramAddrLow SetThrottlerMask SetFwDstatesMask RunDcBtc AllowGfxDcs
     DisallowGfxDcs OverridePcieParameters DALNotPresent EnableAudioStutterWA
     SetExternalClientDfCstateAllow AllowIHHostInterrupt SetTemperatureInputSelect PowerUpVcn
-    PowerDownVcn PowerUpJpeg PowerDownJpeg ReenableAcDcInterrupt SetDcsArch
+    PowerDownVcn PowerUpJpeg PowerDownJpeg SetDcsArch
 """
 
 # Features in the graphics core's domain of power (FEATURE_PWR_GFX). UNSURE: AMD's list is not
@@ -74,6 +75,7 @@ class Smu(Block):
         self.messages: list[tuple[int, int]] = []
         self.clocks = Clocks(chip.facts.board)
         self.metrics = Metrics(chip, self.clocks)
+        self.announcements = Announcements(chip, self.metrics)
         self._allowed = 0
         self._dram = 0
         self._power_limit = self.chip.facts.board.power_limit
@@ -112,6 +114,7 @@ class Smu(Block):
             "SetPptLimit": self._set_power_limit,
             "GetPptLimit": lambda _: (_OK, self._power_limit),
             "PrepareMp1ForUnload": lambda _: self._enable(0),
+            "ReenableAcDcInterrupt": lambda _: self._reenable(),
             "Mode1Reset": lambda _: self._mode1(_MAIN),
             "Mode2Reset": lambda _: self._mode2(),
         }
@@ -271,6 +274,10 @@ class Smu(Block):
         if not _LEAST_POWER <= watts <= self.chip.facts.board.power_limit:
             return _FAILED, None
         self._power_limit = watts
+        return _OK, None
+
+    def _reenable(self) -> Answer:
+        self.announcements.reenable()
         return _OK, None
 
     def _mode2(self) -> Answer:

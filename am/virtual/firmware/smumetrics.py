@@ -73,6 +73,7 @@ class Metrics:
         self._energy = 0.0
         self._counter = 0
         self._edge = 34.0
+        self.throttling: dict[int, int] = {}  # percent by throttler
         self.planted: int | None = None  # a temperature of the hottest place, see Thermal
 
     @property
@@ -124,6 +125,8 @@ class Metrics:
         metrics.AvgTemperatureFanIntake = 27
         metrics.AvgVoltage[0] = round(720 + 380 * activity)
         metrics.AvgCurrent[0] = round(watts / 1.1)
+        for throttler, percent in self.throttling.items():
+            metrics.ThrottlingPercentage[throttler] = percent
         metrics.PcieRate, metrics.PcieWidth = 3, 6  # 16 GT/s, x16, in the firmware's codes
         metrics.AvgFanPwm = round(255 * self._heat * 0.5)
         metrics.AvgFanRpm = round(3300 * self._heat * 0.5)

@@ -1,0 +1,101 @@
+"""What the SMU announces to its driver by the interrupt 0xFE: throttling, fans, power source.
+
+Facts: Linux 6.12 smu_v13_0.c (smu_v13_0_set_irq_state: identifier and mask;
+smu_v13_0_irq_process: acknowledgement, events), mp_13_0_0 register header; names of the events,
+amdgpu_smu.h of later kernels.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from am.regs import constants
+from am.virtual.block import Block, Reset
+
+if TYPE_CHECKING:
+    from am.virtual.board import Board
+    from am.virtual.firmware.smumetrics import Metrics
+
+_CLIENT = constants("soc15_ih_clientid").SOC15_IH_CLIENTID_MP1
+AC, DC, THROTTLING, FAN_ABNORMAL, FAN_RECOVERY = 3, 4, 7, 8, 9
+_MOST = 16  # events that wait; more are lost
+
+
+class Announcements(Block):
+    """`throttle`, `stall_fan`, `turn_fan` and `supply` are what a board or its surroundings do.
+
+    UNSURE: that an event waits for the acknowledgement of the one before, and that what happens
+    while the interrupt is masked is never announced; Linux acknowledges each before it looks at it.
+    """
+
+    def __init__(self, chip: Board, metrics: Metrics) -> None:
+        super().__init__(chip, "mp")
+        self._metrics = metrics
+        self._waiting: deque[int] = deque()
+        self._open = False  # an announcement has not been acknowledged
+        self._reenabled = True  # changes of the power source are announced
+        self.on_write("MP1_SMN_IH_SW_INT_CTRL", self._control)
+
+    def reset(self, scope: Reset) -> None:
+        """Forget what waits; nothing is announced before a driver asks for it."""
+        self._waiting.clear()
+        self._open = False
+        self._reenabled = True
+        self._metrics.throttling.clear()
+        self.set("MP1_SMN_IH_SW_INT_CTRL", INT_MASK=1)
+
+    def throttle(self, reason: str) -> None:
+        """Lower the clocks for THROTTLER_<reason>_BIT, until `relax`."""
+        with self.chip.lock:
+            names = constants(self.chip.facts.smu.tables)
+            self._metrics.throttling[names[f"THROTTLER_{reason}_BIT"]] = 40
+            self._announce(THROTTLING)
+
+    def relax(self) -> None:
+        """Let the clocks rise again, which is not announced."""
+        with self.chip.lock:
+            self._metrics.throttling.clear()
+
+    def stall_fan(self) -> None:
+        """A fan does not turn as it should."""
+        with self.chip.lock:
+            self._announce(FAN_ABNORMAL)
+
+    def turn_fan(self) -> None:
+        """It turns again."""
+        with self.chip.lock:
+            self._announce(FAN_RECOVERY)
+
+    def supply(self, *, battery: bool) -> None:
+        """The power source changes; announced once for each ReenableAcDcInterrupt."""
+        with self.chip.lock:
+            if self._reenabled:
+                self._reenabled = False
+                self._announce(DC if battery else AC)
+
+    def reenable(self) -> None:
+        """The message ReenableAcDcInterrupt."""
+        self._reenabled = True
+
+    def _announce(self, event: int) -> None:
+        if self.fields("MP1_SMN_IH_SW_INT_CTRL").INT_MASK or len(self._waiting) >= _MOST:
+            return
+        self._waiting.append(event)
+        self._next()
+
+    def _next(self) -> None:
+        if self._waiting and not self._open:
+            self._open = True
+            source = self.fields("MP1_SMN_IH_SW_INT").ID
+            event = self._waiting.popleft()
+            self.chip.ih.raise_interrupt(_CLIENT, source, data=(event, 0, 0, 0))
+
+    def _control(self, value: int) -> None:
+        control = self.fields("MP1_SMN_IH_SW_INT_CTRL")
+        if control.INT_MASK:
+            self._waiting.clear()
+        if control.INT_ACK:
+            self.set("MP1_SMN_IH_SW_INT_CTRL", INT_ACK=0)
+            self._open = False
+            self._next()
