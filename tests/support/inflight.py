@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 import hcq
-from compiler import Tensor
+import compiler
 from hcq.buffer import Buffer
 from hcq.device import Device
 from hcq.errors import DeviceHang
@@ -139,7 +139,7 @@ def forked(device: Device) -> None:
 
 def tensors(device: Device) -> None:
     """The process ends while products of tensors are under way; nothing is closed."""
-    ones = Tensor(np.ones((500, 500), "f4"), device=device)
+    ones = compiler.Tensor(np.ones((500, 500), "f4"), device=device)
     for _ in range(6):
         ones = (ones @ ones) * 1e-3
     ones.realize()
