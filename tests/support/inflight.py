@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-import hcq
 import compiler
+import hcq
 from hcq.buffer import Buffer
 from hcq.device import Device
 from hcq.errors import DeviceHang
