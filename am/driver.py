@@ -303,8 +303,12 @@ class AmDriver(Driver):
             raise
 
     def make_transfer(self) -> Transfer:
-        bulk = self.transport.traits.bulk
-        return super().make_transfer() if bulk is None else self.outside.transfer(bulk)
+        traits = self.transport.traits
+        if traits.bulk is not None:
+            return self.outside.transfer(traits.bulk)
+        if traits.staged is not None:
+            return self.outside.staged(traits.staged)
+        return super().make_transfer()
 
     def nudge(self) -> None:
         """See Driver."""

@@ -75,7 +75,8 @@ class Ih:
     def start(self, dummy_address: int) -> None:
         """Set the ring up and switch interrupts on. dummy_address: a bus address to read from."""
         self.stop()
-        self.ring[:] = bytes(RING_SIZE)
+        if not self.chip.bus.messages:  # entries behind the pointer are not read
+            self.ring[:] = bytes(RING_SIZE)
         self.writeback[:] = bytes(4)
         self.nbio.route_interrupts(dummy_address)
         ih = self.chip.osssys

@@ -215,18 +215,25 @@ class AddressSpace:
         return self.format.root(self.tables.root)
 
     def allocate(
-        self, size: int, placement: Placement, *, code: bool = False, bus: int | None = None
+        self,
+        size: int,
+        placement: Placement,
+        *,
+        code: bool = False,
+        bus: int | None = None,
+        align: int = PAGE,
     ) -> Mapping:
         """Allocate and map at least `size` bytes, with an unmapped guard page behind them.
 
         code: work may read and execute it, not write. bus: a bus address, of memory that is not
-        allocated but mapped only; the host does not reach it by the mapping.
+        allocated but mapped only; the host does not reach it by the mapping. align: of the virtual
+        address, a power of two.
         """
         if size < 0:
             raise BadArgument("size must not be negative", size=size)
         asked = size
         size = max(PAGE, -(-size // PAGE) * PAGE)
-        align = LARGE_PAGE if size >= LARGE_PAGE else PAGE
+        align = max(align, LARGE_PAGE if size >= LARGE_PAGE else PAGE)
         kind = "code" if code else f"{placement.value} memory"
         flags = self.format.code_flags if code else self.format.data_flags
         mapping = Mapping(VirtAddr(0), size, placement, asked, kind)

@@ -11,8 +11,9 @@ from am.memory import PAGE, Mapping
 from hcq.buffer import Buffer
 from hcq.bulk_transfer import BulkTransfer
 from hcq.memory import Placement
+from hcq.staged_transfer import StagedTransfer
 from hcq.timeline import SIZE
-from hcq.transport.bulk import BulkMemory
+from hcq.transport.bulk import BulkMemory, StagedMemory
 from hcq.transport.view import RemoteView
 
 if TYPE_CHECKING:
@@ -37,10 +38,15 @@ class OutsideMemory:
             self._driver.core, bulk, memory, fence, release, self._at(bulk.start, 4)
         )
 
+    def staged(self, staged: StagedMemory) -> StagedTransfer:
+        """Map what copies go through, for good; the copies."""
+        return StagedTransfer(self._driver.core, staged, self._at(staged.address, staged.size))
+
     def timeline(self, control: Mapping, start: int) -> Buffer:
         """Memory for a queue's timeline: at `start` of its control page, or where the host reads it
         at the cost of one transfer."""
-        bulk = self._driver.transport.traits.bulk
+        traits = self._driver.transport.traits
+        bulk = traits.bulk or traits.staged
         if bulk is None:
             return self._driver.wrap(control)[start : start + SIZE]
         place, self._signals = self._signals, self._signals + SIZE

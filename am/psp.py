@@ -14,6 +14,7 @@ from am import advice
 from am.chip import ALL_ONES, Chip
 from am.memory import Carveout
 from am.nbio import Nbio
+from am.psp_stage import OutsideStage
 from am.regs import constants, structs
 from hcq.errors import FirmwareError, FirmwareRejected, FirmwareSilent, UnitTimeout
 from hcq.fields import RegisterValue
@@ -84,6 +85,8 @@ class Psp:
         self.fence = self.command + _FENCE
         self._frames = bytearray()  # of the ring, up to the one that was written last
         self.carveout = carveout
+        self.outside: OutsideStage | None = None  # takes the place of the private buffer
+        self._filled = COMMAND_SIZE  # bytes of the command buffer that may not be zero
         self.fence_value = 0
         self._staged = PRIVATE_SIZE  # bytes of the private buffer that may not be zero
         # A register of a translation context that we keep off: nothing else uses it, it outlives a
@@ -140,7 +143,7 @@ class Psp:
         FirmwareSilent if it is not taken. It is ready again afterwards."""
         self._stage(image)
         self.nbio.post_hdp()
-        self.chip.mp0.MP0_SMN_C2PMSG_36.write(self.carveout.mc(self.private) >> 20)
+        self.chip.mp0.MP0_SMN_C2PMSG_36.write(self._buffer >> 20)
         self._command(position, command)
         self.wait_bootloader(name, "done")
 
@@ -149,7 +152,7 @@ class Psp:
         self._stage(image)
         self.nbio.post_hdp()
         mp0 = self.chip.mp0
-        mp0.MP0_SMN_C2PMSG_36.write(self.carveout.mc(self.private) >> 20)
+        mp0.MP0_SMN_C2PMSG_36.write(self._buffer >> 20)
         before = int(mp0.MP0_SMN_C2PMSG_81.read())
         self._command(position, command)
         self.sleep(HANDSHAKE_S)
@@ -220,9 +223,18 @@ class Psp:
             remedy=advice.POWER_CYCLE,
         )
 
+    @property
+    def _buffer(self) -> int:
+        """The MC address of what the bootloader reads an image from."""
+        outside = self.outside
+        return self.carveout.mc(self.private) if outside is None else outside.address
+
     def _stage(self, image: bytes) -> None:
         """Put `image` into the private buffer, alone: leftovers of a longer one would be read. What
         lies there at first, a process that died may have left."""
+        if self.outside is not None:
+            self.outside.put(image, alone=True)
+            return
         if len(image) > PRIVATE_SIZE:
             raise FirmwareRejected(
                 "the image is larger than the PSP's buffer", size=len(image), limit=PRIVATE_SIZE
@@ -233,8 +245,8 @@ class Psp:
         self._staged = -(-len(image) // 4) * 4
 
     def forget_staged(self) -> None:
-        """A reset may have put anything into the private buffer."""
-        self._staged = PRIVATE_SIZE
+        """A reset may have put anything into the private buffer and the command buffer."""
+        self._staged, self._filled = PRIVATE_SIZE, COMMAND_SIZE
 
     # ---- ring --------------------------------------------------------------------------------
 
@@ -244,7 +256,11 @@ class Psp:
         if destroy_first:
             self.destroy_ring()
         self._wait_mailbox("ready for a ring", _READY)
-        self.chip.vram.write(self.command, bytes(COMMAND_SIZE + RING_SIZE))
+        if self.outside is None:
+            self.chip.vram.write(self.command, bytes(COMMAND_SIZE + RING_SIZE))
+        else:
+            self.chip.vram.write(self.fence, bytes(4))
+            self._filled = self._layouts.psp_gfx_cmd_resp.size
         self.nbio.post_hdp()
         address = self.carveout.mc(self.ring)
         mp0.MP0_SMN_C2PMSG_69.write(address & 0xFFFF_FFFF)
@@ -313,6 +329,9 @@ class Psp:
         while left:
             if len(self._frames) == RING_SIZE:
                 self._frames.clear()
+            if self.outside is not None:
+                self._run_one(left.pop(0), self.outside)
+                continue
             count, size = 1, left[0].size
             free = (RING_SIZE - len(self._frames)) // (4 * FRAME_DWORDS)
             most = min(free, _MOST_FRAMES, len(left)) if self.chip.bus.messages else 1
@@ -326,7 +345,7 @@ class Psp:
 
     def _run(self, group: Sequence[Command]) -> None:
         """Run commands that fit in front of the ring, each behind the image that it names."""
-        vram, layout = self.chip.vram, self._layouts.psp_gfx_cmd_resp
+        layout = self._layouts.psp_gfx_cmd_resp
         start = at = self.ring - sum(command.size for command in group)
         first, places, content = self.fence_value + 1, [], b""
         for command in group:
@@ -341,21 +360,47 @@ class Psp:
             self._frames += self._frame(at - COMMAND_SIZE)
         # One write, with the fence in it, which may hold the same number of an earlier ring, and
         # the ring from its start: the frames before were taken.
-        vram.write(start, content + self._frames)
+        self.chip.vram.write(start, content + self._frames)
         self.nbio.post_hdp()
         self.chip.mp0.MP0_SMN_C2PMSG_67.write(len(self._frames) % RING_SIZE // 4)
         self._wait_fence(group, first)
         for command, place in zip(group, places, strict=True):
-            status = int.from_bytes(vram.read(place + layout.offset_of("resp.status"), 4), "little")
-            if status:
-                # The kernel only warns here, since some PSP versions leave a status behind; a
-                # refused image is worse found later, as a hang.
-                raise FirmwareRejected(
-                    f"the PSP refused {command.what}",
-                    image=command.what,
-                    status=status,
-                    remedy=advice.FIRMWARE if command.image else advice.MODE1,
-                )
+            self._check_status(command, place)
+
+    def _run_one(self, command: Command, outside: OutsideStage) -> None:
+        """Run a command whose image lies outside; VRAM is written as little as possible."""
+        if command.image:
+            outside.put(command.image)
+        buffer = self._layouts.psp_gfx_cmd_resp.new()
+        buffer.cmd_id = self._ids[f"GFX_CMD_ID_{command.kind}"]
+        command.fill(buffer, outside.address)
+        content = bytes(buffer).rstrip(b"\0")
+        size = -(-len(content) // 4) * 4
+        filled, self._filled = self._filled, COMMAND_SIZE  # until the writes have ended
+        self.chip.vram.write(self.command, content.ljust(max(size, filled), b"\0"))
+        self._filled = size
+        self.fence_value += 1
+        at, frame = self.ring + len(self._frames), self._frame(self.command)
+        self._frames += frame
+        self.chip.vram.write(at, frame)
+        self.nbio.post_hdp()
+        self.chip.mp0.MP0_SMN_C2PMSG_67.write(len(self._frames) % RING_SIZE // 4)
+        self._wait_fence([command], self.fence_value)
+        self._check_status(command, self.command)
+
+    def _check_status(self, command: Command, place: int) -> None:
+        """FirmwareRejected where the PSP has left a status in the command at `place`. The kernel
+        only warns here, since some PSP versions leave a status behind; a refused image is worse
+        found later, as a hang."""
+        at = place + self._layouts.psp_gfx_cmd_resp.offset_of("resp.status")
+        status = int.from_bytes(self.chip.vram.read(at, 4), "little")
+        if status:
+            raise FirmwareRejected(
+                f"the PSP refused {command.what}",
+                image=command.what,
+                status=status,
+                remedy=advice.FIRMWARE if command.image else advice.MODE1,
+            )
 
     def _frame(self, command: int) -> bytes:
         """The ring's frame for the command at `command`."""

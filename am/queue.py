@@ -118,7 +118,10 @@ class RingQueue(HardwareQueue):
         self._close_images()
         self._control_view[:_TIMELINE] = bytes(_TIMELINE)
         self._seen = 0  # slots that were done when it was last read
-        self._ring_view[:] = bytes(RING_SIZE)
+        # What lies ahead of the write pointer is not read; where writes are messages, it may be
+        # anything.
+        if not self.driver.chip.bus.messages:
+            self._ring_view[:] = bytes(RING_SIZE)
         self._ahead.clear()
         self._rung: int | None = None  # the doorbell's last value
         self._slot = list(self._slot_template())

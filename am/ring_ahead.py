@@ -22,7 +22,7 @@ class RingAhead:
         self._run = 1
 
     def clear(self) -> None:
-        """The ring was zeroed."""
+        """The ring may hold anything."""
         self._held.clear()
         self._image = None
 

@@ -11,7 +11,8 @@ from am.gmc import Gmc, framebuffer_location
 from am.ih import MEMORY_SIZE, Ih
 from am.memory import AddressSpace, Carveout, PageTableFormat
 from am.nbio import Nbio
-from am.psp import Psp
+from am.psp import PRIVATE_SIZE, Psp
+from am.psp_stage import OutsideStage
 from am.sdma import Engine
 from am.smu import Smu
 from am.thermal import Thermal
@@ -39,13 +40,15 @@ class UnitClasses:
 class Units:
     """The chip's blocks, its memory, and host memory the chip points to.
 
-    dummy: a host page that faulting accesses and the IH's dummy reads go to.
+    dummy_address: of a page outside the chip that faulting accesses and the IH's dummy reads go to.
+    dummy: its memory, None where it is part of what the transport has besides.
     """
 
     chip: Chip
     carveout: Carveout
     memory: AddressSpace
-    dummy: DmaMemory
+    dummy: DmaMemory | None
+    dummy_address: int
     nbio: Nbio
     gmc: Gmc
     psp: Psp
@@ -56,15 +59,12 @@ class Units:
     clocks: Clocks
     engines: tuple[Engine, ...]
 
-    @property
-    def dummy_address(self) -> int:
-        return int(self.dummy.segments[0].address)
-
     def close(self) -> None:
         """Release host memory; the chip must not use it any more."""
         self.ih.close()
         self.memory.release(self.ih.memory)
-        self.dummy.close()
+        if self.dummy is not None:
+            self.dummy.close()
 
 
 def make_units(chip: Chip, classes: UnitClasses) -> Units:
@@ -78,14 +78,23 @@ def make_units(chip: Chip, classes: UnitClasses) -> Units:
     if not engines:
         raise DiscoveryError("expected a copy engine (SDMA) in the discovery table, found none")
     smu = classes.smu(chip, nbio, carveout)
+    staged = chip.transport.traits.staged
+    dummy = chip.transport.allocate_dma(4096, contiguous=True) if staged is None else None
+    spare = dummy.segments[0].address if dummy is not None else staged.spare if staged else 0
+    psp = classes.psp(chip, nbio, carveout)
+    if staged is not None:
+        place = int(staged.address)
+        shared = memory.allocate(staged.size, Placement.HOST, bus=place, align=PRIVATE_SIZE)
+        psp.outside = OutsideStage(staged, shared)
     return Units(
         chip=chip,
         carveout=carveout,
         memory=memory,
-        dummy=chip.transport.allocate_dma(4096, contiguous=True),
+        dummy=dummy,
+        dummy_address=int(spare),
         nbio=nbio,
         gmc=classes.gmc(chip, nbio),
-        psp=classes.psp(chip, nbio, carveout),
+        psp=psp,
         smu=smu,
         thermal=Thermal(chip, smu),
         ih=classes.ih(chip, nbio, memory.allocate(MEMORY_SIZE, Placement.HOST)),

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 VENDORS = ("am", "nv", "qcom")
 # Of these, `<package>.virtual.gpu:endpoint(chip, ...)` gives a card to put behind a virtual bus.
 ENDPOINTS = ("am",)
+# Virtual bridges that such a card is put behind, and the firmware that runs on them.
+BRIDGES = {"usb": "custom", "usb-stock": "uas"}
 STEPPED = ("am", "nv")  # of these a debugger halts models (hcq.debugging)
 # Of these, `attach` takes `kernel_driver`: models of several kernel drivers, the usual one first.
 KERNEL_DRIVERS = {"qcom": ("kgsl", "msm")}

@@ -28,7 +28,9 @@
     │   └── TransportError        a transfer was refused or cut short
     │       ├── EndpointStalled       a USB device refused a request or halted an endpoint
     │       ├── TransferTimeout       a USB transfer did not end within its limit
-    │       └── TransferOverrun       a USB device sent more than was asked for (babble)
+    │       ├── TransferOverrun       a USB device sent more than was asked for (babble)
+    │       ├── CommandFailed         a SCSI command over USB ended with an error
+    │       └── WrongAnswer           a USB device answered what its protocol does not have there
     ├── ChipError             the chip: what its hardware reports
     │   ├── DiscoveryError        the chip's own description of itself is invalid
     │   ├── UnitTimeout           a block did not reach the awaited state in its limit
@@ -206,6 +208,16 @@ class TransferTimeout(TransportError, TimeoutError):
 
 class TransferOverrun(TransportError):
     """A USB device sent more than was asked for (babble); carries endpoint and length."""
+
+
+class CommandFailed(TransportError):
+    """A SCSI command over USB ended with an error; carries opcode, and status with key, code and
+    qualifier of its sense data, or response, a code of USB Attached SCSI."""
+
+
+class WrongAnswer(TransportError):
+    """A USB device answered what its protocol does not have there: another command's tag, another
+    unit, too few bytes; carries expected and found."""
 
 
 class ChipError(UgpuError):

@@ -5,7 +5,8 @@ auto             UGPU_DEVICE if set, the first real device in vfio-pci's hands o
                  user may open, else cpu
 cpu              host threads
 virtual:<chip>   a register-level model of a chip, with the real driver on it
-virtual:<chip>+usb   the same behind a virtual USB3 bridge
+virtual:<chip>+usb   the same behind a virtual USB3 bridge with the open firmware
+virtual:<chip>+usb-stock   with the vendor's firmware, as patched for graphics cards
 virtual:<chip>+msm   the same above another kernel driver (hcq.catalogue.KERNEL_DRIVERS)
 pci:<address>    bare metal
 thunderbolt:<id> the card in the enclosure with that unique id, wherever it is plugged in
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from hcq import debugging, listing, trace
 from hcq.catalogue import (
+    BRIDGES,
     ENDPOINTS,
     KERNEL_DRIVERS,
     STEPPED,
@@ -215,8 +217,8 @@ def _open_virtual(name: str, chip: str, options: dict[str, object]) -> Device:
 def _attach_over(name: str, chip: str, bus: str, options: dict[str, object]) -> Attachment:
     """Put a model of a chip into a virtual enclosure, or open one that exists again."""
     vendor = virtual_chips().get(chip)
-    if bus != "usb" or vendor not in ENDPOINTS:
-        have = ", ".join(f"virtual:{known}+usb" for known in over_usb())
+    if bus not in BRIDGES or vendor not in ENDPOINTS:
+        have = ", ".join(f"virtual:{known}+{way}" for known in over_usb() for way in BRIDGES)
         raise DeviceNotFound(f"no virtual device {name!r}; there are: {have}")
     make, plug_in = load(f"{vendor}.virtual.gpu:endpoint"), load("usbgpu.virtual.attach:plug_in")
     enclosure = options.pop("enclosure", None)
@@ -228,13 +230,13 @@ def _attach_over(name: str, chip: str, bus: str, options: dict[str, object]) -> 
         raise BadArgument(f"a card in an enclosure cannot be given other options: {sorted(model)}")
     card: Endpoint = make(chip, **model) if old is None else old
     try:
-        usb, clock = plug_in(card if old is None else None, enclosure)
+        usb, clock = plug_in(card if old is None else None, enclosure, BRIDGES[bus])
     except BaseException:
         if old is None:
             card.close()
         raise
     try:
-        bridge = load("usbgpu.asm24:CustomBridge")(usb, sleep=clock.sleep)
+        bridge = load("usbgpu.firmwares:open_bridge")(usb, sleep=clock.sleep)
         transport = load("usbgpu.transport:UsbTransport")(
             bridge, name, accept=_behind_bridge, clock=clock
         )

@@ -9,7 +9,7 @@ from typing import IO, Any
 
 from hcq.clock import Clock
 from hcq.errors import UsageError
-from usbgpu import ina231, uart, update
+from usbgpu import firmwares, ina231, uart, update
 from usbgpu.attach import by_name
 from usbgpu.bridge import LINK_UP, LTSSM, Bridge
 from usbgpu.flash import Flash
@@ -38,6 +38,7 @@ def describe(bridge: Bridge) -> dict[str, object]:
     state = bridge.read_xdata(LTSSM, 1)[0]
     return {
         "firmware": bridge.firmware,
+        "protocol": firmwares.protocol(usb),
         "manufacturer": usb.manufacturer,
         "serial": usb.serial,
         "usb_id": f"{usb.vendor:04x}:{usb.product:04x}",

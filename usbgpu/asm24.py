@@ -15,8 +15,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from hcq.errors import BadArgument, DeviceLost, TransportError, UgpuError
-from usbgpu.bridge import SECTOR, SLOT, SRAM_SIZE, Completion, Status, Tlp
+from hcq.errors import BadArgument, DeviceLost, NotSupported, TransportError, UgpuError
+from usbgpu.bridge import SECTOR, SLOT, SRAM_SIZE, Ability, Completion, Status, Tlp
+from usbgpu.checks import check_memory, check_xdata, completion_of
 from usbgpu.usb import Speed, UsbDevice
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ _LARGEST_STREAM = 1 << 20  # bytes in one transfer, our choice
 class CustomBridge:
     """See usbgpu.bridge.Bridge. Owns `usb` from now on."""
 
+    abilities = frozenset({Ability.POWER, Ability.SLOTS, Ability.FLASH, Ability.PINS})
+
     def __init__(self, usb: UsbDevice, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self.usb = usb
         self.firmware = f"{usb.identity.name} ({usb.identity.release:04x})"
@@ -64,7 +67,7 @@ class CustomBridge:
 
     def read_xdata(self, address: int, size: int, bank: int = 0) -> bytes:
         """See Bridge.read_xdata; one transfer for each 255 bytes (64 on USB 2)."""
-        _check_xdata(address, size, bank)
+        check_xdata(address, size, bank)
         parts = []
         with self._lock:
             for start in range(0, size, self._xdata_limit):
@@ -74,7 +77,7 @@ class CustomBridge:
 
     def write_xdata(self, address: int, data: bytes, bank: int = 0) -> None:
         """See Bridge.write_xdata; one transfer for each byte."""
-        _check_xdata(address, len(data), bank)
+        check_xdata(address, len(data), bank)
         with self._lock:
             for position, value in enumerate(data):
                 self._control_out(_XDATA_WRITE, address + position, bank << 8 | value)
@@ -98,7 +101,7 @@ class CustomBridge:
     def request(self, kind: Tlp, address: int, value: int = 0, enable: int = 0xF) -> Completion:
         """See Bridge.request: one transfer for a posted request, else two. A request that failed
         on its way is sent again, ten times, 1 ms apart."""
-        _check_memory(address, 4)
+        check_memory(address, 4)
         with self._lock:
             for left in reversed(range(_RETRIES + 1)):
                 self._send(kind, enable, _SINGLE, address, value)
@@ -117,14 +120,14 @@ class CustomBridge:
         UNSURE: that a configuration write has been completed when the next request comes, which
         takes a control transfer of 100 us and more; the firmware does not look before it sends.
         """
-        _check_memory(address, 4)
+        check_memory(address, 4)
         with self._lock:
             self._send(kind, enable, _SINGLE, address, value)
 
     def read_block(self, kind: Tlp, address: int, size: int) -> bytes | None:
         """See Bridge.read_block: two transfers for each MiB, and one: the registers of the request
         engine keep the last completion (pcie_read_chunk), which F0 in the other direction gives."""
-        _check_memory(address, size)
+        check_memory(address, size)
         data = b""
         if not size:
             return data
@@ -145,13 +148,13 @@ class CustomBridge:
         answer = self._control_in(_TLP, 0, 0, _ANSWER.size, limit_s=_TLP_LIMIT_S)
         data, header, _, _, code = _ANSWER.unpack(answer)
         if code == _DONE:
-            return _completion(header >> 5, data)
+            return completion_of(header >> 5, data)
         return None if code == _ERROR else Completion(Status.TIMEOUT)
 
     def write_memory(self, address: int, data: bytes | bytearray | memoryview) -> None:
         """See Bridge.write_memory: two transfers for each MiB; one for a single dword."""
         view = memoryview(data).cast("B") if data else memoryview(b"")
-        _check_memory(address, len(view))
+        check_memory(address, len(view))
         if len(view) == 4:
             self.request(Tlp.MEMORY_WRITE, address, int.from_bytes(view, "little"))
             return
@@ -198,6 +201,10 @@ class CustomBridge:
             arm = functools.partial(self._arm, sectors, offset, len(view))
             self._bulk_out(arm, view, _SRAM_LIMIT_S, meanwhile)
             self._owed = None
+
+    def fill_sram(self, data: bytes | bytearray | memoryview) -> None:
+        """See Bridge.fill_sram."""
+        raise NotSupported("the bridge's firmware does not say when data is in its SRAM")
 
     def _arm(self, sectors: int, offset: int, size: int) -> None:
         """ORDER: the request before its data: nothing takes a bulk transfer that was not armed."""
@@ -316,30 +323,6 @@ class CustomBridge:
 
 def _armed() -> None:
     """The firmware expects the transfer already."""
-
-
-def _completion(status: int, value: int) -> Completion:
-    if status == Status.OK:
-        return Completion(Status.OK, value)
-    try:
-        return Completion(Status(status))
-    except ValueError:
-        raise TransportError("reserved completion status", status=status) from None
-
-
-def _check_xdata(address: int, size: int, bank: int) -> None:
-    if not 0 <= address <= address + size <= 0x1_0000 or bank not in (0, 1):
-        raise BadArgument(
-            "XDATA addresses must be below 0x10000, banks 0 or 1",
-            address=address, size=size, bank=bank,
-        )  # fmt: skip
-
-
-def _check_memory(address: int, size: int) -> None:
-    if (address | size) & 3 or not 0 <= address <= address + size <= 1 << 64:
-        raise BadArgument(
-            "PCI Express requests must be whole, aligned dwords", address=address, size=size
-        )
 
 
 def _check_sram(offset: int, size: int) -> None:

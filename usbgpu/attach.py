@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from hcq.errors import NotSupported
 from hcq.transport.base import PciIdentity
-from usbgpu import asm24
-from usbgpu.asm24 import CustomBridge
 from usbgpu.bridge import Bridge
+from usbgpu.firmwares import check_firmware, open_bridge
 from usbgpu.found import SYSFS_USB, choose
 from usbgpu.libusb import LibUsbDevice
 from usbgpu.transport import UsbTransport
-from usbgpu.usb import UsbDevice, UsbIdentity
 
 
 def attach(
@@ -36,19 +33,3 @@ def by_name(wanted: str, sysfs: Path = SYSFS_USB) -> Bridge:
     except BaseException:
         usb.close()
         raise
-
-
-def check_firmware(identity: UsbIdentity) -> None:
-    """NotSupported unless we know how the bridge's firmware is talked to."""
-    if not identity.name.startswith(asm24.PRODUCTS):
-        raise NotSupported(
-            f"the bridge runs unknown firmware: expected a product name that begins with "
-            f"{' or '.join(asm24.PRODUCTS)}, got {identity.name!r}",
-            product=identity.name, release=identity.release,
-        )  # fmt: skip
-
-
-def open_bridge(usb: UsbDevice) -> Bridge:
-    """The protocol that a bridge's firmware speaks."""
-    check_firmware(usb.identity)
-    return CustomBridge(usb)

@@ -21,6 +21,22 @@ LTSSM = 0xB450  # XDATA: state of the link below
 LINK_UP = 0x78  # L0
 
 
+class Ability(enum.Enum):
+    """What not every bridge's firmware can do; the calls of what it cannot raise NotSupported.
+
+    POWER: it switches the card's supply (`power`); else the card has power while the bridge has.
+    SLOTS: `read_sram` and `write_sram` from the start of any slot. FILL: `fill_sram`; of what it
+    writes XDATA shows the first page.
+    FLASH: it hands the flash controller data (`stage`). PINS: its general-purpose pins are ours.
+    """
+
+    POWER = enum.auto()
+    SLOTS = enum.auto()
+    FILL = enum.auto()
+    FLASH = enum.auto()
+    PINS = enum.auto()
+
+
 class Tlp(enum.IntEnum):
     """Format and type of a request (PCI Express Base Specification 5.0, table 2-3)."""
 
@@ -63,7 +79,12 @@ class Bridge(Protocol):
 
     usb: UsbDevice
     firmware: str  # its name and version, for people
-    transfers: int  # USB transfers so far
+    abilities: frozenset[Ability]
+
+    @property
+    def transfers(self) -> int:
+        """USB transfers so far."""
+        ...
 
     def read_xdata(self, address: int, size: int, bank: int = 0) -> bytes:
         """Read registers of the bridge. bank 1: those of PHY and switch."""
@@ -107,6 +128,11 @@ class Bridge(Protocol):
     ) -> None:
         """Write SRAM from the start of a slot on; it may land after this has returned. The rest of
         the last sector is zeroed. meanwhile: called while data is under way; streams nothing."""
+        ...
+
+    def fill_sram(self, data: bytes | bytearray | memoryview) -> None:
+        """Write SRAM from its start on; the data is there when this returns. What follows it, up to
+        a multiple of 64 KiB, may become zero."""
         ...
 
     def stage(self, data: bytes) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from hcq.clock import Clock
 from hcq.errors import BadArgument, ChipError, NotSupported
-from usbgpu.bridge import Bridge
+from usbgpu.bridge import Ability, Bridge
+from usbgpu.checks import require
 
 BLOCK = 64 << 10  # what `erase` erases
 PAGE = 256
@@ -42,7 +43,9 @@ class Flash:
         self._status = 0
 
     def open(self) -> None:
-        """Set the controller up and identify the part; NotSupported for one of unknown size."""
+        """Set the controller up and identify the part; NotSupported for one of unknown size, and
+        where the bridge's firmware hands the controller no data."""
+        require(self._bridge, Ability.FLASH, "the flash part")
         enabled = self._bridge.read_xdata(_ENABLE, 1)[0] | _ENABLED
         self._bridge.write_xdata(_ENABLE, bytes([enabled]))
         for address, value in _SETUP:

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from hcq.errors import DeviceNotFound
-from usbgpu import asm24
+from usbgpu import asm24, firmwares
 from usbgpu.usb import Speed, UsbIdentity
 
 SYSFS_USB = Path("/sys/bus/usb/devices")
@@ -103,8 +103,9 @@ def listed(sysfs: Path = SYSFS_USB) -> list[tuple[str, dict[str, object]]]:
                 "port": one.port,
                 "serial": one.serial,
                 "firmware": one.name,
+                "protocol": firmwares.protocol(one),
                 "link_mbit_s": int(one.speed),
-                "usable": one.name.startswith(asm24.PRODUCTS),
+                "usable": firmwares.known(one),
                 "accessible": os.access(_node(one), os.R_OK | os.W_OK),
             },
         )

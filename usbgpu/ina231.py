@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from hcq.clock import Clock
 from hcq.errors import DeviceNotFound
 from hcq.telemetry import Sensor
-from usbgpu.bridge import Bridge
+from usbgpu.bridge import Ability, Bridge
+from usbgpu.checks import require
 from usbgpu.i2c import I2cBus
 
 ADDRESS = 0x45
@@ -39,7 +40,9 @@ class Power:
 
 
 def read_power(bridge: Bridge) -> Power:
-    """Read the sensor; about 400 control transfers. DeviceNotFound for an enclosure without one."""
+    """Read the sensor; about 400 control transfers. DeviceNotFound for an enclosure without one,
+    NotSupported where the bridge's pins are not ours."""
+    require(bridge, Ability.PINS, "the power sensor")
     with I2cBus(bridge) as bus:
         shunt = bus.read_word(ADDRESS, _SHUNT_VOLTAGE)
         volts = (bus.read_word(ADDRESS, _BUS_VOLTAGE) & _BUS_BITS) * _BUS_UNIT_V
@@ -60,6 +63,8 @@ class Supply:
 
     def sensors(self) -> Sequence[Sensor]:
         """None for an enclosure without one, which the first call finds out."""
+        if Ability.PINS not in self._bridge.abilities:
+            return ()
         try:
             self._power()
         except DeviceNotFound:

@@ -1,7 +1,6 @@
-"""USB devices through libusb: asynchronous transfers, and word of departure.
+"""USB devices through libusb: asynchronous transfers, bulk streams, and word of departure.
 
-One thread handles the library's events; whoever waits for a transfer sleeps until it has ended. The
-binding (libusb1) has no bulk streams.
+One thread handles the library's events; whoever waits for a transfer sleeps until it has ended.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from hcq.errors import (
     DeviceNotFound,
     EndpointStalled,
     MissingDependency,
-    NotSupported,
     TransferOverrun,
     TransferTimeout,
     TransportError,
 )
 from hcq.threads import start
 from usbgpu.found import SYSFS_USB
+from usbgpu.libusb_streams import StreamCalls
 from usbgpu.power import REMEDY, KeptAwake
 from usbgpu.usb import IN, Kind, Recipient, UsbIdentity
 
@@ -74,11 +73,13 @@ class LibUsbDevice:
         """
         self.identity = identity
         self.streams = 0
+        self._with_streams: tuple[int, ...] = ()
         self._usb1 = library if library is not None else load()
+        self._calls = StreamCalls(self._usb1)
         self._lock = threading.RLock()
         self._closed = False
         self._departed = threading.Event()
-        self._calls: list[Callable[[], None]] = []
+        self._departures: list[Callable[[], None]] = []
         self._pending: set[LibUsbTransfer] = set()
         self._ends = contextlib.ExitStack()
         try:
@@ -166,7 +167,7 @@ class LibUsbDevice:
     ) -> LibUsbTransfer:
         """See UsbDevice.submit_out."""
         self._check(endpoint, stream, out=True)
-        return self._submit(endpoint, bytearray(data), len(data))
+        return self._submit(endpoint, bytearray(data), len(data), stream)
 
     def submit_in(self, endpoint: int, length: int, stream: int = 0) -> LibUsbTransfer:
         """See UsbDevice.submit_in."""
@@ -175,14 +176,18 @@ class LibUsbDevice:
             raise BadArgument(
                 f"length must be a multiple of {self.packet_size(endpoint)}, got {length}"
             )
-        return self._submit(endpoint, length, length)
+        return self._submit(endpoint, length, length, stream)
 
-    def _submit(self, endpoint: int, buffer: bytearray | int, length: int) -> LibUsbTransfer:
+    def _submit(
+        self, endpoint: int, buffer: bytearray | int, length: int, stream: int
+    ) -> LibUsbTransfer:
         with self._lock:
             transfer = LibUsbTransfer(self, endpoint, length)
             raw = self._open_handle().getTransfer()
             raw.setBulk(endpoint, buffer, callback=transfer.ended, timeout=0)
             transfer.raw = raw
+            if stream:
+                self._calls.assign(raw, stream)
             self._pending.add(transfer)
             try:
                 with self._errors("bulk", endpoint=endpoint, length=length):
@@ -195,8 +200,11 @@ class LibUsbDevice:
     def _check(self, endpoint: int, stream: int, *, out: bool) -> None:
         if endpoint not in self.endpoints() or bool(endpoint & IN) == out:
             raise BadArgument("the interface has no such endpoint", endpoint=endpoint)
-        if stream:
-            raise BadArgument("the endpoint has no streams", endpoint=endpoint, stream=stream)
+        most = self.streams if endpoint in self._with_streams else 0
+        if not bool(most) <= stream <= most:
+            raise BadArgument(
+                "the endpoint has no such stream", endpoint=endpoint, stream=stream, most=most
+            )
 
     def packet_size(self, endpoint: int) -> int:
         """See UsbDevice.packet_size."""
@@ -216,11 +224,16 @@ class LibUsbDevice:
             raise BadArgument("the interface has no such setting", setting=setting)
         with self._errors("set interface"):
             self._open_handle().setInterfaceAltSetting(INTERFACE, setting)
-        self._alternate = setting
+        self._alternate, self.streams, self._with_streams = setting, 0, ()
 
     def allocate_streams(self, count: int, endpoints: Sequence[int]) -> int:
-        """See UsbDevice.allocate_streams."""
-        raise NotSupported("the package libusb1 has no bulk streams")
+        """See UsbDevice.allocate_streams. Streams go with a reset and with the setting."""
+        for endpoint in endpoints:
+            self.packet_size(endpoint)
+        with self._errors("streams", count=count):
+            found = self._calls.allocate(self._open_handle(), count, endpoints)
+        self.streams, self._with_streams = min(found, count), tuple(endpoints)
+        return self.streams
 
     def clear_halt(self, endpoint: int) -> None:
         """See UsbDevice.clear_halt."""
@@ -231,6 +244,7 @@ class LibUsbDevice:
         """See UsbDevice.reset."""
         with self._errors("reset"):
             self._open_handle().resetDevice()
+        self._alternate, self.streams, self._with_streams = 0, 0, ()
 
     # ---- departure ---------------------------------------------------------------------------
 
@@ -238,7 +252,7 @@ class LibUsbDevice:
         """See UsbDevice.on_departure."""
         with self._lock:
             if not self._departed.is_set():
-                self._calls.append(call)
+                self._departures.append(call)
                 return
         call()
 
@@ -255,7 +269,7 @@ class LibUsbDevice:
     def _leave(self) -> None:
         self._departed.set()  # ORDER: a caller that waits for this holds the lock
         with self._lock:
-            calls, self._calls = self._calls, []
+            calls, self._departures = self._departures, []
         for call in calls:
             call()
 

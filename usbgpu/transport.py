@@ -1,7 +1,8 @@
 """A card behind a USB bridge as a transport. See hcq.transport.base.Transport.
 
-What it has and lacks is in its traits: one page of DMA memory, whose view is reached by transfers;
-496 KiB that data goes through; no interrupts. The card's own memory is the place for all else.
+What it has and lacks is in its traits: one page of DMA memory at most, whose view is reached by
+transfers; memory that data goes through; no interrupts. The card's own memory is the place for all
+else.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from hcq.transport.base import PciIdentity, ResetKind, Traits
 from hcq.transport.life import TransportLife, close_all
 from hcq.uapi import constants
 from usbgpu import tree
-from usbgpu.bridge import LINK_UP, LTSSM, Bridge
+from usbgpu.bridge import LINK_UP, LTSSM, Ability, Bridge
 from usbgpu.ina231 import Supply, read_power
 from usbgpu.sram import DMA_BYTES, Sram, SramPage
+from usbgpu.staging import Staging
 from usbgpu.window import BridgeWindow, Combiner
 
 log = logging.getLogger(__name__)
@@ -65,12 +67,15 @@ class UsbTransport(TransportLife):
         without a GPU, LinkDegraded for a link of one lane.
         """
         super().__init__(name)
-        self._sram = Sram(bridge)
+        slots = Ability.SLOTS in bridge.abilities
+        self._sram: Sram | Staging = Sram(bridge) if slots else Staging(bridge)
+        self._switches = Ability.POWER in bridge.abilities
         self.traits = Traits(
             host_memory=False,
-            dma_bytes=DMA_BYTES,
-            bulk=self._sram,
-            resets=frozenset({ResetKind.BUS, ResetKind.POWER}),
+            dma_bytes=DMA_BYTES if slots else 0,
+            bulk=self._sram if isinstance(self._sram, Sram) else None,
+            staged=self._sram if isinstance(self._sram, Staging) else None,
+            resets=frozenset({ResetKind.BUS, *([ResetKind.POWER] if self._switches else [])}),
             register_messages=True,
         )
         self.bridge = bridge
@@ -92,7 +97,7 @@ class UsbTransport(TransportLife):
                 self._link = tree.check_link(self.card)
                 tree.configure(self.card)
             except BaseException:
-                if not was_up:
+                if not was_up and self._switches:
                     with contextlib.suppress(LinkError):
                         bridge.power(False)
                 raise
@@ -112,7 +117,8 @@ class UsbTransport(TransportLife):
     def _power_up(self) -> None:
         if self.link_up():
             return
-        self.bridge.power(True)
+        if self._switches:
+            self.bridge.power(True)
         try:
             self.clock.wait_until(
                 self.link_up,
@@ -127,9 +133,11 @@ class UsbTransport(TransportLife):
         """Why the link does not come up, as far as the enclosure's power sensor tells it. The slot
         is powered meanwhile: the sensor may sit behind its switch."""
         facts: dict[str, object] = {"ltssm": self.bridge.read_xdata(LTSSM, 1)[0]}
+        again = "" if self._switches else ", then plug the enclosure in again"
         try:
             volts = read_power(self.bridge).volts
-        except (DeviceNotFound, TransportError):  # an enclosure without one, or without a supply
+        # An enclosure without one, or without a supply, or pins that are not ours.
+        except (DeviceNotFound, NotSupported, TransportError):
             text, remedy = (
                 "no PCI Express link behind the bridge",
                 f"{SUPPLY_REMEDY}, {SEAT_REMEDY}",
@@ -142,7 +150,7 @@ class UsbTransport(TransportLife):
             else:
                 text = "no card answers in the slot, though the supply is on"
                 remedy = SEAT_REMEDY
-        return LinkDown(f"{self.name}: {text}", **facts, remedy=remedy)
+        return LinkDown(f"{self.name}: {text}", **facts, remedy=f"{remedy}{again}")
 
     def _departed(self) -> None:
         self.absence = "it was unplugged"
@@ -241,7 +249,7 @@ class UsbTransport(TransportLife):
             self._await_card()
             tree.resize(self.card.function)
             saved.restore(self.card.function.write)
-        elif kind is ResetKind.POWER:
+        elif kind is ResetKind.POWER and self._switches:
             saved = pci_config.SavedConfig(self.card.function.read)
             self.bridge.power(False)
             self.clock.sleep(_POWER_OFF_S)
@@ -249,7 +257,7 @@ class UsbTransport(TransportLife):
             tree.configure(tree.find_card(self.bridge, sleep=self.clock.sleep))
             saved.restore(self.card.function.write)
         else:
-            raise NotSupported("the card offers no reset of a function alone")
+            raise NotSupported(f"there is no {kind.value} reset of a card behind this bridge")
         if not pci_config.answers(self.card.function.read):
             raise DeviceLost(f"{self.name} does not answer after a {kind.value} reset")
 

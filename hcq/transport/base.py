@@ -18,7 +18,7 @@ from typing import Protocol, Self
 from hcq.clock import Clock
 from hcq.memory import BusAddr
 from hcq.telemetry import Sensor
-from hcq.transport.bulk import BulkMemory
+from hcq.transport.bulk import BulkMemory, StagedMemory
 from hcq.transport.view import HostView
 
 
@@ -62,10 +62,10 @@ class Traits:
     host_memory: DMA memory is memory of this process, without a limit. If False, `dma_bytes` of it
     exist in all, and its view is a RemoteView: each access is a message, and raises DeviceLost once
     the device is gone. The driver then keeps rings and counters in the device, and copies through
-    `bulk`. resets: kinds that `reset` may be able to do; it refuses all others. register_messages:
-    each access to a register is a message over a link, many times slower than one to a mapped BAR;
-    a block of neighbouring registers costs as much as one of them. The driver then avoids reads of
-    registers whose value it has, and reads neighbours as a block.
+    `bulk` or `staged`, whichever there is. resets: kinds that `reset` may be able to do; it refuses
+    all others. register_messages: each access to a register is a message over a link, many times
+    slower than one to a mapped BAR; a block of neighbouring registers costs less than each of them.
+    The driver then avoids reads of registers whose value it has, and reads neighbours as a block.
     """
 
     any_order: bool = True
@@ -73,6 +73,7 @@ class Traits:
     host_memory: bool = True
     dma_bytes: int = 0
     bulk: BulkMemory | None = None
+    staged: StagedMemory | None = None
     resets: frozenset[ResetKind] = frozenset({ResetKind.FUNCTION, ResetKind.BUS})
     register_messages: bool = False
 

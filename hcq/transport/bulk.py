@@ -3,6 +3,9 @@
 A transport whose host memory the device does not reach has it instead (Traits.bulk). The host
 cannot see when data that it has sent is there: the device polls for a mark behind it. What the
 device has put there goes to the host after both have said that they are ready.
+
+Another kind (Traits.staged) has the data when a transfer to it has ended, and is read like
+registers: simpler, but nothing goes on beside a transfer, and little of it can be read.
 """
 
 from __future__ import annotations
@@ -13,13 +16,48 @@ from typing import Protocol
 from hcq.memory import BusAddr
 
 
-class BulkMemory(Protocol):
+class Signals(Protocol):
+    """Memory of `signals_size` bytes that the device sees at `signals`, writes as it likes, and
+    that the host reads at the cost of few transfers; a write costs one for each byte that differs.
+    """
+
+    signals: BusAddr
+    signals_size: int
+
+    def read_signals(self, start: int, size: int) -> bytes:
+        """Bytes of `signals` from `start` on."""
+        ...
+
+    def write_signals(self, start: int, data: bytes | bytearray | memoryview) -> None:
+        """Write bytes of `signals` that the device does not write meanwhile."""
+        ...
+
+
+class StagedMemory(Signals, Protocol):
+    """`size` bytes that the device sees at `address`: the host fills them from the start on, and
+    reads the first `readable` ones. spare: a page of the device's view that has no other use. Any
+    thread; one transfer at a time.
+    """
+
+    address: BusAddr
+    size: int
+    readable: int
+    spare: BusAddr
+
+    def fill(self, data: bytes | bytearray | memoryview) -> None:
+        """Put data at the start; it is there when this returns. What was behind it may be lost."""
+        ...
+
+    def read(self, size: int) -> bytes:
+        """The first `size` bytes."""
+        ...
+
+
+class BulkMemory(Signals, Protocol):
     """`size` bytes that the device sees at `address`, in `granule`s; sizes and offsets are bytes.
 
     fence: where the device writes 8 bytes that the host reads at the cost of one transfer.
     start: where it reads a dword, 0 to 255, that the host writes at the cost of one transfer.
-    signals: memory of `signals_size` bytes that the device writes as it likes and the host reads at
-    the cost of one transfer; a write costs one for each byte that differs, and one.
     release: where it writes a dword to let a receive begin. One transfer takes place at a time; any
     thread may begin one.
     """
@@ -29,8 +67,6 @@ class BulkMemory(Protocol):
     granule: int
     fence: BusAddr
     start: BusAddr
-    signals: BusAddr
-    signals_size: int
     release: BusAddr
 
     def send(
@@ -55,14 +91,6 @@ class BulkMemory(Protocol):
 
     def write_start(self, value: int) -> None:
         """Write 0 to 255 to `start`."""
-        ...
-
-    def read_signals(self, start: int, size: int) -> bytes:
-        """Bytes of `signals` from `start` on."""
-        ...
-
-    def write_signals(self, start: int, data: bytes | bytearray | memoryview) -> None:
-        """Write bytes of `signals` that the device does not write meanwhile."""
         ...
 
     def clear(self) -> None:

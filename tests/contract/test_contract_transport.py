@@ -19,7 +19,7 @@ from hcq.transport.recording import Recording
 from hcq.transport.replay import ReplayTransport
 from hcq.transport.trace import Access, TracingTransport
 from tests.support.pcifunction import PlainFunction
-from tests.support.transport_stands import Subject, much, rule
+from tests.support.transport_stands import Subject, allocated, much, rule
 
 LIMIT_S = 60.0
 
@@ -250,7 +250,7 @@ def test_a_reset_leaves_who_it_is(subject: Subject) -> None:
 def test_a_device_that_is_lost_reads_all_ones_or_says_so(subject: Subject) -> None:
     transport = subject.transport
     window = transport.window(5)
-    memory = transport.allocate_dma(4096)
+    memories = allocated(transport, 4096)
     window.read32(8)
     assert transport.present()
     subject.lose()
@@ -264,10 +264,11 @@ def test_a_device_that_is_lost_reads_all_ones_or_says_so(subject: Subject) -> No
         with suppress(DeviceLost):
             window.write32(64, 1)
     assert not transport.present()
-    if transport.traits.host_memory:
-        memory.view[:4] = b"ours"
-        assert bytes(memory.view[:4]) == b"ours"
-    memory.close()
+    for memory in memories:
+        if transport.traits.host_memory:
+            memory.view[:4] = b"ours"
+            assert bytes(memory.view[:4]) == b"ours"
+        memory.close()
     transport.close()
     with pytest.raises(Closed):
         window.read32(8)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hcq.errors import BadArgument, NotSupported, UgpuError
 from hcq.transport.base import Transport
 from tests.support import holdings
-from tests.support.transport_stands import Subject, much, rule
+from tests.support.transport_stands import Subject, allocated, much, rule
 
 CYCLES = 100
 COUNTED = ("descriptors", "mappings", "threads")
@@ -24,16 +24,17 @@ def windows(transport: Transport) -> None:
 
 
 def memory(transport: Transport) -> None:
-    for size in (4096, much(transport)):
-        transport.allocate_dma(size).close()
+    for size in (4096, much(transport) or 4096):
+        for made in allocated(transport, size):
+            made.close()
 
 
 def memory_that_is_seen(transport: Transport) -> None:
     """Closed while somebody has a view of it."""
-    kept = transport.allocate_dma(4096)
-    view = kept.view
-    kept.close()
-    del view
+    for kept in allocated(transport, 4096):
+        view = kept.view
+        kept.close()
+        del view
 
 
 def interrupts(transport: Transport) -> None:

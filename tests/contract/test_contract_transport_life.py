@@ -15,7 +15,7 @@ from hcq.errors import Closed, DeviceLost
 from hcq.transport.base import Transport
 from tests.support import holdings
 from tests.support.descriptors import leaked, settled
-from tests.support.transport_stands import STANDS, Stand, Subject, much, rule
+from tests.support.transport_stands import STANDS, Stand, Subject, allocated, much, rule
 
 LIMIT_S = 60.0
 ROUNDS = 6
@@ -27,7 +27,7 @@ SLACK = 40 << 20
 @rule
 def test_closed_use(subject: Subject) -> None:
     transport = subject.transport
-    window, memory = transport.window(5), transport.allocate_dma(4096)
+    window, memories = transport.window(5), allocated(transport, 4096)
     interrupts = transport.interrupts
     transport.close()
     transport.close()
@@ -47,8 +47,8 @@ def test_closed_use(subject: Subject) -> None:
         with pytest.raises(Closed):
             interrupts.wait(0)
     assert not transport.present()
-    memory.close()
-    memory.close()
+    for memory in (*memories, *memories):
+        memory.close()
 
 
 @rule
@@ -166,10 +166,10 @@ def use_all(subject: Subject) -> None:
     transport = subject.transport
     for bar in (0, 5):
         transport.window(bar).read32(0x40)
-    for _ in range(4):
-        transport.allocate_dma(4096).close()
-    transport.allocate_dma(much(transport)).close()
-    transport.allocate_dma(much(transport))
+    for size in (*[4096] * 4, much(transport) or 4096):
+        for memory in allocated(transport, size):
+            memory.close()
+    allocated(transport, much(transport) or 4096)
     if transport.interrupts is not None:
         transport.interrupts.enable(transport.interrupts.vectors)
 
@@ -210,7 +210,8 @@ def growth(stand: Stand) -> int:
 def test_what_is_given_back_is_free(subject: Subject) -> None:
     """Memory and its descriptors, while the transport stays open."""
     transport = subject.transport
-    transport.allocate_dma(4096).close()
+    for memory in allocated(transport, 4096):
+        memory.close()
     before = settled()
     count = 20 if transport.traits.host_memory else transport.traits.dma_bytes // 4096
     memories = [transport.allocate_dma(4096) for _ in range(count)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
+from typing import Literal
 
 from am.virtual.gpu import endpoint
 from am.virtual.options import ChipOptions
@@ -25,11 +26,16 @@ LIMIT_S = 240
 
 def run(lab: Lab) -> list[Run]:
     """One boot, with the custom firmware. The cable is changed for one of high speed in between."""
+    prepare()
+    return [boot(lab, "usb", ["usb_bridge", "usb_driver", "usb_pulls"])]
+
+
+def prepare() -> None:
+    """Find the packages, write the card's firmware; LabUnavailable without the packages."""
     for package in ("usb1", "libusb_package"):
         if importlib.util.find_spec(package) is None:
             raise LabUnavailable(f"the package {package} is missing (extra dev)")
     write_firmware(CACHE / "firmware")
-    return [boot(lab, "usb", ["usb_bridge", "usb_driver", "usb_pulls"])]
 
 
 class Hand:
@@ -51,6 +57,10 @@ class Hand:
         self._box.plug(Speed.HIGH if high_speed else None)
         self._ports[0].plug()
 
+    def halt(self, endpoint: int) -> None:
+        """Have an endpoint answer with STALL until it is cleared or the port is reset."""
+        self._ports[0].halt(endpoint)
+
     def count(self) -> dict[str, int]:
         """Transfers since the enclosure was made, by kind."""
         return {kind: count.transfers for kind, count in self._box.meter.counts.items()}
@@ -59,9 +69,15 @@ class Hand:
         return list(self._box.objections)
 
 
-def boot(lab: Lab, name: str, tests: list[str]) -> Run:
+def boot(
+    lab: Lab,
+    name: str,
+    tests: list[str],
+    firmware: Literal["custom", "uas"] = "custom",
+    modules: tuple[str, ...] = ("xhci_pci",),
+) -> Run:
     card = endpoint("navi31", options=ChipOptions(vram=VRAM))
-    box = Enclosure(card, EnclosureOptions())
+    box = Enclosure(card, EnclosureOptions(firmware))
     try:
         with socket_path(name) as path, serve(path, box) as ports:
             hand = Hand(box, ports)
@@ -74,12 +90,13 @@ def boot(lab: Lab, name: str, tests: list[str]) -> Run:
                 name,
                 tests=[f"{GUEST}/{test}.py" for test in tests],
                 devices=devices,
-                modules=("xhci_pci",),
+                modules=modules,
                 handlers={
                     "pull": hand.pull,
                     "pull_at": hand.pull_at,
                     "plug": hand.plug,
                     "count": hand.count,
+                    "halt": hand.halt,
                     "objections": hand.objections,
                 },
                 limit_s=LIMIT_S,

@@ -135,6 +135,12 @@ class Port:
                 ),
             )
 
+    def halt(self, endpoint: int) -> None:
+        """Have the device answer with STALL."""
+        usb = self._usb
+        if usb is not None:
+            usb.halt(endpoint)
+
     def _departed(self) -> None:
         with self._lock:
             self._usb = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hcq.errors import DeviceLost
 from tests.support.usb_script import ScriptedUsb
-from usbgpu.bridge import LINK_UP, LTSSM, SECTOR, SRAM_SIZE, Completion, Status, Tlp
+from usbgpu.bridge import LINK_UP, LTSSM, SECTOR, SRAM_SIZE, Ability, Completion, Status, Tlp
 
 OK, UNSUPPORTED = Status.OK, Status.UNSUPPORTED
 EXPRESS, REBAR = 0x40, 0x200
@@ -120,6 +120,8 @@ def chain(card: Node | None, **options: int) -> Node:
 
 class TreeBridge:
     """See usbgpu.bridge.Bridge. gone: it was unplugged. supply: the card's link can come up."""
+
+    abilities = frozenset({Ability.POWER, Ability.SLOTS, Ability.FLASH, Ability.PINS})
 
     def __init__(self, root: Node | None, *, up: bool = False, supply: bool = True) -> None:
         self.usb = ScriptedUsb([])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -19,6 +20,7 @@ from am.virtual.bus.served import ServedChip
 from am.virtual.chip import Chip
 from am.virtual.gpu import endpoint
 from am.virtual.options import ChipOptions
+from hcq.errors import OutOfMemory
 from hcq.transport.base import DmaMemory, Traits, Transport
 from hcq.transport.record import RecordingTransport, record
 from hcq.transport.recording import Recording
@@ -33,7 +35,7 @@ from tests.support.pcifunction import PlainFunction
 from tests.support.sysfs_tree import GPU, SysfsTree
 from tests.support.vfio_user_device import ADDRESS, COMMAND, SIZE, VECTOR, MemoryDevice
 from tests.support.vfio_user_served import served
-from usbgpu.asm24 import CustomBridge
+from usbgpu.firmwares import open_bridge
 from usbgpu.transport import UsbTransport
 from usbgpu.usb import Speed
 from usbgpu.virtual.attach import plug_in
@@ -63,6 +65,15 @@ class Subject:
 def much(transport: Transport) -> int:
     """Bytes of DMA memory that are many for a transport."""
     return 4 << 20 if transport.traits.host_memory else transport.traits.dma_bytes
+
+
+def allocated(transport: Transport, size: int) -> list[DmaMemory]:
+    """DMA memory of a size; none of a transport that says of itself that it has none."""
+    if transport.traits.host_memory or transport.traits.dma_bytes:
+        return [transport.allocate_dma(size)]
+    with pytest.raises(OutOfMemory):
+        transport.allocate_dma(size)
+    return []
 
 
 class Stand:
@@ -134,13 +145,16 @@ def _enable(transport: Transport) -> None:
 
 @contextmanager
 def _over_usb(
-    lost: Callable[[Chip, Enclosure], None], *, speed: Speed = Speed.SUPER_PLUS
+    lost: Callable[[Chip, Enclosure], None],
+    *,
+    speed: Speed = Speed.SUPER_PLUS,
+    firmware: Literal["custom", "uas"] = "custom",
 ) -> Iterator[Subject]:
     """The virtual Navi31 in a virtual enclosure."""
     card = endpoint("navi31", options=ChipOptions(vram=256 << 20))
-    box = Enclosure(card, EnclosureOptions(speed=speed))
-    usb, clock = plug_in(None, box)
-    bridge = CustomBridge(usb, sleep=clock.sleep)
+    box = Enclosure(card, EnclosureOptions(firmware, speed=speed))
+    usb, clock = plug_in(None, box, firmware)
+    bridge = open_bridge(usb, sleep=clock.sleep)
     try:
         with UsbTransport(bridge, "virtual:navi31+usb", clock=clock) as transport:
             _enable(transport)
@@ -167,6 +181,19 @@ def usb_high_speed() -> Iterator[Subject]:
 def usb_card() -> Iterator[Subject]:
     """Here the card falls off its link."""
     with _over_usb(lambda chip, _: chip.unplug()) as subject:
+        yield subject
+
+
+@contextmanager
+def usb_stock() -> Iterator[Subject]:
+    """The cable is pulled, of a bridge with the vendor's firmware."""
+    with _over_usb(lambda _, box: box.unplug(), firmware="uas") as subject:
+        yield subject
+
+
+@contextmanager
+def usb_stock_card() -> Iterator[Subject]:
+    with _over_usb(lambda chip, _: chip.unplug(), firmware="uas") as subject:
         yield subject
 
 
@@ -345,7 +372,7 @@ def vfio_user_mapped() -> Iterator[Subject]:
 
 STANDS = [
     *map(Stand, (plain, virtual, vfio, vfio_msix, vfio_by_file, iommufd, sysfs)),
-    *map(Stand, (usb, usb_high_speed, usb_card)),
+    *map(Stand, (usb, usb_high_speed, usb_card, usb_stock, usb_stock_card)),
     *map(Stand, (vfio_user, vfio_user_gone, vfio_user_vectors, vfio_user_navi31, vfio_user_mapped)),
     traced(plain), traced(virtual), traced(vfio_user), recorded(sysfs), recorded(vfio_user),
     replayed(plain), replayed(sysfs), replayed(vfio_user),

@@ -10,7 +10,8 @@ import pytest
 from tests.support.usb_script import In, ScriptedUsb, Step
 from tools import bridge, cli
 from usbgpu.asm24 import CustomBridge
-from usbgpu.virtual.enclosure import Enclosure
+from usbgpu.firmwares import open_bridge
+from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
 from usbgpu.virtual.flash import firmware, wrap
 
 
@@ -59,6 +60,28 @@ def test_power(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     assert cli.main(["bridge", "power", "usb:0"]) != 0
     assert "0x45" in capsys.readouterr().err
     box.open().close()
+    box.close()
+
+
+def test_a_bridge_with_the_vendors_firmware(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It is named and read; pins and flash part are not touched."""
+    box = Enclosure(None, EnclosureOptions(firmware="uas"))
+    monkeypatch.setattr(bridge, "by_name", lambda wanted: open_bridge(box.open()))
+    assert cli.main(["bridge", "info", "usb:0", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["firmware"] == "USB 3.2 PCIe TinyEnclosure (0100)"
+    assert facts["protocol"] == "UAS (vendor's firmware, patched)"
+    assert cli.main(["bridge", "xdata", "usb:0", "0x54B", "1"]) == 0
+    assert capsys.readouterr().out.startswith("054b  20")
+    image = tmp_path / "firmware.bin"
+    image.write_bytes(wrap(firmware(size=300, seed=5)))
+    for words in (["power", "usb:0"], ["flash", "usb:0", str(image)]):
+        assert cli.main(["bridge", *words]) != 0
+        assert "needs the open firmware" in capsys.readouterr().err
+    box.open().close()
+    assert box.objections == []
     box.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from hcq import listing, registry
 from hcq.errors import DeviceNotFound, NotSupported
 from tests.support.usb_script import IDENTITY
-from usbgpu import attach, found, power
+from usbgpu import attach, firmwares, found, power
 from usbgpu.usb import Speed
 
 
@@ -72,7 +73,8 @@ def test_unknown_firmware_is_refused_before_anything_is_opened(tmp_path: Path) -
     plug(tmp_path, "2-1", product="USB4 Enclosure")
     with pytest.raises(NotSupported, match="USB4 Enclosure"):
         attach.attach("0", lambda identity: None, sysfs=tmp_path)
-    attach.check_firmware(IDENTITY)
+    firmwares.check_firmware(IDENTITY)
+    firmwares.check_firmware(replace(IDENTITY, name="USB 3.2 PCIe TinyEnclosure"))
 
 
 def test_a_port_is_kept_awake_while_it_is_held(tmp_path: Path) -> None:
@@ -109,10 +111,19 @@ def test_bridges_are_listed_with_the_other_devices(
     names = ["usb:2-1", "usb:2-2", "usb:2-3", "usb:other"]
     assert [entry.name for entry in listed] == names, "by port where a serial number is no name"
     assert listed[0].facts == {
-        "port": "2-1", "serial": "0badcafe", "firmware": "custom v0.1", "link_mbit_s": 10_000,
-        "usable": True, "accessible": False,
+        "port": "2-1", "serial": "0badcafe", "firmware": "custom v0.1",
+        "protocol": "vendor requests (open firmware)", "link_mbit_s": 10_000, "usable": True,
+        "accessible": False,
     }  # fmt: skip
     assert listed[1].facts["link_mbit_s"] == 480 and listed[3].facts["usable"] is False
+    assert listed[3].facts["protocol"] == "unknown"
+
+
+def test_a_bridge_with_the_vendors_firmware_is_listed(tmp_path: Path) -> None:
+    plug(tmp_path, "2-1", product="USB 3.2 PCIe TinyEnclosure")
+    ((_, facts),) = found.listed(tmp_path)
+    assert facts["firmware"] == "USB 3.2 PCIe TinyEnclosure" and facts["usable"] is True
+    assert facts["protocol"] == "UAS (vendor's firmware, patched)"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 from hcq.clock import Clock, Work
 from hcq.errors import BadArgument
@@ -37,20 +38,27 @@ class EnclosureClock(Clock):
 
 
 def plug_in(
-    card: Endpoint | None, enclosure: Enclosure | EnclosureOptions | None = None
+    card: Endpoint | None,
+    enclosure: Enclosure | EnclosureOptions | None = None,
+    firmware: Literal["custom", "uas"] = "custom",
 ) -> tuple[VirtualUsb, Clock]:
     """Open an enclosure and tell its clock.
 
     With a card: a new enclosure around it, both closed with the USB device. Without: `enclosure`
-    itself, which stays the caller's, opened again.
+    itself, which stays the caller's, opened again. firmware: what the enclosure's flash holds.
     """
+    options = enclosure.options if isinstance(enclosure, Enclosure) else enclosure
+    if options is not None and not isinstance(options, EnclosureOptions):
+        raise BadArgument(f"expected an Enclosure or EnclosureOptions, got {enclosure!r}")
+    if options is not None and options.firmware != firmware:
+        raise BadArgument(f"expected an enclosure with {firmware!r}, got {options.firmware!r}")
     if card is None:
         if not isinstance(enclosure, Enclosure) or enclosure.card is None:
             raise BadArgument(f"enclosure must be an Enclosure with a card, got {enclosure!r}")
         return enclosure.open(), EnclosureClock(enclosure.clock, enclosure.card.clock)
     if isinstance(enclosure, Enclosure):
         raise BadArgument("an enclosure that exists has a card already")
-    box = Enclosure(card, enclosure)
+    box = Enclosure(card, enclosure or EnclosureOptions(firmware=firmware))
 
     def close() -> None:
         box.close()

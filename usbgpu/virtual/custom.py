@@ -53,6 +53,7 @@ class CustomFirmware:
     #: bulk endpoints of each alternate setting, by whether the link is SuperSpeed
     alternates = ((IN_ENDPOINT, OUT_ENDPOINT), (IN_ENDPOINT, OUT_ENDPOINT, 0x83, 0x04))
     alternates_high_speed = ((IN_ENDPOINT, OUT_ENDPOINT, 0x83, 0x04),)
+    interface_classes = ((0xFF, 0xFF, 0xFF), (0xFF, 0xFF, 0xFF))
 
     def __init__(self, hardware: Hardware) -> None:
         self._hardware = hardware

@@ -1,6 +1,6 @@
 """Descriptors that the firmware reports, built for the link's speed.
 
-Facts: asm2464pd-firmware handmade/src/usb.h (ids, packet sizes, settings, streams and pipe usage);
+Facts: asm2464pd-firmware handmade/src/usb.h (ids, packet sizes, settings, streams, pipe usage);
 layouts: USB 3.2 specification, 9.6.
 """
 
@@ -55,7 +55,8 @@ def configuration_descriptor(box: Enclosure) -> bytes:
     """The configuration with its interface's settings."""
     parts = []
     for setting, endpoints in enumerate(box.alternates):
-        parts.append(bytes((9, 4, 0, setting, len(endpoints), 0xFF, 0xFF, 0xFF, 0)))
+        kind = box.firmware.interface_classes[setting]
+        parts.append(bytes((9, 4, 0, setting, len(endpoints), *kind, 0)))
         for endpoint in endpoints:
             parts.append(_endpoint(box, setting, endpoint))
     body = b"".join(parts)

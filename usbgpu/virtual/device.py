@@ -249,8 +249,11 @@ class VirtualUsb:
         """Let every endpoint do what it can. Lock held."""
         going = True
         while going and not self._gone:
-            moved = [self._advance(queue) for queue in list(self._queues.values())]
-            going = any(moved)
+            going = False
+            for place, queue in list(self._queues.items()):
+                going |= self._advance(queue)
+                if not queue:
+                    self._queues.pop(place, None)
 
     def _advance(self, queue: list[Transfer]) -> bool:
         """Serve the first transfer of an endpoint; tell whether anything moved."""

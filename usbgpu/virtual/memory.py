@@ -161,14 +161,14 @@ class Memory:
         hidden[at] = value
         self._hidden = bytes(hidden)
 
-    def scribble_submission(self) -> None:
+    def scribble_submission(self, size: int = _SUBMISSIONS) -> None:
         """Do what the SRAM engine does when it starts: it writes its own queue entries.
 
         tinygrad 0.14 keeps signals out of this page because they were overwritten, and uses it
         from 0x200 on for what it reads between transfers.
         """
         start = SUBMISSION.offset
-        self.shared[start : start + _SUBMISSIONS] = self._random.randbytes(_SUBMISSIONS)
+        self.shared[start : start + size] = self._random.randbytes(size)
 
     def close(self) -> None:
         """Forget the memory. The mapping goes with the last who looks at it."""

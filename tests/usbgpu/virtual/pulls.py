@@ -1,9 +1,10 @@
 """Pulls of the virtual bridge's cable at random transfers, each followed by a plug.
 
-`python -m tests.usbgpu.virtual.pulls NUMBER [--first FIRST] [--seed SEED]` makes the pulls FIRST to
-FIRST + NUMBER - 1 of a seed; a pull depends on seed and number alone, so that a long series can be
-made in parts. It prints its progress, the pulls that went wrong, and what stayed open; the exit
-status is 1 if there is any. One takes about 0.6 s on an idle core.
+`python -m tests.usbgpu.virtual.pulls NUMBER [--first FIRST] [--seed SEED] [--firmware uas]` makes
+the pulls FIRST to FIRST + NUMBER - 1 of a seed; a pull depends on seed and number alone, so that a
+long series can be made in parts. It prints its progress, the pulls that went wrong, and what stayed
+open; the exit status is 1 if there is any. One takes about 0.6 s on an idle core, and 10 s with the
+vendor's firmware (uas).
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ from tests.support.kernels import contract_object
 from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
 
 NAME = "virtual:navi31+usb"
+NAMES = {"custom": NAME, "uas": "virtual:navi31+usb-stock"}
 #: transfers that boot, work and close need together, about, where kernels are translated already; a
 #: pull later than that never happens: the cable is then pulled after the close
 WHOLE = 1250
+WHOLES = {"custom": WHOLE, "uas": 140_000}
 #: bytes of a bulk transfer that arrive before the cable goes
 AFTER = (0, 0, 1, 1024, 100_000)
 ENGINES_GO_ON = ("the IOMMU refuses", "bus mastering off")
@@ -70,7 +73,7 @@ def enclosed(**fields: object) -> Iterator[Enclosure]:
 
 
 def opened(box: Enclosure) -> Device:
-    return hcq.open(NAME, enclosure=box)
+    return hcq.open(NAMES[box.options.firmware], enclosure=box)
 
 
 def work(device: Device) -> None:
@@ -135,10 +138,10 @@ def _pulled(box: Enclosure, pull: Pull) -> str:
     return phase
 
 
-def check(pull: Pull) -> str:
+def check(pull: Pull, firmware: str = "custom") -> str:
     """The pull is named, and the next plug works. Return the phase that the pull met: boot, work,
     close, or idle after the close."""
-    with enclosed(keeps_power=pull.keeps_power) as box:
+    with enclosed(keeps_power=pull.keeps_power, firmware=firmware) as box:
         phase = _pulled(box, pull)
         box.plug()
         with opened(box) as device:
@@ -146,10 +149,10 @@ def check(pull: Pull) -> str:
     return phase
 
 
-def drawn(seed: int, number: int) -> Pull:
+def drawn(seed: int, number: int, firmware: str = "custom") -> Pull:
     """Pull `number` of a seed."""
     chance = random.Random(f"{seed} {number}")
-    return Pull(chance.randint(0, WHOLE), chance.choice(AFTER), chance.random() < 0.5)
+    return Pull(chance.randint(0, WHOLES[firmware]), chance.choice(AFTER), chance.random() < 0.5)
 
 
 def main(arguments: list[str]) -> int:
@@ -157,13 +160,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("number", type=int)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=12)
+    parser.add_argument("--firmware", choices=NAMES, default="custom")
     options = parser.parse_args(arguments)
     failed, open_before, threads_before = 0, 0, 0
     phases: Counter[str] = Counter()
     for done in range(1, options.number + 1):
-        pull = drawn(options.seed, options.first + done - 1)
+        pull = drawn(options.seed, options.first + done - 1, options.firmware)
         try:
-            phases[check(pull)] += 1
+            phases[check(pull, options.firmware)] += 1
         except Exception:
             failed += 1
             print(f"{pull} went wrong:", traceback.format_exc(), sep="\n", flush=True)

@@ -13,7 +13,7 @@ from hcq.clock import Clock
 from hcq.errors import DeviceLost, DeviceNotFound, LinkDegraded, LinkDown, NotSupported, UgpuError
 from tests.support.usb_card import PlainCard
 from usbgpu.asm24 import CustomBridge
-from usbgpu.attach import check_firmware
+from usbgpu.firmwares import check_firmware
 from usbgpu.transport import UsbTransport
 from usbgpu.virtual.attach import EnclosureClock
 from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions

@@ -18,6 +18,20 @@ def test_what_no_enclosure_takes(name: str) -> None:
         hcq.open(f"virtual:{name}")
 
 
+def test_the_name_says_which_firmware_runs() -> None:
+    card = endpoint("navi31", options=ChipOptions(vram=256 << 20))
+    box = Enclosure(card, EnclosureOptions(firmware="uas"))
+    with pytest.raises(BadArgument, match="'custom', got 'uas'"):
+        hcq.open("virtual:navi31+usb", enclosure=box)
+    with pytest.raises(BadArgument, match="'uas', got 'custom'"):
+        hcq.open("virtual:navi31+usb-stock", enclosure=EnclosureOptions())
+    with pytest.raises(BadArgument):
+        hcq.open("virtual:navi31+usb", enclosure=3)
+    assert box.meter.transfers == 0
+    box.close()
+    card.close()
+
+
 def test_a_card_is_in_one_place_at_a_time() -> None:
     card = endpoint("navi31", options=ChipOptions(vram=256 << 20))
     try:

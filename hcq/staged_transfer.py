@@ -1,0 +1,47 @@
+"""Synchronous copies between host memory and device buffers, through a transport's StagedMemory.
+
+A chunk is put there and copied by the device, or the other way round; then comes the next one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hcq.queue import Queue, QueueKind
+from hcq.transfer import Transfer
+from hcq.transport.bulk import StagedMemory
+
+if TYPE_CHECKING:
+    from hcq.buffer import Buffer
+    from hcq.core import Core
+
+
+class StagedTransfer(Transfer):
+    """See Transfer. memory: what `staged` has, as work sees it."""
+
+    def __init__(self, core: Core, staged: StagedMemory, memory: Buffer) -> None:
+        super().__init__(core, staged.size)
+        self._staged = staged
+        self._memory = memory
+
+    def upload(self, destination: Buffer, data: memoryview) -> None:
+        """Copy `data` (bytes) to the start of `destination`."""
+        with self._lock:
+            self.core.check_usable()
+            for start in range(0, len(data), self.staging_size):
+                part = data[start : start + self.staging_size]
+                self._staged.fill(part)
+                self._copy(destination[start : start + len(part)], self._memory, len(part))
+
+    def download(self, source: Buffer, out: memoryview) -> None:
+        """Copy the start of `source` to `out` (bytes, writable)."""
+        with self._lock:
+            self.core.check_usable()
+            for start in range(0, len(out), self._staged.readable):
+                size = min(self._staged.readable, len(out) - start)
+                self._copy(self._memory, source[start : start + size], size)
+                out[start : start + size] = self._staged.read(size)
+
+    def _copy(self, destination: Buffer, source: Buffer, size: int) -> None:
+        queue = Queue(self.core.driver.hardware_queues(QueueKind.COPY)[0])
+        queue.timeline.wait(queue.copy(destination, source, size).submit())

@@ -1,0 +1,151 @@
+"""Guest tests: the vendor's patched firmware under real xhci_hcd, Linux' uas and libusb streams."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hcq.errors import DeviceLost, EndpointStalled, LinkError
+from tests.kernel.guest.host import within
+from tests.kernel.guest.usb_stack import APPEARS_LIMIT_S, hand
+from usbgpu import attach, found
+from usbgpu.bridge import Bridge, Status, Tlp
+from usbgpu.transport import UsbTransport
+
+Note = Callable[[str, object], None]
+PULLS, SEED = 12, 12
+_SYSFS = Path("/sys/bus/usb/devices")
+
+
+def appeared() -> None:
+    """Wait until the bridge is on the bus and has its settings."""
+    end = time.monotonic() + within(APPEARS_LIMIT_S)
+    while not found.bridges() or not list(_SYSFS.glob(f"{found.bridges()[0].port}:1.0")):
+        assert time.monotonic() < end, "no bridge appears"
+        time.sleep(0.01)
+
+
+@contextmanager
+def opened() -> Iterator[Bridge]:
+    appeared()
+    bridge = attach.by_name("0")
+    try:
+        yield bridge
+    finally:
+        bridge.close()
+
+
+def awaited(what: str, reached: Callable[[], bool]) -> None:
+    end = time.monotonic() + within(APPEARS_LIMIT_S)
+    while not reached():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+def test_linux_takes_it_for_a_disk() -> None:
+    """The kernel's own driver selects the setting with streams and asks for the disk's identity."""
+    appeared()
+    interface = _SYSFS / f"{found.bridges()[0].port}:1.0"
+    awaited("uas takes no interface", lambda: (interface / "driver").is_symlink())
+    assert (interface / "driver").resolve().name == "uas"
+    assert (interface / "bAlternateSetting").read_text().strip() == "1"
+    assert (interface / "bInterfaceProtocol").read_text().strip() == "62"
+
+    def vendors() -> list[str]:
+        units = interface.glob("host*/target*/*/vendor")
+        return [unit.read_text().strip() for unit in units]
+
+    awaited("the kernel finds no disk", lambda: vendors() == ["tiny"])
+
+
+def test_many_commands_on_their_streams(record_property: Note) -> None:
+    """Our driver takes the interface from the kernel's."""
+    with opened() as bridge:
+        assert bridge.usb.streams == 31 and bridge.firmware.startswith("USB 3.2 PCIe TinyEnclosure")
+        data = bytes(at * 7 & 0xFF for at in range(100))
+        begin = time.perf_counter()
+        bridge.write_xdata(0x4000, data)
+        assert bridge.read_xdata(0x4000, 100) == data
+        record_property("a command (us)", f"{(time.perf_counter() - begin) / 101 * 1e6:.0f}")
+        assert bridge.read_xdata(0xB450, 1) == b"\x78"
+        done = bridge.request(Tlp.CONFIG_READ_0, 0)
+        assert (done.status, done.value) == (Status.OK, 0x24631B21)
+        assert bridge.request(Tlp.CONFIG_READ_1, 0x0100_0000).status is Status.UNSUPPORTED
+
+
+def test_sram(record_property: Note) -> None:
+    data = bytes(at * 11 + (at >> 8) & 0xFF for at in range(448 << 10))
+    with opened() as bridge:
+        begin = time.perf_counter()
+        bridge.fill_sram(data)
+        took = time.perf_counter() - begin
+        assert bridge.read_xdata(0xF000, 4096) == data[:4096]
+        record_property("SRAM (MB/s)", f"{len(data) / took / 1e6:.0f}")
+
+
+def test_a_halted_pipe_is_named_and_the_port_reset() -> None:
+    with hand() as host, opened() as bridge:
+        for endpoint in (0x04, 0x83, 0x81, 0x02):
+            host.ask("halt", endpoint=endpoint)
+            with pytest.raises(EndpointStalled):
+                bridge.read_xdata(0x4000, 1)
+                bridge.fill_sram(bytes(512))
+            bridge.write_xdata(0x4000, b"\x5a")
+            assert bridge.read_xdata(0x4000, 1) == b"\x5a"
+
+
+def test_the_card_behind_it(record_property: Note) -> None:
+    appeared()
+    bridge = attach.by_name("0")
+    begin, transfers = time.perf_counter(), bridge.transfers
+    with UsbTransport(bridge, "usb:0") as card:
+        record_property("card found (s)", f"{time.perf_counter() - begin:.1f}")
+        record_property("its transfers", bridge.transfers - transfers)
+        assert str(card.identity) == "1002:744c" and card.traits.staged is not None
+        card.config_write(4, card.config_read(4, 2) | 6, 2)
+        window = card.window(0)
+        data = bytes(range(256))
+        window.write(0x10_0000, data)
+        assert window.read(0x10_0000, 256) == data
+
+
+def work(bridge: Bridge) -> None:
+    """About 250 transfers."""
+    bridge.write_xdata(0x4000, bytes(range(31)))
+    assert bridge.read_xdata(0x4000, 31) == bytes(range(31))
+    for _ in range(3):
+        assert bridge.request(Tlp.CONFIG_READ_0, 0).value == 0x24631B21
+    bridge.fill_sram(b"\x31" * (64 << 10))
+    assert bridge.read_xdata(0xF000, 16) == b"\x31" * 16
+
+
+@pytest.mark.timeout(600)
+def test_pulls_are_told_and_every_plug_works(record_property: Note) -> None:
+    chance = random.Random(SEED)
+    slowest = 0.0
+    with hand() as host:
+        for pull in range(PULLS):
+            with opened() as bridge:
+                host.ask(
+                    "pull_at", transfer=chance.randrange(250), after=chance.choice((0, 0, 8, 5000))
+                )
+                with pytest.raises(LinkError):
+                    while True:
+                        begin = time.monotonic()
+                        work(bridge)
+                slowest = max(slowest, time.monotonic() - begin)
+                with pytest.raises(DeviceLost):
+                    for _ in range(100):
+                        bridge.read_xdata(0, 1)
+                        time.sleep(0.01)
+            host.ask("plug")
+            assert host.ask("objections") == [], f"pull {pull}"
+        with opened() as bridge:
+            work(bridge)
+    record_property("pulls", PULLS)
+    record_property("work until its error, the slowest (s)", f"{slowest:.2f}")

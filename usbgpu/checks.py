@@ -1,0 +1,39 @@
+"""What the protocols of both firmwares check and tell in the same way."""
+
+from __future__ import annotations
+
+from hcq.errors import BadArgument, NotSupported, TransportError
+from usbgpu.bridge import Ability, Bridge, Completion, Status
+
+
+def require(bridge: Bridge, ability: Ability, what: str) -> None:
+    """NotSupported unless the bridge's firmware has an ability. what: for which it is needed."""
+    if ability not in bridge.abilities:
+        raise NotSupported(f"{what} needs the open firmware, the bridge runs {bridge.firmware}")
+
+
+def completion_of(status: int, value: int) -> Completion:
+    """The completion with a status of PCI Express; TransportError for a reserved one."""
+    if status == Status.OK:
+        return Completion(Status.OK, value)
+    try:
+        return Completion(Status(status))
+    except ValueError:
+        raise TransportError("reserved completion status", status=status) from None
+
+
+def check_xdata(address: int, size: int, bank: int) -> None:
+    """BadArgument unless these are registers of the bridge."""
+    if not 0 <= address <= address + size <= 0x1_0000 or bank not in (0, 1):
+        raise BadArgument(
+            "XDATA addresses must be below 0x10000, banks 0 or 1",
+            address=address, size=size, bank=bank,
+        )  # fmt: skip
+
+
+def check_memory(address: int, size: int) -> None:
+    """BadArgument unless a request can have this address, and there are whole dwords."""
+    if (address | size) & 3 or not 0 <= address <= address + size <= 1 << 64:
+        raise BadArgument(
+            "PCI Express requests must be whole, aligned dwords", address=address, size=size
+        )

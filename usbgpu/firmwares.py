@@ -1,0 +1,45 @@
+"""Firmwares of the bridge: which one runs, by its product name, and the protocol that it speaks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from hcq.errors import NotSupported
+from usbgpu import asm24, stock
+from usbgpu.asm24 import CustomBridge
+from usbgpu.bridge import Bridge
+from usbgpu.stock import StockBridge
+from usbgpu.usb import UsbDevice, UsbIdentity
+
+_PRODUCTS = (*asm24.PRODUCTS, *stock.PRODUCTS)
+
+
+def protocol(identity: UsbIdentity) -> str:
+    """What a bridge speaks, for people."""
+    if identity.name.startswith(asm24.PRODUCTS):
+        return "vendor requests (open firmware)"
+    return "UAS (vendor's firmware, patched)" if known(identity) else "unknown"
+
+
+def known(identity: UsbIdentity) -> bool:
+    """Whether we know how the bridge's firmware is talked to."""
+    return identity.name.startswith(_PRODUCTS)
+
+
+def check_firmware(identity: UsbIdentity) -> None:
+    """NotSupported unless we know how the bridge's firmware is talked to."""
+    if not known(identity):
+        raise NotSupported(
+            f"the bridge runs unknown firmware: expected a product name that begins with "
+            f"{' or '.join(_PRODUCTS)}, got {identity.name!r}",
+            product=identity.name, release=identity.release,
+        )  # fmt: skip
+
+
+def open_bridge(usb: UsbDevice, *, sleep: Callable[[float], None] = time.sleep) -> Bridge:
+    """The protocol that a bridge's firmware speaks, on an opened device, which it owns then."""
+    check_firmware(usb.identity)
+    if usb.identity.name.startswith(stock.PRODUCTS):
+        return StockBridge(usb, sleep=sleep)
+    return CustomBridge(usb, sleep=sleep)
