@@ -74,7 +74,10 @@ _WAVES = ("TCP", "SQC (inst)", "SQC (data)", "SQG")  # clients that act for a ke
 _ACCESSES = {"read": "a read of", "write": "a write to", "execute": "a jump to"}
 _NULL_ZONE = 1 << 16  # what is reached through a null pointer to a structure
 
-_SQ_ERRORS = {0: "EDC FUE", 1: "illegal instruction", 2: "memory violation", 3: "EDC FED"}
+ILLEGAL_INSTRUCTION = 1
+_SQ_ERRORS = {
+    0: "EDC FUE", ILLEGAL_INSTRUCTION: "illegal instruction", 2: "memory violation", 3: "EDC FED",
+}  # fmt: skip
 _SQ_ENCODING_ERROR = 2
 _PERMISSIONS = ("valid", "read", "write", "execute")
 _ADDRESS_HIGH = 0xF
@@ -235,8 +238,9 @@ class SqWord:
     def is_error(self) -> bool:
         return self.encoding == _SQ_ENCODING_ERROR
 
-    def to_error(self, vmid: int, wave_state: dict[str, object]) -> UgpuError:
-        """The error for an SQ error word; wave_state: what the wave's registers say, or nothing."""
+    def to_error(self, vmid: int, wave_state: dict[str, object], device: str = "") -> UgpuError:
+        """The error for an SQ error word; wave_state: what the wave's registers say, or nothing,
+        and `instruction`, the words at its program counter, where they are known."""
         what = _SQ_ERRORS.get(self.error, f"error type {self.error}")
         facts: dict[str, object] = {
             "vmid": vmid,
@@ -246,8 +250,11 @@ class SqWord:
             "wave": self.wave,
             **wave_state,
         }
-        kind = IllegalInstruction if self.error == 1 else ChipError
-        name = f"{wave_state['kernel']}: " if wave_state.get("kernel") else ""
+        kind = IllegalInstruction if self.error == ILLEGAL_INSTRUCTION else ChipError
+        name = f"{device}: " if device else ""
+        name += f"{wave_state['kernel']}: " if wave_state.get("kernel") else ""
+        if wave_state.get("instruction"):
+            what += f" {wave_state['instruction']}"
         at = f" at {wave_state['pc']:#x}" if "pc" in wave_state else ""
         if "offset" in wave_state:
             at = f" at byte {wave_state['offset']} of the kernel"

@@ -99,7 +99,21 @@ class Reporter:
         if not word.is_error:
             return None
         state = self.driver.units.gfx.wave_state(word.array, word.wgp, word.simd, word.wave)
-        return word.to_error(entry.vmid, self._named(state))
+        if word.error == faults.ILLEGAL_INSTRUCTION:
+            state |= self._words_at(state.get("pc"))
+        return word.to_error(entry.vmid, self._named(state), self.driver.name)
+
+    def _words_at(self, pc: object) -> dict[str, object]:
+        """The two words at a program counter, as the program was written."""
+        if not isinstance(pc, int):
+            return {}
+        try:
+            start, code = self.driver.programs.code_at(pc)
+        except LookupError:
+            return {}
+        found = code[pc - start : pc - start + 8]
+        words = [int.from_bytes(found[at : at + 4], "little") for at in range(0, len(found), 4)]
+        return {"instruction": " ".join(f"{word:#010x}" for word in words)}
 
     def _named(self, state: dict[str, object]) -> dict[str, object]:
         """A wave's state with its kernel and the offset in it, where its program is known."""

@@ -368,12 +368,17 @@ class Core(Closing):
             if timeline.value >= value:
                 return
             self.check_alive()
+            reached, state = timeline.value, self.driver.diagnose(timeline, value)
+            own = timeline.name.startswith(self.name)
+            where = timeline.name if own else f"{self.name}: {timeline.name}"
+            what = f"kernel {state['kernel']}" if own and state.get("kernel") else "work"
             self.failure = DeviceHang(
-                f"{self.name}: {timeline.name} did not reach {value} within {limit_s} s",
+                f"{where}: {what} has not ended within {limit_s} s: expected signal {value}, got "
+                f"{reached}",
                 timeline=timeline.name,
-                reached=timeline.value,
+                reached=reached,
                 limit_s=limit_s,
-                **self.driver.diagnose(timeline, value),
+                **state,
             )
             self._note(self.failure)
             failure = self.failure

@@ -19,6 +19,7 @@ from qcom.interface import ResetState
 
 if TYPE_CHECKING:
     from qcom.driver import AdrenoDriver
+_RESET = "device.reset() sets the context up anew; programs and buffers stay"
 
 
 class Faults:
@@ -30,7 +31,9 @@ class Faults:
     def explain(self, state: ResetState) -> UgpuError:
         """The error for a context that was lost."""
         driver = self.driver
-        facts: dict[str, object] = {"state": state.value, "kernels": list(self._in_flight())}
+        facts: dict[str, object] = {
+            "state": state.value, "kernels": list(self._in_flight()), "remedy": _RESET,
+        }  # fmt: skip
         if state is ResetState.INNOCENT:
             return ChipError(
                 f"{driver.name}: the GPU was reset because of another context; work was lost",
@@ -61,10 +64,14 @@ class Faults:
 
     def diagnose(self, timeline: Timeline) -> dict[str, object]:
         """Facts for a wait that does not end."""
-        facts: dict[str, object] = {"kernels": list(self._in_flight())}
+        facts: dict[str, object] = {"kernels": list(self._in_flight()), "remedy": _RESET}
         for queue in self.driver.all_queues():
+            if queue.timeline is timeline and queue.in_flight:
+                facts["kernel"] = ", ".join(queue.in_flight)
             if queue.timeline is timeline and queue.held:
-                facts["held"] = f"{len(queue.held)} submissions wait for timelines"
+                facts["held"] = (
+                    f"{len(queue.held)} submissions wait for timelines that have not been raised"
+                )
         facts["context"] = self.driver.interface.progress()
         return facts
 

@@ -22,6 +22,7 @@ from .console import Output
 from .verbs.verb import REGISTERED, load, overview
 
 JSON = "--json"
+FROM = "--from"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -65,6 +66,25 @@ def _verb_first(words: Sequence[str]) -> list[str]:
     return [*words[at : at + 1], *words[:at], *words[at + 1 :]]
 
 
+def _source_in_place(words: list[str]) -> list[str]:
+    """`ugpu vm walk 0x1000 --from FILE` as `ugpu vm walk FILE 0x1000`, for verbs with a source."""
+    at = next((n for n, word in enumerate(words) if word.split("=")[0] == FROM), None)
+    verb = load().get(words[0]) if words else None
+    if at is None or verb is None or verb.source_at is None or "--" in words[:at]:
+        return words
+    _, equals, source = words[at].partition("=")
+    rest = words[:at] + words[at + 1 :]
+    if not equals:
+        if at >= len(rest):
+            raise UsageError(f"{FROM} needs a source: a device, a recording or a crash bundle")
+        source = rest.pop(at)
+    plain = [n for n, word in enumerate(rest) if not word.startswith("-")]
+    if len(plain) <= verb.source_at:
+        return [*rest, source]  # argparse says what is missing
+    place = plain[verb.source_at] + 1
+    return [*rest[:place], source, *rest[place:]]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; its exit code. Nothing but an error of our own leaves by a traceback."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -80,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str], out: Output) -> int:
     handler: logging.Handler | None = None
     try:
-        arguments = parser().parse_args(_verb_first(words))
+        arguments = parser().parse_args(_source_in_place(_verb_first(words)))
         out.as_json = arguments.json  # the word may have been a script's
         levels = (config().log_level, "info", "debug", "trace")
         handler = configure(levels[min(arguments.verbose, 3)])

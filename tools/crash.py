@@ -11,35 +11,12 @@ from typing import Any
 
 from hcq import bundle
 from hcq.bundle import Bundle
-from hcq.config import config
 from hcq.errors import BadArgument, UsageError
 
+from .bundles import find, folder
 from .console import Output, human_size
 from .registers import command
 from .registers.sources import REGISTERS
-
-
-def folder() -> Path:
-    """Where bundles are; UsageError where none are written."""
-    found = config().crash_folder
-    if found is None:
-        raise UsageError("no bundles are written: UGPU_CRASHES is 0, or there is no home folder")
-    return found
-
-
-def find(name: str) -> Path:
-    """A bundle by its path, its number in `ugpu crash ls` (1 is the newest), or the beginning of
-    its name."""
-    path = Path(name)
-    if path.is_file():
-        return path
-    known = bundle.bundles(folder())[::-1]
-    if name.isdecimal() and 0 < int(name) <= len(known):
-        return known[int(name) - 1]
-    found = [each for each in known if each.name.startswith(name)]
-    if len(found) != 1:
-        raise BadArgument(f"{name!r} names {len(found)} of {len(known)} bundles in {folder()}")
-    return found[0]
 
 
 def ls(out: Output) -> int:

@@ -18,11 +18,13 @@ import hcq
 from hcq import bundle, window
 from hcq.errors import BadArgument, NotSupported, UsageError
 
+from .bundles import file_of
 from .console import Output
 
 _PARTS = {"states": "states.json", "queues": "hqd.json", "waves": "waves.json"}
 _MOST_BYTES = 1 << 20
 _ROW = 16  # bytes
+_PAGE_BITS = 12
 
 
 @contextmanager
@@ -46,8 +48,9 @@ def _module(name: str, chip: object) -> window.WindowModule:
 
 def part(source: str, name: str, boot: bool) -> Any:  # JSON
     """A part of what a bundle has, of a device or a bundle. BadArgument where a bundle lacks it."""
-    if Path(source).is_file():
-        found = bundle.read(Path(source))
+    path = file_of(source)
+    if path is not None:
+        found = _bundle(path)
         content = found.parts.get(_PARTS[name])
         if content is None:
             missing: Any = found.manifest["missing"]
@@ -58,6 +61,17 @@ def part(source: str, name: str, boot: bool) -> Any:  # JSON
         return window.named_states(source)
     with _chip(source, boot) as (chip, module):
         return module.look(chip, name)
+
+
+def _bundle(path: Path) -> bundle.Bundle:
+    """Read a bundle; BadArgument says what a recording is for."""
+    try:
+        return bundle.read(path)
+    except BadArgument as error:
+        raise BadArgument(
+            f"expected a device or a crash bundle, got {path}: {error.message}; of a recording "
+            f"`ugpu reg read {path} REGISTER` shows registers, `ugpu record show {path}` accesses"
+        ) from error
 
 
 def states(source: str, out: Output, *, boot: bool = False) -> int:
@@ -102,9 +116,10 @@ def waves(source: str, out: Output, *, boot: bool = False) -> int:
 
 def _add_instructions(source: str, waves: list[dict[str, Any]]) -> None:
     """Add the text of the instruction that each wave is at, where a bundle has its program."""
-    if not Path(source).is_file():
+    path = file_of(source)
+    if path is None:
         return
-    parts = bundle.read(Path(source)).parts
+    parts = bundle.read(path).parts
     if "program.bin" not in parts or "program.json" not in parts:
         return
     from am.virtual.isa.decoder.decode import decode
@@ -137,13 +152,30 @@ def rings(source: str, out: Output, *, boot: bool = False) -> int:
     return 0
 
 
+def _kept_walk(path: Path, address: int) -> Any:  # JSON
+    content = _bundle(path).parts.get("walk.json")
+    if content is None:
+        raise BadArgument(f"{path} has no walk.json: the failure names no address")
+    found: Any = json.loads(content)
+    if found["address"] >> _PAGE_BITS != address >> _PAGE_BITS:
+        raise BadArgument(
+            f"{path} has the entries for {found['address']:#x} alone, expected its page, got "
+            f"{address:#x}"
+        )
+    return found
+
+
 def walk(
     device: str, address: int, out: Output, *, vmid: int | None = None, hub: str = "gc",
     boot: bool = False,
 ) -> int:  # fmt: skip
-    """Show the page table entries that lead to an address."""
-    with _chip(device, boot) as (chip, module):
-        found: Any = module.walk(chip, address, vmid, hub)
+    """Show the page table entries that lead to an address; of a bundle, to that which faulted."""
+    path = file_of(device)
+    if path is not None:
+        found = _kept_walk(path, address)
+    else:
+        with _chip(device, boot) as (chip, module):
+            found = module.walk(chip, address, vmid, hub)
     out.say(f"VMID {found['vmid']}: root {found['root']:#x}")  # fmt: skip
     rows = [
         (step["level"], f"{step['at']:#x}", f"{step['entry']:#018x}") for step in found["steps"]
@@ -155,6 +187,12 @@ def walk(
     return 0 if "physical" in found else 1
 
 
+def _check_device(device: str) -> None:
+    path = file_of(device)
+    if path is not None:
+        raise BadArgument(f"expected a device, got {path}: files have no device memory")
+
+
 def read_memory(device: str, address: int, size: int, out: Output, *, boot: bool = False) -> int:
     """Show VRAM by its own addresses, in rows of 16 bytes."""
     if address % 4 or size % 4 or not 0 < size <= _MOST_BYTES:
@@ -162,6 +200,7 @@ def read_memory(device: str, address: int, size: int, out: Output, *, boot: bool
             f"expected an address and a size that are multiples of 4, up to {_MOST_BYTES} bytes",
             address=address, size=size,
         )  # fmt: skip
+    _check_device(device)
     with _chip(device, boot) as (chip, _):
         data: bytes = chip.vram.read(address, size)
     for start in range(0, size, _ROW):
@@ -181,6 +220,7 @@ def write_memory(
         raise BadArgument("expected an address that is a multiple of 4, and 32-bit words",
                           address=address)  # fmt: skip
     data = b"".join(word.to_bytes(4, "little") for word in words)
+    _check_device(device)
     with _chip(device, boot) as (chip, _):
         before = chip.vram.read(address, len(data))
         out.say(f"{address:#x}: {before.hex(' ', 4)}")

@@ -197,6 +197,8 @@ def test_the_state_of_a_wave_is_found_wherever_it_runs(
     place = (facts["shader_engine"], facts["array"], facts["wgp"], facts["simd"])
     assert place == (group % 6, group // 6 % 2, group // 12 % 4, group // 48)
     assert facts["kernel"] == "illegal_in" and facts["trap_status"] == 1 << 11
+    assert str(caught.value).startswith("virtual:navi31: illegal_in: a wave stopped: illegal instr")
+    assert str(facts["instruction"]).startswith("0xf7ffffff")  # as tests.support.am_faulty wrote it
     kernel = program["illegal_in"].address
     assert facts["pc"] in range(kernel, kernel + 256)
 
@@ -208,6 +210,9 @@ def test_endless_loop(chip: Any, device: AmDevice, program: Program, out: Buffer
     facts = caught.value.facts
     assert facts["active"] == 1
     assert facts["slots_submitted"] != facts["slots_done"]
+    text = str(caught.value)
+    assert text.startswith("virtual:navi31 compute 0.0: kernel forever has not ended within 0.2 s")
+    assert f"expected signal {facts['reached'] + 1}, got {facts['reached']}" in text
 
 
 def test_unknown_packet(device: AmDevice, out: Buffer) -> None:

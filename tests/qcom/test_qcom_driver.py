@@ -236,8 +236,9 @@ def test_a_hang_is_found_and_the_context_rebuilt(opened: Opened) -> None:
     double.paused = True
     queue = device.queue()
     value = queue.fill(device.alloc(64), 1).submit()
-    with pytest.raises(DeviceHang, match="did not reach"):
+    with pytest.raises(DeviceHang, match="work has not ended within") as hang:
         queue.timeline.wait(value, limit_s=0.5)
+    assert "device.reset()" in str(hang.value.facts["remedy"])
     double.paused = False
     old = set(double.contexts)
     device.reset()

@@ -13,13 +13,13 @@ from hcq.bundle import Evidence
 from hcq.config import Config
 from hcq.errors import PageFault
 from hcq.registerfile import RegisterFile
-from tools import cli, crash
+from tools import bundles, cli
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     kept = tmp_path / "crashes"
-    monkeypatch.setattr(crash, "config", lambda: Config(crash_folder=kept))
+    monkeypatch.setattr(bundles, "config", lambda: Config(crash_folder=kept))
     return kept
 
 
@@ -67,6 +67,31 @@ def test_registers_of_a_bundle(folder: Path, capsys: pytest.CaptureFixture[str])
     path = keep(folder, 0, 0x8000_0000)
     assert cli.main(["reg", "read", str(path), "gc.GRBM*"]) == 0
     assert "GUI_ACTIVE=0x1" in capsys.readouterr().out
+    assert cli.main(["reg", "read", "--from", "1", "GRBM_STATUS.GUI_ACTIVE"]) == 0
+    assert "gc.GRBM_STATUS.GUI_ACTIVE  0x1" in capsys.readouterr().out
+
+
+def test_queues_and_the_walk_of_a_bundle(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evidence = Evidence()
+    values = RegisterFile("card", "navi31", {"gc.GRBM_STATUS": 0})
+    evidence.take("registers.json", values.dumps)
+    queue = {"pipe": 1, "queue": 2, "registers": {"CP_HQD_PQ_RPTR": 0x20}}
+    evidence.take("hqd.json", lambda: [queue])
+    steps = [{"level": 0, "at": 0x400120, "entry": 0}]
+    walk = {"address": 0x5000, "vmid": 8, "root": 0x400000, "steps": steps, "end": "no valid entry"}
+    evidence.take("walk.json", lambda: walk)
+    path = bundle.write(
+        folder, "card", PageFault("a write faulted", address=0x5000), evidence, now=0
+    )
+    assert cli.main(["reg", "read", "1", "CP_HQD_*RPTR"]) == 0
+    shown = capsys.readouterr().out
+    assert "gc[1.2].CP_HQD_PQ_RPTR" in shown and "CONSUMED_OFFSET=0x20" in shown
+    assert cli.main(["vm", "walk", "0x5678", "--from", str(path)]) == 1  # it leads nowhere
+    assert "0x400120" in capsys.readouterr().out
+    assert cli.main(["vm", "walk", "1", "0x6000"]) == 2
+    assert "has the entries for 0x5000 alone" in capsys.readouterr().err
+    assert cli.main(["mem", "read", "1", "0"]) == 2
+    assert "files have no device memory" in capsys.readouterr().err
 
 
 def test_diff_names_the_first_register(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +116,7 @@ def test_export(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_without_a_folder(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(crash, "config", Config)
+    monkeypatch.setattr(bundles, "config", Config)
     assert cli.main(["crash", "ls"]) == 2
     assert "UGPU_CRASHES" in capsys.readouterr().err
 

@@ -97,3 +97,13 @@ def capsys_cleared(capsys: pytest.CaptureFixture[str]) -> pytest.CaptureFixture[
 def test_refusals(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(words) in (1, 2)
     assert text in capsys.readouterr().err
+
+
+def test_a_recording_names_the_verbs_that_read_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "boot.rec"
+    path.write_text("a recording\n")
+    for verb in (["fw", "state"], ["waves"], ["ring"]):
+        assert cli.main([*verb, str(path)]) == 2
+        assert f"`ugpu reg read {path} REGISTER`" in capsys.readouterr().err

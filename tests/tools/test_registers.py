@@ -53,6 +53,37 @@ def test_a_recording_until_a_stage(boot: Path, capsys: pytest.CaptureFixture[str
         command.read(f"{boot}@lunch", ["*"], Output())
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("read", "--from", None, "SCRATCH_REG7"), ("read", "SCRATCH_REG7", "--from", None)],
+    ids=["before", "behind"],
+)
+def test_a_source_may_be_named_by_an_option(
+    boot: Path, capsys: pytest.CaptureFixture[str], words: tuple[str | None, ...]
+) -> None:
+    code, read = answer(capsys, *(boot if word is None else word for word in words))
+    assert code == 0 and [each["value"] for each in read] == [0x75470001]
+    code, read = answer(capsys, "read", "MP0_SMN_C2PMSG_81", f"--from={boot}@firmware images")
+    assert code == 0 and [each["value"] for each in read] == [0]
+
+
+def test_an_option_without_a_source(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["waves", "--from"]) == 2
+    assert "--from needs a source" in capsys.readouterr().err
+    assert cli.main(["ls", "--from", "x"]) == 2  # a verb without one
+
+
+def test_fields_are_read_by_name(boot: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for place in ("virtual:navi31", boot):
+        assert cli.main(["reg", "read", str(place), "MP0_SMN_C2PMSG_81.CONT*"]) == 0
+        shown = capsys.readouterr().out
+        rows = [line.split() for line in shown.splitlines()[1:]]
+        assert {tuple(row[1:]) for row in rows} == {("0x130042",)}
+        assert all(row[0].endswith("MP0_SMN_C2PMSG_81.CONTENT") for row in rows)
+        with pytest.raises(BadArgument, match="has no field 'NOPE', expected one of CONTENT"):
+            command.read(str(place), ["MP0_SMN_C2PMSG_81.NOPE"], Output())
+
+
 def test_kept_values_are_read_and_compared(
     tmp_path: Path, boot: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

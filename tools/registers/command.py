@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import sys
 import time
@@ -32,17 +33,42 @@ def _chosen(source: Source, patterns: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name for one in patterns for name in source.matching(one)))
 
 
+def _parts(source: Source, pattern: str) -> list[tuple[str, str]]:
+    """Registers and fields that a pattern names; the field is "" for a whole register."""
+    head, dot, field = pattern.rpartition(".")
+    names = []
+    if dot and not any(sign in head for sign in "*?["):
+        with contextlib.suppress(BadArgument):  # a block's name
+            names = source.matching(head)
+    if not names:
+        return [(name, "") for name in source.matching(pattern)]
+    found = []
+    for name in names:
+        fields = source.read(name).fields()
+        found += [(name, one) for one in fields if fnmatch.fnmatchcase(one, field.upper())]
+    if not found:
+        known = ", ".join(source.read(names[0]).fields()) or "none"
+        raise BadArgument(f"{names[0]} has no field {field!r}, expected one of {known}")
+    return found
+
+
 def read(
     place: str, patterns: Sequence[str], out: Output, *, boot: bool = True, keep: Path | None = None
 ) -> int:
     """Read each register once and show value and fields; `keep`: also into a file."""
     with open_source(place, boot=boot) as source:
-        values = {name: source.read(name) for name in _chosen(source, patterns)}
+        chosen = list(dict.fromkeys(part for one in patterns for part in _parts(source, one)))
+        values = {name: source.read(name) for name in dict.fromkeys(name for name, _ in chosen)}
         if keep is not None:
             save(keep, source, values)
     out.table(
-        ("register", "value", "fields that are not 0"), [_row(*pair) for pair in values.items()]
-    )
+        ("register", "value", "fields that are not 0"),
+        [
+            (f"{name}.{field}", f"{values[name][field]:#x}", "") if field
+            else _row(name, values[name])
+            for name, field in chosen
+        ],
+    )  # fmt: skip
     out.result(
         [
             {"register": name, "value": int(value), "fields": value.fields()}

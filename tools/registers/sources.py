@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import hcq
 from hcq import bundle, window
@@ -22,10 +24,11 @@ from hcq.registerfile import RegisterFile
 from hcq.transport.recording import LongWrite, Recording, Stage
 from hcq.transport.trace import Access
 
+from ..bundles import file_of
 from ..recorded import register_finder
 
 MOST = 200  # registers of a device that one pattern may match
-REGISTERS = "registers.json"  # of a bundle
+REGISTERS, QUEUES = "registers.json", "hqd.json"  # of a bundle
 
 
 class Source(Protocol):
@@ -134,8 +137,8 @@ def open_source(text: str, *, boot: bool = True) -> Iterator[Source]:
     """Open what `text` names. boot: bring a device up as `hcq.open` does; else look at it as it
     is (hcq.window)."""
     name, _, stage = text.partition("@")
-    path = Path(name)
-    if path.is_file():
+    path = file_of(name)
+    if path is not None:
         yield _of_file(path, stage)
     elif boot:
         with hcq.open(text) as device:
@@ -150,7 +153,9 @@ def _of_file(path: Path, stage: str) -> Kept:
         content = bundle.read(path).parts.get(REGISTERS)
         if content is None:
             raise BadArgument(f"{path} has no {REGISTERS}; its manifest says why")
-        return _of_values(str(path), RegisterFile.loads(content, str(path)))
+        kept = RegisterFile.loads(content, str(path))
+        values = {**kept.values, **_queues(bundle.read(path).parts.get(QUEUES, b"[]"))}
+        return _of_values(str(path), replace(kept, values=values))
     try:
         text = path.read_text("utf-8")
     except UnicodeDecodeError as error:
@@ -160,6 +165,16 @@ def _of_file(path: Path, stage: str) -> Kept:
     if stage:
         raise BadArgument(f"{path} is one state; stages (@{stage}) are of recordings")
     return _of_values(str(path), RegisterFile.loads(text, str(path)))
+
+
+def _queues(content: bytes) -> dict[str, int]:
+    """Registers of hardware queues, which are banked: "gc[pipe.queue].NAME"."""
+    found: list[dict[str, Any]] = json.loads(content)
+    return {
+        f"gc[{queue['pipe']}.{queue['queue']}].{name}": value
+        for queue in found
+        for name, value in queue["registers"].items()
+    }
 
 
 def _of_recording(path: Path, recording: Recording, stage: str) -> Kept:
@@ -201,6 +216,7 @@ def _of_values(title: str, file: RegisterFile) -> Kept:
 
 def _named(blocks: Mapping[str, RegisterBlock], name: str, value: int) -> RegisterValue:
     block, _, register = name.rpartition(".")
+    block = block.partition("[")[0]
     known = blocks[block].map.get(register) if block in blocks else None
     known = known or hcq.fields.Register(bare_name(name), 0, 0)
     return known.decode(value & 0xFFFF_FFFF)

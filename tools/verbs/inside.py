@@ -9,10 +9,13 @@ from hcq.errors import UsageError
 from ..console import Output
 from .verb import register
 
-SOURCE = "a device as it is (pci:ADDRESS, vfio-user:PATH, virtual:CHIP), or a crash bundle"
+SOURCE = (
+    "a device as it is (pci:ADDRESS, vfio-user:PATH, virtual:CHIP), or a crash bundle (a file, or "
+    "its number in `ugpu crash ls`)"
+)
 
 
-def _number(text: str) -> int:
+def number(text: str) -> int:
     return int(text, 0)
 
 
@@ -47,21 +50,21 @@ def _fw(parser: argparse.ArgumentParser) -> None:
 
 
 @register("debug", "the state of each firmware and unit, with its meaning and remedy", _fw,
-          usage="ugpu fw state SOURCE [--boot]")  # fmt: skip
+          usage="ugpu fw state SOURCE [--boot]", source_at=1)  # fmt: skip
 def fw(arguments: argparse.Namespace, out: Output) -> int:
     from .. import inside
 
     return inside.states(arguments.source, out, boot=arguments.boot)
 
 
-@register("debug", "the waves on a chip: place, program counter, kernel", _source)
+@register("debug", "the waves on a chip: place, program counter, kernel", _source, source_at=0)
 def waves(arguments: argparse.Namespace, out: Output) -> int:
     from .. import inside
 
     return inside.waves(arguments.source, out, boot=arguments.boot)
 
 
-@register("debug", "the active compute queues of a chip, with their pointers", _source)
+@register("debug", "the active compute queues of a chip, with their pointers", _source, source_at=0)
 def ring(arguments: argparse.Namespace, out: Output) -> int:
     from .. import inside
 
@@ -71,13 +74,13 @@ def ring(arguments: argparse.Namespace, out: Output) -> int:
 def _vm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("word", choices=("walk",))
     _source(parser)
-    parser.add_argument("address", type=_number)
+    parser.add_argument("address", type=number)
     parser.add_argument("--vmid", type=int, help="default: the one this driver's work has")
     parser.add_argument("--hub", choices=("gc", "mmhub"), default="gc")
 
 
-@register("debug", "the page table entries that lead to an address", _vm,
-          usage="ugpu vm walk DEVICE ADDRESS [--vmid N] [--hub gc|mmhub] [--boot]")  # fmt: skip
+@register("debug", "the page table entries that lead to an address", _vm, source_at=1,
+          usage="ugpu vm walk SOURCE ADDRESS [--vmid N] [--hub gc|mmhub] [--boot]")  # fmt: skip
 def vm(arguments: argparse.Namespace, out: Output) -> int:
     from .. import inside
 
@@ -88,14 +91,14 @@ def vm(arguments: argparse.Namespace, out: Output) -> int:
 def _mem(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("word", choices=("read", "write"))
     _source(parser)
-    parser.add_argument("address", type=_number, help="in VRAM, a multiple of 4")
-    parser.add_argument("values", type=_number, nargs="*", help="read: bytes (256); write: words")
+    parser.add_argument("address", type=number, help="in VRAM, a multiple of 4")
+    parser.add_argument("values", type=number, nargs="*", help="read: bytes (256); write: words")
     parser.add_argument("--yes", action="store_true", help="write without asking")
 
 
 @register("debug", "read or write VRAM by its own addresses", _mem,
           usage="ugpu mem read DEVICE ADDRESS [SIZE]\n       "
-          "ugpu mem write DEVICE ADDRESS WORD ... [--yes]")  # fmt: skip
+          "ugpu mem write DEVICE ADDRESS WORD ... [--yes]", source_at=1)  # fmt: skip
 def mem(arguments: argparse.Namespace, out: Output) -> int:
     from .. import inside
 

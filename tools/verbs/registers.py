@@ -15,10 +15,12 @@ USAGE = """ugpu reg read SOURCE REGISTER ... [--save FILE]
        ugpu reg watch DEVICE REGISTER ... [--every SECONDS] [--looks N]
        ugpu reg lookup CHIP REGISTER|0xOFFSET ...
        ugpu reg diff SOURCE SOURCE [REGISTER ...]"""
-FORMS = """REGISTER is a name such as gc.GRBM_STATUS or CP_STAT; * and ? match.
-SOURCE is a device, a recording (FILE, or FILE@STAGE for its state after a stage of the boot), a
-file that --save wrote. DEVICE is booted as for work, which changes its state; with --no-boot it is
-looked at as it is (pci:ADDRESS, vfio-user:PATH).
+FORMS = """\
+REGISTER is a name such as gc.GRBM_STATUS or CP_STAT, or a field (CP_STAT.CP_BUSY); * and
+? match. SOURCE is a device, a recording (FILE, or FILE@STAGE for its state after a stage of the
+boot), a crash bundle (a file, or its number in `ugpu crash ls`), a file that --save wrote; it may
+be named by --from SOURCE too. DEVICE is booted as for work, which changes its state; with --no-boot
+it is looked at as it is (pci:ADDRESS, vfio-user:PATH).
 
 read     show values and fields
 write    show what changes and what that may do, and ask
@@ -51,7 +53,7 @@ def _reg(parser: argparse.ArgumentParser) -> None:
 
 
 @register("debug", "registers of a device or recording: read, write, watch, look up, compare", _reg,
-          usage=USAGE, epilog=FORMS)  # fmt: skip
+          usage=USAGE, epilog=FORMS, source_at=1)  # fmt: skip
 def reg(arguments: argparse.Namespace, out: Output) -> int:
     from ..registers import command
 

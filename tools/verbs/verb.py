@@ -26,7 +26,8 @@ Run = Callable[[argparse.Namespace, Output], int]
 @dataclass(frozen=True)
 class Verb:
     """help: a line for `ugpu --help`. arguments: adds the verb's arguments to its parser. run:
-    does the work and returns the exit code. usage, epilog: as argparse takes them."""
+    does the work and returns the exit code. usage, epilog: as argparse takes them. source_at: how
+    many words precede the source that it reads, which `--from SOURCE` names too; None without."""
 
     name: str
     group: str
@@ -35,6 +36,7 @@ class Verb:
     arguments: Arguments
     usage: str | None = None
     epilog: str | None = None
+    source_at: int | None = None
 
 
 REGISTERED: dict[str, Verb] = {}
@@ -48,12 +50,14 @@ def register(
     name: str = "",
     usage: str | None = None,
     epilog: str | None = None,
+    source_at: int | None = None,
 ) -> Callable[[Run], Run]:
     """A decorator: make a function a verb, of its own name where none is given."""
     assert group in GROUPS, group
 
     def registered(run: Run) -> Run:
-        verb = Verb(name or run.__name__, group, help, run, arguments, usage, epilog)
+        verb = Verb(name or run.__name__, group, help, run, arguments, usage, epilog,
+                    source_at)  # fmt: skip
         assert verb.name not in REGISTERED, verb.name
         REGISTERED[verb.name] = verb
         return run
