@@ -24,7 +24,7 @@ from .steps import Boot
 
 _HELP = {
     "gpu": "the device: gpu.alloc, gpu.compile, gpu.queue, gpu.reset ...",
-    "boot": "boot.next(), boot.until('PSP ring'), boot.watch('mp0.*C2PMSG_81'), boot.finish()",
+    "boot": "boot.next(), .until('PSP ring'), .again(), .watch('mp0.*C2PMSG_81'), .finish()",
     "chip": "the driver's chip; its register blocks are variables too:",
     "states": "states(): what state each firmware and unit is in",
     "ugpu, hcq, np": "as in a program",
@@ -71,7 +71,7 @@ class Session:
                 yield
         elif how == "steps":
             with contextlib.closing(_SteppedBoot(device, self)) as boot:
-                self.variables["boot"] = boot
+                self.variables |= {"boot": boot, "gpu": _Booting(boot)}
                 yield
         else:
             with hcq.open(device) as gpu:
@@ -90,6 +90,25 @@ class Session:
 
 def _is_block(value: object) -> bool:
     return isinstance(value, RegisterBlock)
+
+
+class _Booting:
+    """What stands for the device until its boot is over: gpu.boot, gpu.chip, gpu.gc ..."""
+
+    def __init__(self, boot: Boot) -> None:
+        self.boot = boot
+
+    def __getattr__(self, name: str) -> object:
+        found = _names(self.boot.chip).get(name)
+        if found is None:
+            raise AttributeError(f"the device is not booted ({self.boot!r}), so it has no {name!r}")
+        return found
+
+    def __dir__(self) -> list[str]:
+        return ["boot", *_names(self.boot.chip)]
+
+    def __repr__(self) -> str:
+        return f"<device in its boot: {self.boot!r}>"
 
 
 class _SteppedBoot(Boot):

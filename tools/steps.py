@@ -33,11 +33,15 @@ class Boot:
 
     def __init__(self, name: str, say: Say = print, **options: object) -> None:
         self.name = name
+        self._say = say
+        self._options = options
+        self._patterns: list[str] = []  # of what is watched, until the chip's registers are known
+        self._begin()
+
+    def _begin(self) -> None:
         self.stages: list[tuple[str, float]] = []
         self.device: Device | None = None
         self.chip: object = None
-        self._say = say
-        self._options = options
         self._watched: dict[str, BoundRegister] = {}
         self._seen: dict[str, RegisterValue] = {}
         self._change = threading.Condition()
@@ -46,6 +50,14 @@ class Boot:
         self._error: BaseException | None = None
         self._over = self._closed = False
         self._thread: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        where = f"after {self.at!r}" if self.stages else "not begun"
+        over = ", over" if self._over else ""
+        return (
+            f"<boot of {self.name}, {where}{over}: next(), until(STAGE), again([STAGE]), "
+            "watch(REGISTER), finish()>"
+        )
 
     @property
     def at(self) -> str:
@@ -72,6 +84,21 @@ class Boot:
             known = ", ".join(name for name, _ in self.stages)
             raise BadArgument(f"expected a stage ({known}), got {stage!r}; the boot is over")
         return stage
+
+    def again(self, stage: str = "") -> str:
+        """Repeat a stage, by default the last one that ended: boot anew and halt after it. Watched
+        registers stay watched. BadArgument before the first stage.
+
+        The boot so far is abandoned, or its device closed. A card goes on from there as after a
+        driver that died (docs/recovery.md); a virtual one is a new one.
+        """
+        target = stage or self.at
+        if not target:
+            raise BadArgument("no stage has ended yet")
+        self._patterns = [*self._watched, *self._patterns]
+        self.close()
+        self._begin()
+        return self.until(target)
 
     def finish(self) -> Device:
         """Go on to the end; the device."""
@@ -135,6 +162,9 @@ class Boot:
     def _ended(self, stage: str, seconds: float) -> None:
         self.stages.append((stage, seconds))
         self._say(f"{stage:<24}{seconds * 1e3:8.1f} ms")
+        if self._patterns and self.blocks:
+            patterns, self._patterns = self._patterns, []
+            self.watch(*patterns)
         for name, register in self._watched.items():
             value = register.read()
             if value != self._seen[name]:

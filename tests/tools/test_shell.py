@@ -40,6 +40,24 @@ def test_a_boot_halts_where_it_is_told(boot: Boot) -> None:
     assert boot.next() == "" and boot.finish() is device
 
 
+def test_a_stage_is_repeated_and_its_registers_stay_watched(boot: Boot) -> None:
+    with pytest.raises(BadArgument, match="no stage has ended yet"):
+        boot.again()
+    assert "not begun" in repr(boot)
+    boot.until("firmware images")
+    boot.watch("mp0.MP0_SMN_C2PMSG_81")
+    boot.until("PSP bootloader")
+    first = boot.chip
+    said: list[str] = boot.said  # type: ignore[attr-defined]
+    said.clear()
+    assert boot.again() == "PSP bootloader" == boot.at
+    assert boot.chip is not first and "after 'PSP bootloader'" in repr(boot)
+    assert any("MP0_SMN_C2PMSG_81: 0x00000000 ->" in line for line in said)
+    assert boot.again("discovery") == "discovery"
+    device = boot.finish()
+    assert boot.again("IH") == "IH" and device.closed
+
+
 def test_an_unknown_stage_is_told_at_the_end(boot: Boot) -> None:
     with pytest.raises(BadArgument, match=r"expected a stage .config space, .*got 'lunch'"):
         boot.until("lunch")
@@ -89,11 +107,13 @@ def shell(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 
 def test_variables_of_a_session(capsys: pytest.CaptureFixture[str]) -> None:
     code, said = shell(
-        capsys, "virtual:navi31", "--steps", "-c", "boot.until('PSP ring')",
+        capsys, "virtual:navi31", "--steps", "-c", "gpu.boot.until('PSP ring')",
+        "-c", "print('loaded', int(gpu.mp0.MP0_SMN_C2PMSG_81.read()) != 0, gpu)",
         "-c", "print('sign', int(mp0.MP0_SMN_C2PMSG_81.read()) != 0)", "-c", "states()",
         "-c", "boot.finish()", "-c", "print(gpu.name, gc.CP_HQD_ACTIVE)",
     )  # fmt: skip
     assert code == 0
+    assert "loaded True <device in its boot: <boot of virtual:navi31, after 'PSP ring'" in said
     assert "sign True" in said and "the secure OS runs" in said
     assert "virtual:navi31 <CP_HQD_ACTIVE at dword" in said
 
