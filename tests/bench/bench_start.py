@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def _import_ms(module: str) -> float:
+def import_ms(module: str) -> float:
     """Milliseconds to import a module, best of seven fresh processes, as that process sees it."""
     code = (
         "import time; s = time.perf_counter(); "
@@ -34,8 +34,8 @@ def _demo_s(device: str) -> float:
 
 def measure() -> list[dict[str, object]]:
     return [
-        {"name": "import hcq", "value": _import_ms("hcq"), "unit": "ms"},
-        {"name": "import compiler", "value": _import_ms("compiler"), "unit": "ms"},
+        {"name": "import hcq", "value": import_ms("hcq"), "unit": "ms"},
+        {"name": "import compiler", "value": import_ms("compiler"), "unit": "ms"},
         *(
             {"name": f"demo on {device}, second run", "value": _demo_s(device), "unit": "s"}
             for device in ("virtual:navi31", "cpu")

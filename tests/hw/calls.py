@@ -128,7 +128,7 @@ def told(path: Path) -> list[str]:
     for title, calls in (("refused", wrong), ("last", decoded[-TOLD_LAST:])):
         if calls:
             shown.append(f"{title}:")
-        for line in _lines(calls, start, Flags(table)):
+        for line in _lines(calls, start, Flags(table.constants)):
             shown.append(line)
     return shown[:MOST_LINES]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nv import abi
 from tools.sniff.flags import PREFIXES, Flags
 
-FLAGS = Flags(abi.select("580.142"))
+FLAGS = Flags(abi.select("580.142").constants)
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,21 @@ HERE = Path(__file__).parent
 CLIENT, SHADER, PRELOAD = HERE / "client.c", HERE / "scale.comp", HERE / "preload.c"
 NETWORK = HERE / "network.py"
 SUITE = "bookworm"
-TOOLS = ("bison", "flex", "m4", "glslang-tools", "libvulkan1", "libvulkan-dev")
+TOOLS = (
+    "bison", "flex", "m4", "glslang-tools", "libvulkan1", "libvulkan-dev",
+)  # fmt: skip
+# What Mesa's tools for Adreno are linked to, with all beneath it but the C library.
+DECODER = (
+    "libarchive-dev", "libarchive13", "liblua5.4-dev", "liblua5.4-0", "libxml2-dev", "libxml2",
+    "libicu72", "libacl1", "libbz2-1.0", "liblz4-1", "liblzma5", "libnettle8", "libzstd1",
+    "zlib1g", "zlib1g-dev", "pkgconf-bin", "libpkgconf3",
+)  # fmt: skip
 SOURCE = "mesa-25.0.7"
 ORIGIN = "http://deb.debian.org/debian/pool/main/m/mesa/mesa_25.0.7.orig.tar.xz"
 DIGEST = "592272df3cf01e85e7db300c449df5061092574d099da275d19e97ef0510f8a6"
 NCNN = "ncnn==1.0.20261020"
 _DRIVER = "build/src/freedreno/vulkan/libvulkan_freedreno.so"
+_CFFDUMP, _REPLAY = (f"build/src/freedreno/decode/{name}" for name in ("cffdump", "replay"))
 _MANIFEST = "build/src/freedreno/vulkan/freedreno_devenv_icd.x86_64.json"
 _LIMIT_S = 1800.0  # TIMEOUT: 6 minutes on two busy cores
 _OFF = (
@@ -33,14 +42,16 @@ _OFF = (
 
 @dataclass(frozen=True)
 class Turnip:
-    """What is built. manifest: for VK_DRIVER_FILES; libraries: the loader's folder; ncnn: the
-    Python that has it."""
+    """What is built. manifest: for VK_DRIVER_FILES; libraries: the folder of the loader and of what
+    the tools need; cffdump, replay: freedreno's tools; ncnn: the Python that has it."""
 
     manifest: Path
     libraries: Path
     preload: Path
     client: Path
     shader: Path
+    cffdump: Path
+    replay: Path
     ncnn: Path
 
 
@@ -51,9 +62,9 @@ def ensure(cache: Path) -> Turnip:
             raise LabUnavailable(f"{program} is missing")
     cache.mkdir(parents=True, exist_ok=True)
     root, venv = cache / "root", cache / "venv"
-    if not (root / "usr/bin/glslangValidator").exists():
-        packages.unpack(TOOLS, root, cache / "packages", (SUITE,))
-    if not (cache / _DRIVER).exists():
+    if not all((root / f"usr/bin/{name}").exists() for name in ("glslangValidator", "pkgconf")):
+        packages.unpack(TOOLS + DECODER, root, cache / "packages", (SUITE,))
+    if not all((cache / name).exists() for name in (_DRIVER, _CFFDUMP, _REPLAY)):
         _build_driver(cache, root, venv)
     libraries = root / "usr/lib/x86_64-linux-gnu"
     preload, client, shader = cache / "preload.so", cache / "client", cache / "scale.spv"
@@ -66,7 +77,10 @@ def ensure(cache: Path) -> Turnip:
         _run(sys.executable, "-m", "venv", "--clear", str(ncnn))
         _run(str(ncnn / "bin/python"), "-m", "pip", "install", "-q", NCNN, "numpy")
         (ncnn / "complete").touch()
-    return Turnip(cache / _MANIFEST, libraries, preload, client, shader, ncnn / "bin/python")
+    return Turnip(
+        cache / _MANIFEST, libraries, preload, client, shader, cache / _CFFDUMP, cache / _REPLAY,
+        ncnn / "bin/python",
+    )  # fmt: skip
 
 
 def _build_driver(cache: Path, root: Path, venv: Path) -> None:
@@ -80,18 +94,25 @@ def _build_driver(cache: Path, root: Path, venv: Path) -> None:
         _run(sys.executable, "-m", "venv", str(venv))
         _run(str(venv / "bin/python"), "-m", "pip", "install", "-q",
              "meson", "ninja", "mako", "pyyaml", "packaging")  # fmt: skip
+    libraries = root / "usr/lib/x86_64-linux-gnu"
     environment = {
         "PATH": f"{venv}/bin:{root}/usr/bin:/usr/bin:/bin",
         "BISON_PKGDATADIR": f"{root}/usr/share/bison",
         "M4": f"{root}/usr/bin/m4",
+        "CPATH": f"{root}/usr/include/x86_64-linux-gnu",  # of Lua
+        "PKG_CONFIG": f"{root}/usr/bin/pkgconf",
+        "PKG_CONFIG_LIBDIR": f"{libraries}/pkgconfig",
+        "PKG_CONFIG_SYSROOT_DIR": str(root),
+        "LD_LIBRARY_PATH": f"{libraries}:{root}/lib/x86_64-linux-gnu",
     }
     build = str(cache / "build")
+    shutil.rmtree(build, ignore_errors=True)  # one that was cut off, or had other options
     _run("meson", "setup", build, str(cache / "src" / SOURCE), "--wrap-mode=nofallback",
          "--buildtype=debugoptimized", "-Db_ndebug=false", "-Doptimization=1",
-         "-Dvulkan-drivers=freedreno", "-Dfreedreno-kmds=kgsl", *(f"-D{off}" for off in _OFF),
-         environment=environment)  # fmt: skip
-    _run("nice", "ninja", "-C", build, "-j2", _DRIVER.removeprefix("build/"),
-         _MANIFEST.removeprefix("build/"), environment=environment)  # fmt: skip
+         "-Dvulkan-drivers=freedreno", "-Dfreedreno-kmds=kgsl", "-Dtools=freedreno",
+         *(f"-D{off}" for off in _OFF), environment=environment)  # fmt: skip
+    made = (name.removeprefix("build/") for name in (_DRIVER, _MANIFEST, _CFFDUMP, _REPLAY))
+    _run("nice", "ninja", "-C", build, "-j2", *made, environment=environment)
 
 
 def _run(*command: str, environment: dict[str, str] | None = None) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from qcom.virtual.gpu import build_machine
+from qcom.virtual.machine import VirtualMachine
 from qcom.virtual.options import MachineOptions
 from qcom.virtual.served import Served
 from tests.turnip.build import CLIENT, NETWORK, Turnip
 
 CHIPS = ["a630", "a660", "a740", "a750"]
-_LIMIT_S = 600.0  # TIMEOUT: 40 s on two busy cores for the larger network
+LIMIT_S = 600.0  # TIMEOUT: 40 s on two busy cores for the larger network
 
 
 def programs(turnip: Turnip) -> dict[str, list[str]]:
@@ -26,34 +29,46 @@ def programs(turnip: Turnip) -> dict[str, list[str]]:
     }
 
 
+@contextmanager
+def served(turnip: Turnip, chip: str) -> Iterator[tuple[VirtualMachine, dict[str, str]]]:
+    """A machine behind a socket, and the variables with which a program finds it."""
+    machine = build_machine(chip, MachineOptions(caches="coherent", hang_limit_s=LIMIT_S))
+    with tempfile.TemporaryDirectory() as folder:
+        socket = Path(folder) / "kgsl"
+        listener = Served(machine, socket)
+        try:
+            yield machine, {
+                **os.environ,
+                "UGPU_KGSL": str(socket),
+                "LD_PRELOAD": str(turnip.preload),
+                "LD_LIBRARY_PATH": str(turnip.libraries),
+                "VK_DRIVER_FILES": str(turnip.manifest),
+                "MESA_SHADER_CACHE_DISABLE": "true",
+            }
+        finally:
+            listener.close()
+            machine.close()
+
+
+def objections(machine: VirtualMachine) -> str:
+    """What a machine has against what it was given; "" for nothing."""
+    found = [*machine.violations, *(entry.text for entry in machine.log)]
+    return "; ".join(found + [str(gap) for gap in machine.gaps])
+
+
 def check(turnip: Turnip, chip: str, command: list[str]) -> str:
     """Run a program. What is wrong: with the results, or what the model objects to; "" where
     nothing is."""
-    machine = build_machine(chip, MachineOptions(caches="coherent", hang_limit_s=_LIMIT_S))
-    with tempfile.TemporaryDirectory() as folder:
-        socket = Path(folder) / "kgsl"
-        served = Served(machine, socket)
+    with served(turnip, chip) as (machine, environment):
         try:
             done = subprocess.run(
-                command,
-                env={
-                    **os.environ,
-                    "UGPU_KGSL": str(socket),
-                    "LD_PRELOAD": str(turnip.preload),
-                    "LD_LIBRARY_PATH": str(turnip.libraries),
-                    "VK_DRIVER_FILES": str(turnip.manifest),
-                    "MESA_SHADER_CACHE_DISABLE": "true",
-                },
-                capture_output=True, text=True, timeout=_LIMIT_S, check=False,
+                command, env=environment, capture_output=True, text=True, timeout=LIMIT_S,
+                check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return f"not at its end after {_LIMIT_S:.0f} s"
-        finally:
-            served.close()
-            machine.close()
+            return f"not at its end after {LIMIT_S:.0f} s"
     wrong = [line for line in done.stdout.splitlines() if line.startswith("wrong")]
     if done.returncode or wrong or "done" not in done.stdout:
         said = "; ".join(wrong or done.stderr.splitlines()[-1:])
         return f"status {done.returncode}: {said}; log: {[r.text for r in machine.log]}"
-    objections = [*machine.violations, *(entry.text for entry in machine.log)]
-    return "; ".join(objections + [str(gap) for gap in machine.gaps])
+    return objections(machine)

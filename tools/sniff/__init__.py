@@ -1,1 +1,1 @@
-"""`ugpu sniff`: record, decode and compare what programs ask of NVIDIA's kernel driver."""
+"""`ugpu sniff`: record, decode and compare what programs ask of NVIDIA's driver or of KGSL."""

@@ -12,17 +12,20 @@ from pathlib import Path
 import numpy as np
 
 from hcq.device import Device
-from hcq.errors import BadArgument, ChipError, UsageError
+from hcq.errors import BadArgument, ChipError, NotSupported, UsageError
+from hcq.transport.node import NodeAttachment
 from nv import abi
 
 from ..console import Output
 from . import launches, node, preload
 from .compare import differences, steps
 from .decode import Decoded, Decoder, lines
+from .driver import rules_of
 from .flags import Flags
+from .kgsl import calls, dispatches, rd
+from .kgsl.streams import Streams
 from .memory import Image, Launch
 from .recording import Recording, header, read
-from .rules import Rules
 
 BACKENDS = ("auto", "preload", "ptrace")
 _VERSION = re.compile(r"Kernel Module(?: for [\w ]+)?\s+(\d+(?:\.\d+)+)")
@@ -30,7 +33,8 @@ _VERSION = re.compile(r"Kernel Module(?: for [\w ]+)?\s+(\d+(?:\.\d+)+)")
 
 @dataclass(frozen=True)
 class SniffOptions:
-    """What to record and how. `prefix` is the start of the paths that are watched.
+    """What to record and how. `prefix` is the start of the paths that are watched; empty: the
+    driver's nodes. driver: NVIDIA's version, or "kgsl"; empty: the running one's.
 
     memory: at how many doorbells to look for changes of mapped memory; the preload library's alone.
     """
@@ -38,19 +42,22 @@ class SniffOptions:
     output: Path
     cache: Path
     backend: str = "auto"
-    prefix: str = "/dev/nvidia"
+    prefix: str = ""
     memory: int = 0
     driver: str = ""
     proc: Path = Path("/proc")
+    nodes: Path = Path("/dev")
 
 
-def running_driver(proc: Path) -> str:
-    """The version of the running driver, or an empty text. `proc` is where /proc is."""
+def running_driver(proc: Path, nodes: Path = Path("/dev")) -> str:
+    """The version of the running NVIDIA driver, "kgsl" where that is, or an empty text. `proc` is
+    where /proc is, `nodes` where /dev."""
     path = proc / "driver" / "nvidia" / "version"
     try:
         return version_in(path.read_text(encoding="utf-8", errors="replace"))
     except OSError:
-        return ""
+        found = any(nodes.glob(f"{Path(calls.PREFIX).name}*"))
+        return calls.DRIVER if found else ""
 
 
 def version_in(text: str) -> str:
@@ -65,48 +72,46 @@ def run(command: Sequence[str], options: SniffOptions, out: Output) -> int:
         raise UsageError("expected a program to record: ugpu sniff -- CMD")
     if options.backend not in BACKENDS:
         raise UsageError(f"backend must be one of {', '.join(BACKENDS)}", given=options.backend)
-    driver = options.driver or running_driver(options.proc)
+    driver = options.driver or running_driver(options.proc, options.nodes)
     if not driver:
         raise UsageError(
-            "no NVIDIA driver is running; name the driver version, such as --driver 580.142"
+            "no NVIDIA driver is running, and no KGSL; name the driver: --driver 580.142, "
+            "or --driver kgsl"
         )
     backend = options.backend
     if options.memory and backend == "ptrace":
         raise UsageError("memory can be recorded with the preload backend only")
     if backend == "auto":
         backend = "preload" if preload.compiler() else "ptrace"
-    table = abi.select(driver)
-    if not table.exact:
+    rules, start = rules_of(driver)
+    table = None if calls.is_kgsl(driver) else abi.select(driver)
+    if table is not None and not table.exact:
         out.say(f"driver {driver} is not known; decoded as branch {table.branch}", style="yellow")
+    prefix = options.prefix or start
     try:
-        options.output.write_text(
-            header(driver, backend, options.prefix, command), encoding="utf-8"
-        )
+        options.output.write_text(header(driver, backend, prefix, command), encoding="utf-8")
     except OSError as error:
         raise BadArgument(f"{options.output}: {error.strerror}") from None
     if backend == "preload":
-        rules = Rules.of(table)
-        code = preload.record(
-            command, options.output, options.prefix, rules, options.cache, options.memory
-        )
+        code = preload.record(command, options.output, prefix, rules, options.cache, options.memory)
     else:
-        code = _traced(command, options, driver)
+        code = _traced(command, options, prefix, driver)
     found = read(options.output)
     out.say(f"{len(found.calls)} calls recorded by {backend} in {options.output}; exit code {code}")
     out.result({"calls": len(found.calls), "backend": backend, "driver": driver, "exit": code})
     return code
 
 
-def _traced(command: Sequence[str], options: SniffOptions, driver: str) -> int:
+def _traced(command: Sequence[str], options: SniffOptions, prefix: str, driver: str) -> int:
     own = [sys.executable, "-m", f"{__package__}.tracer", "--log", str(options.output)]
-    own += ["--prefix", options.prefix, "--driver", driver, "--", *command]
+    own += ["--prefix", prefix, "--driver", driver, "--", *command]
     return subprocess.run(own, check=False).returncode
 
 
 def run_device(name: str, options: SniffOptions, out: Output) -> int:
     """Record what our own driver asks for to open a device, run a kernel, copy and replay."""
     attachment = node.attach(name)
-    driver = options.driver or version_in(attachment.node.read_text("/proc/driver/nvidia/version"))
+    driver = options.driver or _driver_of(attachment)
     if not driver:
         raise UsageError(
             "the driver does not report its version; name it, such as --driver 580.142"
@@ -116,6 +121,14 @@ def run_device(name: str, options: SniffOptions, out: Output) -> int:
     out.say(f"{len(found.calls)} calls recorded in {options.output}")
     out.result({"calls": len(found.calls), "backend": "node", "driver": driver})
     return 0
+
+
+def _driver_of(attachment: NodeAttachment) -> str:
+    if attachment.driver == calls.DRIVER:
+        return calls.DRIVER
+    if attachment.driver != "nvrm":
+        raise NotSupported(f"calls of {attachment.driver} cannot be recorded")
+    return version_in(attachment.node.read_text("/proc/driver/nvidia/version"))
 
 
 def _exercise(device: Device) -> None:
@@ -140,7 +153,15 @@ def _exercise(device: Device) -> None:
 
 def _decoded(path: Path) -> tuple[Recording, list[Decoded]]:
     recording = read(path)
+    if calls.is_kgsl(recording.driver):
+        return recording, calls.Decoder().all(recording)
     return recording, Decoder(abi.select(recording.driver)).all(recording)
+
+
+def _flags(recording: Recording) -> Flags:
+    if calls.is_kgsl(recording.driver):
+        return calls.flags()
+    return Flags(abi.select(recording.driver).constants)
 
 
 def show(path: Path, out: Output) -> int:
@@ -148,7 +169,34 @@ def show(path: Path, out: Output) -> int:
     recording, decoded = _decoded(path)
     out.say(f"{' '.join(recording.command)} (driver {recording.driver}, {recording.backend})")
     start = recording.calls[0].time if recording.calls else 0.0
-    flags = Flags(abi.select(recording.driver))
+    flags = _flags(recording)
+    if calls.is_kgsl(recording.driver):
+        _show_kgsl(decoded, start, flags, out)
+    else:
+        _show_nvidia(decoded, start, flags, out)
+    out.result(
+        {
+            "driver": recording.driver,
+            "calls": [
+                {"title": each.title, "status": each.status, "errno": each.call.errno}
+                for each in decoded
+            ],
+        }
+    )
+    return 0
+
+
+def _show_kgsl(decoded: list[Decoded], start: float, flags: Flags, out: Output) -> None:
+    seen = Streams()
+    for each in decoded:
+        if each.call.kind not in ("memory", "doorbell"):  # told with the submission
+            for line in lines(each, start, flags):
+                out.say(line)
+        for line in seen.take(each):
+            out.say(f"           {line}")
+
+
+def _show_nvidia(decoded: list[Decoded], start: float, flags: Flags, out: Output) -> None:
     seen = Image(decoded)
     for each in decoded:
         for line in seen.take(each.call):
@@ -159,15 +207,24 @@ def show(path: Path, out: Output) -> int:
             out.say(line)
     for line in seen.end():
         out.say(f"           {line}")
-    out.result(
-        {
-            "driver": recording.driver,
-            "calls": [
-                {"title": each.title, "status": each.status, "errno": each.call.errno}
-                for each in decoded
-            ],
-        }
-    )
+
+
+def streams_of(recording: Recording) -> Streams:
+    """The command streams of a KGSL recording. BadArgument where it is none."""
+    if not calls.is_kgsl(recording.driver):
+        raise BadArgument(f"driver must be {calls.DRIVER}, got {recording.driver!r}")
+    seen = Streams()
+    for each in calls.Decoder().all(recording):
+        for _ in seen.take(each):
+            pass
+    return seen
+
+
+def export(path: Path, target: Path, out: Output) -> int:
+    """Write the submissions of a KGSL recording for freedreno's tools, as an .rd file."""
+    count = rd.write(streams_of(read(path)), target)
+    out.say(f"{count} submissions written to {target}")
+    out.result({"submissions": count})
     return 0
 
 
@@ -183,8 +240,14 @@ def compare(left: Path, right: Path, out: Output) -> int:
     """Print where two recordings differ, and their last launches where memory was recorded; 1 if
     they differ."""
     (one, ours), (other, theirs) = _decoded(left), _decoded(right)
+    if calls.is_kgsl(one.driver) != calls.is_kgsl(other.driver):
+        raise BadArgument(f"recordings of two kernel drivers: {one.driver} and {other.driver}")
     found = list(differences(steps(ours), steps(theirs)))
-    launched = list(launches.differences(_launches(one, ours), _launches(other, theirs)))
+    if calls.is_kgsl(one.driver):
+        first, second = streams_of(one), streams_of(other)
+        launched = list(dispatches.differences(first.dispatches, second.dispatches, first.packets))
+    else:
+        launched = list(launches.differences(_launches(one, ours), _launches(other, theirs)))
     for line in [*found, *launched]:
         out.say(line)
     found += [line for line in launched if line.lstrip().startswith("~")]

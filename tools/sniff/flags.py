@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from hcq.constants import Constants
 from hcq.fields import Field
-from nv import abi
 
 #: (block, member) -> what the names of its fields and bits begin with. Source: nvos.h and the class
 #: headers of 580.142.
@@ -41,20 +42,23 @@ class _Words:
 
 
 class Flags:
-    """Explains flag words with the constants of one branch."""
+    """Explains flag words with the constants of a kernel driver's interface."""
 
-    def __init__(self, table: abi.Abi) -> None:
-        self.table = table
+    def __init__(
+        self, constants: Constants, prefixes: Mapping[tuple[str, str], str] = PREFIXES
+    ) -> None:
+        self.constants = constants
+        self.prefixes = prefixes
         self._known: dict[str, _Words] = {}
 
     @cached_property
     def _names(self) -> list[str]:
-        return list(self.table.constants)
+        return list(self.constants)
 
     def _words(self, prefix: str) -> _Words:
         found = self._known.get(prefix)
         if found is None:
-            constants = self.table.constants
+            constants = self.constants
             numbers = {
                 name.removeprefix(prefix): constants[name]
                 for name in self._names
@@ -73,7 +77,7 @@ class Flags:
 
         A field whose value is zero is left out. Bits that no name covers are told as a number.
         """
-        prefix = PREFIXES.get((struct, member))
+        prefix = self.prefixes.get((struct, member))
         if prefix is None or not value:
             return ""
         words = self._words(prefix)

@@ -22,8 +22,8 @@ from hcq.device import Device
 from hcq.errors import BadArgument, DeviceNotFound, NotSupported
 from hcq.node_drivers import NODE_DRIVERS
 from hcq.transport.node import Node, NodeAttachment, NodeMapping
-from nv import abi
 
+from .driver import rules_of
 from .memory import PAGE
 from .recording import header
 from .rules import LIMIT, Rules
@@ -69,6 +69,8 @@ class RecordingNode:
             (block, read(block.address, block.size))
             for block in self._rules.blocks(request, before, read)
         ]
+        if request in self._rules.submits:
+            self._rung()
         error = 0
         try:
             self._node.ioctl(handle, request, argument)
@@ -227,16 +229,16 @@ def record_device(
 ) -> None:
     """Open a device through a recording node, do `work` with it, close it.
 
-    driver: the version whose rules say which memory belongs to a call. memory: see RecordingNode;
+    driver: as `rules_of` takes it. memory: see RecordingNode;
     command images are kept in host memory then, where all of it can be read at each doorbell.
     """
-    rules = Rules.of(abi.select(driver))
+    rules, start = rules_of(driver)
     try:
         opened_file = path.open("w", encoding="utf-8")
     except OSError as error:
         raise BadArgument(f"{path}: {error.strerror}") from None
     with opened_file as file:
-        file.write(header(driver, "node", "/dev/nvidia", ["ugpu", "sniff", "device", name]))
+        file.write(header(driver, "node", start, ["ugpu", "sniff", "device", name]))
         node = RecordingNode(attachment.node, file, rules, memory)
         options = {"commands": "host"} if memory and attachment.driver == "nvrm" else {}
         opened: Device = _load(NODE_DRIVERS[attachment.driver].entry)(

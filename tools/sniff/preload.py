@@ -82,8 +82,10 @@ def record(
     with tempfile.NamedTemporaryFile("w", suffix=".rules", encoding="ascii") as file:
         file.write(rules.text())
         file.flush()
+        # In front of what the program is preloaded with already.
+        others = [before] if (before := os.environ.get("LD_PRELOAD")) else []
         variables = {
-            "LD_PRELOAD": str(library(cache)),
+            "LD_PRELOAD": ":".join([str(library(cache)), *others]),
             "UGPU_SNIFF_LOG": str(log.resolve()),
             "UGPU_SNIFF_RULES": file.name,
             "UGPU_SNIFF_PREFIX": prefix,

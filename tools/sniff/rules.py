@@ -10,6 +10,8 @@ C's notation:
     d CLASS 0                                       objects of this class are doorbells
     o KEY CLASS HANDLE                              where a call that makes objects has both
     m KEY HANDLE FILE                               where a call that prepares a mapping has both
+    b NUMBER POINTER COUNT ITEM                     KGSL: a call's block points to COUNT items
+    s NUMBER 0                                      KGSL: a call that submits work
 
 POINTER to COMMAND are byte offsets, -1 where there is none. Offsets come from the tables.
 """
@@ -22,7 +24,7 @@ from dataclasses import dataclass, field
 from nv import abi
 
 LIMIT = 65536
-_MAGIC = ord("F")
+_MAGIC, _KGSL_MAGIC = ord("F"), 9  # the kernel driver in a call's number
 
 #: outer block -> (its pointer, its length, its class, its command)
 _POINTING = {
@@ -92,6 +94,8 @@ class Rules:
     lists: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
     doorbells: list[int] = field(default_factory=list)
     making: list[tuple[str, int, int, int]] = field(default_factory=list)
+    calls: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
+    submits: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, table: abi.Abi) -> Rules:
@@ -135,16 +139,24 @@ class Rules:
             lines += [f"n {command:#x} {' '.join(map(str, entry))}" for entry in entries]
         lines += [f"d {number:#x} 0" for number in self.doorbells]
         lines += [f"{letter} {key:#x} {one} {two}" for letter, key, one, two in self.making]
+        for number, lists in self.calls.items():
+            lines += [f"b {number:#x} {' '.join(map(str, entry))}" for entry in lists]
+        lines += [f"s {number:#x} 0" for number in self.submits]
         return "\n".join(lines) + "\n"
 
     def own_size(self, request: int) -> int:
         """Bytes of an ioctl's own block."""
-        if (request >> 8) & 0xFF == _MAGIC and request >> 16:
+        if (request >> 8) & 0xFF in (_MAGIC, _KGSL_MAGIC) and request >> 16:
             return (request >> 16) & 0x3FFF
         return self.uvm.get(request, 0)
 
     def blocks(self, request: int, own: bytes, read: Read) -> Iterator[Block]:
         """The blocks that an ioctl's own block points to; `read(address, size)` reads memory."""
+        for pointer, count, item in self.calls.get(request, ()):
+            address = word(own, pointer, 8)
+            size = (word(own, count, 4) if count >= 0 else 1) * item
+            if address and size:
+                yield Block(pointer, -1, address, size)
         if (request >> 8) & 0xFF != _MAGIC:
             return
         places = self.pointing.get((request & 0xFF) | ((request >> 16) & 0x3FFF) << 16)

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from hcq.errors import HostError, NotSupported, UsageError
-from nv import abi
 
+from .driver import rules_of
 from .rules import LIMIT, Block, Rules
 
 _TRACEME, _SYSCALL, _SETOPTIONS, _GET_SYSCALL_INFO = 0, 24, 0x4200, 0x420E
@@ -250,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(arguments)
     try:
-        tracer = Tracer(options.log, options.prefix, Rules.of(abi.select(options.driver)))
+        tracer = Tracer(options.log, options.prefix, rules_of(options.driver)[0])
         return tracer.run(options.command)
     except (HostError, NotSupported, UsageError) as error:
         print(f"ugpu: {error}", file=sys.stderr)

@@ -16,7 +16,8 @@ from .verb import register
 SNIFF_USAGE = """ugpu sniff [options] -- CMD [argument ...]
        ugpu sniff [options] device NAME
        ugpu sniff show FILE
-       ugpu sniff compare FILE FILE"""
+       ugpu sniff compare FILE FILE
+       ugpu sniff export FILE OUT.rd"""
 RECORD_USAGE = """ugpu record DEVICE FILE [-- CMD [argument ...]]
        ugpu record replay FILE
        ugpu record show [--all] FILE
@@ -131,14 +132,15 @@ def trace(arguments: argparse.Namespace, out: Output) -> int:
 def _sniff(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", default="ugpu-sniff.jsonl", help="default: %(default)s")
     parser.add_argument("--backend", default="auto", help="preload, ptrace; default: %(default)s")
-    parser.add_argument("--prefix", default="/dev/nvidia", help="paths to watch begin with this")
+    parser.add_argument("--prefix", default="", help="paths to watch begin with this")
     parser.add_argument("--memory", type=int, nargs="?", const=32, default=0, metavar="N",
-                        help="also what changed in mapped memory at N doorbells (32)")  # fmt: skip
-    parser.add_argument("--driver", default="", help="its version; default: the running one's")
-    parser.add_argument("words", nargs=argparse.REMAINDER, help="-- CMD, or show, or compare")
+                        help="also changed memory, at N doorbells or submissions (32)")  # fmt: skip
+    parser.add_argument("--driver", default="",
+                        help="NVIDIA's version, or kgsl; default: the running one")  # fmt: skip
+    parser.add_argument("words", nargs=argparse.REMAINDER, help="-- CMD, or a verb")
 
 
-@register("debug", "record a program's requests to NVIDIA's driver; show, compare", _sniff,
+@register("debug", "record a program's requests to NVIDIA's driver or KGSL; show, compare", _sniff,
           usage=SNIFF_USAGE)  # fmt: skip
 def sniff(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the tables of NVIDIA's interface, which other verbs do not need.
@@ -149,7 +151,9 @@ def sniff(arguments: argparse.Namespace, out: Output) -> int:
             return command.show(Path(file), out)
         case ["compare", left, right]:
             return command.compare(Path(left), Path(right), out)
-        case ["show" | "compare", *_] | []:
+        case ["export", file, target]:
+            return command.export(Path(file), Path(target), out)
+        case ["show" | "compare" | "export", *_] | []:
             raise UsageError(f"usage: {SNIFF_USAGE}")
     options = command.SniffOptions(
         Path(arguments.output),

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hcq.errors import CompileError
 
@@ -39,8 +41,7 @@ _FLAGS = frozenset((
 ))  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Type:
+class Type(NamedTuple):
     """A type. kind: "i", "f" or "p"; bits: of an element, of a pointer 64 or 32; lanes."""
 
     kind: str
@@ -48,8 +49,7 @@ class Type:
     lanes: int = 1
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """A value: a name, or the bits of each lane (None: undefined)."""
 
     type: Type
@@ -57,7 +57,12 @@ class Operand:
     lanes: tuple[int | None, ...] = ()
 
 
-@dataclass
+_SCALARS = {name: Type("f", bits) for name, bits in _FLOATS.items()}
+_SCALARS |= {f"i{bits}": Type("i", bits) for bits in (1, 8, 16, 32, 64)}
+_GLOBAL_POINTER, _LOCAL_POINTER = Type("p", 64), Type("p", 32)
+
+
+@dataclass(slots=True)
 class Instruction:
     """One instruction. loose: the float operation may be reordered and contracted. Further facts
     by operation: `kind` is the predicate of a comparison, the callee of a call, the operation of an
@@ -123,7 +128,7 @@ def _function(first: str, lines: list[str], sizes: dict[str, tuple[int, int]]) -
         code = line.split(";", 1)[0].rstrip() if '"' not in line else line.rstrip()
         if not code:
             continue
-        label = _LABEL.match(code)
+        label = None if code[0] == " " else _LABEL.match(code)
         if label is not None:
             block = "%" + label[1]
             function.blocks[block] = []
@@ -175,14 +180,16 @@ class _Reader:
         self.line = line
         self.local = local
         self.tokens: list[str] = _TOKEN.findall(line)
+        self.tokens.append("")  # the end, which stays
         self.at = 0
 
     def peek(self) -> str:
-        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+        return self.tokens[self.at]
 
     def take(self) -> str:
-        token = self.peek()
-        self.at += 1
+        token = self.tokens[self.at]
+        if token:
+            self.at += 1
         return token
 
     def expect(self, token: str) -> None:
@@ -197,7 +204,9 @@ class _Reader:
     def fault(self, message: str) -> CompileError:
         return CompileError(f"LLVM IR for Adreno: {message}", code=self.line.strip())
 
-    def flags(self) -> set[str]:
+    def flags(self) -> Set[str]:
+        if self.tokens[self.at] not in _FLAGS:
+            return frozenset()
         found = set()
         while self.peek() in _FLAGS:
             found.add(self.take())
@@ -209,6 +218,9 @@ class _Reader:
 
     def type(self) -> Type:
         token = self.take()
+        known = _SCALARS.get(token)
+        if known is not None:
+            return known
         if token == "<":
             lanes = int(self.take())
             self.expect("x")
@@ -226,9 +238,7 @@ class _Reader:
                 self.expect(")")
             if space not in (1, 3):
                 raise self.fault(f"pointers to address space {space} are not supported")
-            return Type("p", 64 if space == 1 else 32)
-        if token[:1] == "i" and token[1:].isdigit() and int(token[1:]) in (1, 8, 16, 32, 64):
-            return Type("i", int(token[1:]))
+            return _GLOBAL_POINTER if space == 1 else _LOCAL_POINTER
         raise self.fault(f"type {token!r} is not supported")
 
     def operand(self, kind: Type) -> Operand:

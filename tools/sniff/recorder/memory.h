@@ -1,6 +1,7 @@
 /* Memory: pages of the program's mappings that changed, at each write of a doorbell. The doorbell's
  * page is made inaccessible; a write of it stops in a signal handler, which records, makes the page
- * accessible, and steps over the one instruction. Other threads may pass meanwhile unseen. */
+ * accessible, and steps over the one instruction. Other threads may pass meanwhile unseen.
+ * KGSL's work is submitted by a call, at which the same is recorded. */
 #define KEPT 16
 #define MAPPINGS 256
 #define PAGE 4096u
@@ -16,6 +17,7 @@ struct mapping {
 };
 
 static struct mapping mappings[MAPPINGS], bell;
+static int shooting;
 static int mapping_count, bell_handle_count, bell_fd_count;
 static uint32_t bell_handles[KEPT];
 static int bell_fds[KEPT];
@@ -115,6 +117,16 @@ static void on_trap(int number, siginfo_t *info, void *context) {
   if (shots_left > 0) mprotect(bell.address, bell.length, PROT_NONE);
 }
 
+static void note_submit(unsigned long request) {
+  if (shots_left <= 0 || !find_rule('s', (uint32_t)request)) return;
+  while (__sync_lock_test_and_set(&shooting, 1)) sched_yield();
+  if (shots_left > 0) {
+    shots_left--;
+    take_shot(NULL);
+  }
+  __sync_lock_release(&shooting);
+}
+
 static void watch_bell(char *address, size_t length) {
   if (bell.address) return;
   struct sigaction segv = {0}, trap = {0};
@@ -129,6 +141,7 @@ static void watch_bell(char *address, size_t length) {
 }
 #else
 static void watch_bell(char *address, size_t length) { shots_left = 0; }
+static void note_submit(unsigned long request) {}
 #endif
 
 static void keep_mapping(const char *path, int fd, char *address, size_t length) {
@@ -139,9 +152,18 @@ static void keep_mapping(const char *path, int fd, char *address, size_t length)
       return;
     }
   size_t name = strlen(path);
-  int gpu = name && path[name - 1] >= '0' && path[name - 1] <= '9';
-  if (length > (gpu ? LARGEST_GPU : LARGEST) || mapping_count == MAPPINGS) return;
+  int submits = 0, place = 0;
+  for (int i = 0; i < rule_count; i++) submits |= rules[i].kind == 's';
+  int gpu = !submits && name && path[name - 1] >= '0' && path[name - 1] <= '9';
+  if (length > (gpu ? LARGEST_GPU : LARGEST)) return;
   uint64_t *sums = calloc((length + PAGE - 1) / PAGE, sizeof *sums);
   if (!sums) return;
-  mappings[mapping_count++] = (struct mapping){address, length, sums, gpu};
+  while (place < mapping_count && mappings[place].address) place++;
+  if (place == MAPPINGS) {
+    free(sums);
+    return;
+  }
+  if (place == mapping_count) mapping_count++;
+  else free(mappings[place].sums);
+  mappings[place] = (struct mapping){address, length, sums, gpu};
 }

@@ -16,6 +16,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <setjmp.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -33,6 +34,7 @@
 
 #define BLOCK_LIMIT 65536u
 #define RULES 4096
+#define KGSL 9 /* KGSL_IOC_TYPE */
 
 struct rule {
   char kind;
@@ -216,6 +218,10 @@ static void take(struct blocks *b, int inside, long at, uint64_t address, size_t
 
 /* Find the blocks that an ioctl's own block points to. */
 static void find_blocks(struct blocks *b, unsigned long request, const struct copy *own) {
+  for (int i = 0; i < rule_count; i++)
+    if (rules[i].kind == 'b' && rules[i].a == (uint32_t)request)
+      take(b, -1, (long)rules[i].b, word(own, (long)rules[i].b, 8),
+           (rules[i].c < 0 ? 1 : word(own, rules[i].c, 4)) * (size_t)rules[i].d);
   if (((request >> 8) & 255) != 'F') return;
   unsigned long key = (request & 255) | ((request >> 16) & 0x3fff) << 16;
   const struct rule *r = find_rule('p', key);
@@ -276,7 +282,8 @@ int ioctl(int fd, unsigned long request, ...) {
   char path[PATH_MAX];
   if (!watched_fd(fd, path)) return real(fd, request, argument);
   size_t size = (request >> 16) & 0x3fff;
-  if (((request >> 8) & 255) != 'F' || request < 65536) {
+  unsigned long magic = (request >> 8) & 255;
+  if ((magic != 'F' && magic != KGSL) || request < 65536) {
     const struct rule *known = find_rule('u', request);
     size = known ? known->b : 0;
   }
@@ -284,6 +291,7 @@ int ioctl(int fd, unsigned long request, ...) {
   struct blocks blocks = {0};
   struct copy before = copy_of((uint64_t)(uintptr_t)argument, size);
   find_blocks(&blocks, request, &before);
+  note_submit(request);
   start_line(&t, "ioctl");
   int result = real(fd, request, argument), error = errno;
   struct copy after = copy_of((uint64_t)(uintptr_t)argument, size);

@@ -1,0 +1,202 @@
+"""Command streams judged by Mesa's tools: ours and turnip's for the same dispatch.
+
+Both are recorded by `ugpu sniff` on a virtual GPU and exported as .rd files. cffdump must decode
+them whole, and say of every register and every launch what `ugpu sniff` says. `replay`, a client of
+its own, must submit them again, with the same result in memory. What then differs between ours
+and turnip's must be in DIFFERENCES, which docs/adreno.md explains.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.codegen.objects import compile_text
+from hcq.device import Device
+from hcq.memory import Placement
+from qcom import chips
+from qcom.virtual.engine import Engine
+from tests.support.adreno import module
+from tests.turnip.build import Turnip
+from tests.turnip.judge import LIMIT_S, objections, served
+from tools.sniff import command, node
+from tools.sniff.kgsl import calls, rd
+from tools.sniff.kgsl.dispatches import differences
+from tools.sniff.kgsl.streams import Dispatch, Streams
+from tools.sniff.recording import read
+
+COUNT, GROUP, FACTOR = 256, 64, 2.5  # as client.c launches scale.comp first
+_SHOTS = 32
+_BODY = """
+  %inside = icmp ult i32 %i, %n
+  br i1 %inside, label %work, label %end
+work:
+  %pa = getelementptr inbounds float, ptr addrspace(1) %a, i64 %wide
+  %pb = getelementptr inbounds float, ptr addrspace(1) %b, i64 %wide
+  %pc = getelementptr inbounds float, ptr addrspace(1) %c, i64 %wide
+  %va = load float, ptr addrspace(1) %pa, align 4
+  %vb = load float, ptr addrspace(1) %pb, align 4
+  %product = fmul float %va, %k
+  %sum = fadd float %product, %vb
+  store float %sum, ptr addrspace(1) %pc, align 4
+  br label %end
+end:"""
+_PARAMETERS = (
+    "ptr addrspace(1) noalias readonly %a, ptr addrspace(1) noalias readonly %b, "
+    "ptr addrspace(1) noalias writeonly %c, i32 %n, float %k"
+)
+_WRITE = re.compile(r"\bwrite (\S+) \(([0-9a-f]+)\)")
+_COMPLAINT = re.compile(r"unknown|bogus|invalid|corrupt|error|could not|no match|WARNING", re.I)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recording of the dispatch. dispatch: the launch; wanted: what is in memory after it, and
+    where."""
+
+    streams: Streams
+    dispatch: Dispatch
+    file: Path
+
+
+def _values() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    numbers = np.arange(COUNT, dtype=np.float32)
+    return numbers, numbers + 1000
+
+
+def ours(chip: str, folder: Path) -> tuple[Recorded, int]:
+    """Record our driver; also where the result lies."""
+    where = 0
+
+    def work(device: Device) -> None:
+        nonlocal where
+        image = compile_text(module(_BODY, _PARAMETERS, GROUP), chips.facts(chip).target())
+        kernel = device.load(image)["k"]
+        a, b, c = (device.alloc(4 * COUNT, placement=Placement.HOST) for _ in range(3))
+        for buffer, values in zip((a, b), _values(), strict=True):
+            buffer.copy_from(values)
+        c.copy_from(np.full(COUNT, -1, np.float32))
+        with device.queue() as queue:
+            queue.launch(kernel, grid=(COUNT // GROUP,), block=(GROUP,),
+                         args=(a, b, c, np.uint32(COUNT), np.float32(FACTOR)))  # fmt: skip
+        device.synchronize()
+        one, other = _values()
+        assert (c.numpy(np.float32) == one * np.float32(FACTOR) + other).all()
+        where = c.address
+
+    log = folder / "ours.jsonl"
+    attachment = node.attach(f"virtual:{chip}")
+    node.record_device(attachment, f"virtual:{chip}", log, calls.DRIVER, work, _SHOTS)
+    return _recorded(log, -1), where
+
+
+def turnips(turnip: Turnip, chip: str, folder: Path) -> Recorded:
+    """Record the client under turnip, by the preload library."""
+    log = folder / "turnip.jsonl"
+    with served(turnip, chip) as (machine, environment):
+        own = [sys.executable, "-m", "tools.cli", "sniff", "--driver", calls.DRIVER, "--backend"]
+        own += ["preload", "--prefix", "/memfd:kgsl-3d0", "--memory", str(_SHOTS), "-o", str(log)]
+        subprocess.run(
+            [*own, "--", str(turnip.client), str(turnip.shader)], env=environment, check=True,
+            capture_output=True, timeout=LIMIT_S,
+        )  # fmt: skip
+        assert not objections(machine), objections(machine)
+    return _recorded(log, 0)
+
+
+def _recorded(log: Path, number: int) -> Recorded:
+    streams = command.streams_of(read(log))
+    file = log.with_suffix(".rd")
+    rd.write(streams, file)
+    return Recorded(streams, streams.dispatches[number], file)
+
+
+# ---- cffdump -------------------------------------------------------------------------------------
+
+
+def _libraries(turnip: Turnip) -> str:
+    """Where the tools' libraries lie: below /usr/lib, and some below /lib."""
+    return f"{turnip.libraries}:{turnip.libraries.parents[2]}/lib/{turnip.libraries.name}"
+
+
+def decoded(turnip: Turnip, file: Path) -> str:
+    """What cffdump says of a file."""
+    done = subprocess.run(
+        [str(turnip.cffdump), "--no-color", "--no-pager", str(file)], capture_output=True,
+        text=True, errors="replace", timeout=LIMIT_S, check=False,
+        env={"LD_LIBRARY_PATH": _libraries(turnip)},
+    )  # fmt: skip
+    if done.returncode:
+        raise AssertionError(f"cffdump: status {done.returncode}: {done.stderr[-500:]}")
+    return done.stdout
+
+
+def by_cffdump(turnip: Turnip, made: Recorded) -> Iterator[str]:
+    """Where cffdump and `ugpu sniff` disagree, or cffdump complains."""
+    text = decoded(turnip, made.file)
+    for line in text.splitlines():
+        if _COMPLAINT.search(line):
+            yield f"cffdump: {line.strip()}"
+    packets = made.streams.packets
+    theirs = {(int(number, 16), name) for name, number in _WRITE.findall(text)}
+    for offset in made.dispatch.registers:
+        name = packets.register(offset)
+        if not any(number == offset for number, _ in theirs):
+            yield f"cffdump does not see the write of {name} ({offset:#x})"
+        elif not name.startswith("register ") and (offset, name) not in theirs:
+            yield f"{offset:#x} is {name} here, {[n for o, n in theirs if o == offset]} there"
+    launches = len(re.findall(r"\bCP_EXEC_CS(?:_INDIRECT)?\b", text))
+    if launches < len(made.streams.dispatches):
+        yield f"cffdump sees {launches} launches of {len(made.streams.dispatches)}"
+
+
+# ---- replay --------------------------------------------------------------------------------------
+
+
+def replayed(turnip: Turnip, chip: str, made: Recorded, result: int = 0) -> Iterator[str]:
+    """Submit a recording again by freedreno's `replay`; what is wrong then. result: where the
+    dispatch's result lies; 0 where it is not looked at."""
+    launched, seen = 0, []
+    run = Engine._run
+
+    def noted(engine: Engine, submission: object) -> object:
+        nonlocal launched
+        found = run(engine, submission)  # type: ignore[arg-type]
+        launched += 1
+        if result:
+            space = submission.context.node.space  # type: ignore[attr-defined]
+            seen.append(np.frombuffer(space.read(result, 4 * COUNT), np.float32))
+        return found
+
+    with mock.patch.object(Engine, "_run", noted), served(turnip, chip) as (machine, environment):
+        done = subprocess.run(
+            [str(turnip.replay), str(made.file)],
+            env={**environment, "LD_LIBRARY_PATH": _libraries(turnip)},
+            capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            yield f"replay: status {done.returncode}: {done.stderr[-300:]}"
+        if objections(machine):
+            yield f"replay: {objections(machine)}"
+    if launched < len(made.streams.submissions):
+        yield f"replay: {launched} submissions of {len(made.streams.submissions)}"
+    one, other = _values()
+    if result and not (seen and (seen[-1] == one * np.float32(FACTOR) + other).all()):
+        yield f"replay: the dispatch's result is {seen[-1][:4] if seen else 'not there'}"
+
+
+# ---- side by side --------------------------------------------------------------------------------
+
+
+def beside(one: Recorded, other: Recorded) -> list[str]:
+    """Names of what differs between two launches of the same kernel, and how."""
+    lines = differences([one.dispatch], [other.dispatch], one.streams.packets)
+    return [line[2:] for line in lines if line.startswith("~")]

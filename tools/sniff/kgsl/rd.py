@@ -1,0 +1,55 @@
+"""Write the submissions of a recording as an .rd file, the form that freedreno's tools read.
+
+    u32 section, u32 bytes, the bytes; again and again. Source: Mesa 25.0.7,
+    src/freedreno/common/redump.h.
+
+A submission is the content of all its memory, then the indirect buffers in order.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from hcq.errors import BadArgument
+
+from .streams import Streams
+
+_GPUADDR, _CMDSTREAM_ADDR, _BUFFER_CONTENTS, _GPU_ID, _CHIP_ID = 3, 6, 12, 13, 14
+
+
+def _section(kind: int, data: bytes) -> bytes:
+    padded = data + bytes(-len(data) % 4)
+    return struct.pack("<II", kind, len(padded)) + padded
+
+
+def _place(address: int, size: int) -> bytes:
+    """An address's two halves around a size."""
+    return struct.pack("<III", address & 0xFFFF_FFFF, size, address >> 32)
+
+
+def sections(streams: Streams) -> Iterator[bytes]:
+    """The file, part by part."""
+    yield _section(_CHIP_ID, struct.pack("<Q", streams.chip_id))
+    if streams.gpu_id:
+        yield _section(_GPU_ID, struct.pack("<I", streams.gpu_id))
+    for submission in streams.submissions:
+        for address, content in submission.memory:
+            yield _section(_GPUADDR, _place(address, len(content)))
+            yield _section(_BUFFER_CONTENTS, content)
+        for address, size in submission.buffers:
+            yield _section(_CMDSTREAM_ADDR, _place(address, size // 4))
+
+
+def write(streams: Streams, path: Path) -> int:
+    """Write the file; return how many submissions it has. BadArgument where there is none, or the
+    file cannot be written."""
+    if not streams.submissions:
+        raise BadArgument("the recording has no submission with its memory: record with --memory")
+    try:
+        with path.open("wb") as file:
+            file.writelines(sections(streams))
+    except OSError as error:
+        raise BadArgument(f"{path}: {error.strerror}") from None
+    return len(streams.submissions)
