@@ -187,11 +187,14 @@ class CommandBuffer:
     patch() writes the final image; its cost is a few vector operations, whatever the number of
     commands. uses: what must still be open when it is submitted (Device.prepare). kernels: names of
     those it launches, for reports, where the driver notes them. launches: how many kernels it runs.
+    aligned: symbols whose addresses must be multiples of so many bytes, whatever a replay puts
+    there.
     """
 
     uses: tuple[Buffer | Program, ...] = ()
     kernels: tuple[str, ...] = ()
     launches: int = 0
+    aligned: tuple[tuple[Symbol, int], ...] = ()
 
     def __init__(
         self, words: NDArray[np.uint32], command_words: int, relocations: Sequence[Relocation]

@@ -110,6 +110,7 @@ class Capture:
         self._rises: list[int] = []
         self._ends: Sequence[int] = []
         self._widths: dict[int, int] = {}
+        self._aligned: list[tuple[int, int, int]] = []  # parameters: slot, what is added, multiple
         self._roots: dict[int, Buffer] = {}
         self._bindings: dict[Place, Binding] = {}
         self._bound: tuple[Place, ...] = ()  # in the replay before
@@ -333,6 +334,11 @@ class Capture:
             encoded = hardware.encode(self._resolve(commands, points, (hardware.timeline, final)))
             self.launches += sum(isinstance(command, Launch) for command in commands)
             self._images.append(self._place(hardware, encoded))
+            self._aligned += [
+                (symbol.slot, symbol.addend, align)
+                for symbol, align in encoded.aligned
+                if symbol.kind == "parameter"
+            ]
         self._commands.clear()
 
     def _number_points(self) -> dict[tuple[Timeline, int], int]:
@@ -446,12 +452,7 @@ class Capture:
             place = (id(old.owner or old), int(old.address), old.size)
             if place not in self._bindings:
                 self._bindings[place] = find_binding([image.encoded for image in self._images], old)
-            if new.size < self._bindings[place].size:
-                raise BadArgument(
-                    "the new buffer is smaller than what the graph uses",
-                    need=self._bindings[place].size,
-                    size=new.size,
-                )
+            self._bindings[place].check(new)
             places.append(place)
             addresses.append(int(new.address))
         return tuple(places), addresses

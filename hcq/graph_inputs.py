@@ -20,11 +20,25 @@ Place = tuple[int, int, int]  # a replaceable buffer: id of its owner, address, 
 @dataclass(frozen=True)
 class Binding:
     """Where the addresses inside one replaceable buffer sit: per image, symbols and their
-    offsets."""
+    offsets. aligned: offsets whose addresses must be multiples of so many bytes."""
 
     positions: tuple[list[int], ...]
     offsets: tuple[list[int], ...]
     size: int  # bytes the graph uses of it
+    aligned: tuple[tuple[int, int], ...] = ()
+
+    def check(self, new: Buffer) -> None:
+        """BadArgument where a buffer cannot take the place."""
+        if new.size < self.size:
+            raise BadArgument(
+                "the new buffer is smaller than what the graph uses", need=self.size, size=new.size
+            )
+        for offset, align in self.aligned:
+            if (int(new.address) + offset) % align:
+                raise BadArgument(
+                    f"the graph needs an address that is a multiple of {align} bytes, got "
+                    f"{int(new.address) + offset:#x}"
+                )
 
 
 def find_binding(images: Sequence[CommandBuffer], old: Buffer) -> Binding:
@@ -52,7 +66,15 @@ def find_binding(images: Sequence[CommandBuffer], old: Buffer) -> Binding:
         offsets.append([offset for _, offset in inside])
     if not found:
         raise BadArgument("the graph does not use this buffer", buffer=old)
-    return Binding(tuple(positions), tuple(offsets), size)
+    aligned = {
+        (int(symbol.buffer.address) - low + symbol.addend, align)
+        for image in images
+        for symbol, align in image.aligned
+        if symbol.buffer is not None
+        and (symbol.buffer.owner or symbol.buffer) is root
+        and low <= int(symbol.buffer.address) < high
+    }
+    return Binding(tuple(positions), tuple(offsets), size, tuple(sorted(aligned)))
 
 
 def bits_of(value: int | np.generic, width: int, slot: int) -> int:

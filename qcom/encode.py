@@ -113,6 +113,7 @@ class _Image:
             for segment, bound in zip(self.segments, bounds, strict=True)
         )
         made.kernels = tuple(dict.fromkeys(self.kernels))
+        made.aligned = tuple(self.stream.aligned)
         return made
 
     def _add(self, command: Command) -> None:

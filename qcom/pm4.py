@@ -84,6 +84,7 @@ class Stream:
         self.tables = tables
         self.words: list[int] = []
         self.relocations: list[Relocation] = []
+        self.aligned: list[tuple[Symbol, int]] = []  # see CommandBuffer
         self._blocks: list[tuple[list[int], list[Relocation]]] = []
         self._places: list[tuple[int, int, int, int]] = []  # word, block, offset, shift
 

@@ -82,6 +82,7 @@ def bind(stream: Stream, launch: Launch, kernel: Ir3Kernel) -> None:
     for number, texture in enumerate(kernel.textures):
         symbol = _address(launch, kernel, texture)
         _check_place(symbol, texture, f"texture {number} of {kernel.name}")
+        stream.aligned.append((symbol, _align(texture)))
         relocations += _relocations(stream.tables, texture, len(words), symbol)
         words += _words(stream.tables, texture)
     block = stream.place(stream.data(words, relocations=relocations))
@@ -135,11 +136,16 @@ def _check_place(symbol: Symbol, texture: Ir3Texture, name: str) -> None:
                 f"{name} needs {texture.size} bytes, the buffer has {left} from there on",
                 buffer=symbol.buffer,
             )
-    align = ALIGN if texture.height else texture.texel
+    align = _align(texture)
     if address % align:
         raise BadArgument(
             f"{name}: expected an address that is a multiple of {align}, got {address:#x}"
         )
+
+
+def _align(texture: Ir3Texture) -> int:
+    """Bytes of which a texture's address is a multiple."""
+    return ALIGN if texture.height else texture.texel
 
 
 def _words(tables: Tables, texture: Ir3Texture) -> list[int]:

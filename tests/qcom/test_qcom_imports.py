@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def either(request: pytest.FixtureRequest) -> Iterator[AdrenoDevice]:
 @pytest.fixture
 def camera() -> Iterator[int]:
     """A descriptor of a buffer that another driver made."""
-    file = os.memfd_create("camera")
+    file = os.memfd_create("camera", os.MFD_ALLOW_SEALING)
     os.ftruncate(file, PAGES)
     yield file
     os.close(file)
@@ -142,6 +143,53 @@ def test_a_dma_buf_may_be_imported_twice(either: AdrenoDevice, camera: int) -> N
             assert bytes(again.numpy()[:4]) == b"once"
     either.driver.core.copies.transfer.close()
     assert held(either) == before, "an import leaks"
+
+
+def test_an_imported_buffer_cannot_vanish_under_the_gpu(either: AdrenoDevice, camera: int) -> None:
+    """Its exporter may close it, but neither shrink it nor take its pages back."""
+    descriptor = os.dup(camera)
+    os.pwrite(camera, b"\7" * PAGES, 0)
+    with either.import_dma_buf(descriptor) as buffer, either.alloc(PAGES) as target:
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptor, 0)
+        os.close(descriptor)
+        either.queue().copy(target, buffer).submit()
+        assert (target.numpy() == 7).all()
+
+
+def test_a_file_that_can_shrink_is_not_a_dma_buf(either: AdrenoDevice, tmp_path: Path) -> None:
+    """The GPU would meet pages that are no longer there."""
+    before = held(either)
+    plain = tmp_path / "plain"
+    plain.write_bytes(bytes(PAGES))
+    unsealed = os.memfd_create("camera")
+    os.ftruncate(unsealed, PAGES)
+    with plain.open("r+b") as file:
+        for descriptor in (file.fileno(), unsealed):
+            with pytest.raises(DriverRefused):
+                either.import_dma_buf(descriptor)
+    os.close(unsealed)
+    assert held(either) == before
+
+
+def test_an_imported_buffer_that_was_closed(either: AdrenoDevice, camera: int) -> None:
+    """While work that uses it runs it stays; what comes later is refused, a graph too."""
+    os.pwrite(camera, b"\5" * PAGES, 0)
+    with either.alloc(PAGES) as target:
+        buffer = either.import_dma_buf(camera)
+        with either.capture() as graph, either.queue() as queue:
+            queue.copy(target, buffer)
+        recorded = either.queue().copy(target, buffer)
+        graph.replay()
+        buffer.close()
+        assert (target.numpy() == 5).all(), "the replay was under way"
+        with pytest.raises(Closed):
+            graph.replay()
+        with pytest.raises(Closed):
+            recorded.submit()
+        with pytest.raises(Closed):
+            buffer.copy_to(np.empty(4, np.uint8))
+        graph.close()
 
 
 @pytest.mark.parametrize("call", ["PRIME_FD_TO_HANDLE", "MSM_INFO_GET_IOVA"])

@@ -101,6 +101,32 @@ def test_a_replay_reads_another_buffer(device: Device) -> None:
     graph.close()
 
 
+@needs_mesa
+def test_a_replay_checks_where_a_texture_lies(device: Device) -> None:
+    """The kernel reads 16 bytes a texel: another alignment would read the texels beside."""
+    kernel = compiled(fetching("<4 x float>", 16, 16, 16), chip_of(device))
+    (texture,) = kernel.textures
+    assert texture.texel == 16
+    data = np.arange(1024, dtype=np.uint32)
+    source, other, target = (device.alloc(size) for size in (1280, 4096, 1024))
+    source.copy_from(data[:320])
+    other.copy_from(data)
+    program = device.load(pack_ir3([kernel]))
+    expected = data[:256].reshape(64, 4)[np.arange(64) ^ 5]
+    with device.capture() as graph, device.queue() as queue:
+        queue.launch(program["k"], grid=(1,), block=(64,), args=(target, source[64:]))
+    for wrong in (other[4:], other[72:2000]):
+        with pytest.raises(BadArgument, match="multiple of 16 bytes"):
+            graph.replay(inputs={source[64:]: wrong})
+    graph.replay(inputs={source[64:]: other[32:]})
+    graph.wait()
+    assert np.array_equal(target.numpy(np.uint32).reshape(64, 4), expected + 8)
+    graph.replay(inputs={source: other})
+    graph.wait()
+    assert np.array_equal(target.numpy(np.uint32).reshape(64, 4), expected + 16)
+    graph.close()
+
+
 def test_a_descriptor_by_hand() -> None:
     """Words as a6xx.xml has them: format 0x4b (32_UINT) at bit 22, swizzle x 0 0 1, 70,000 texels
     as 15 and 15 bits, the type 4 (buffer) at bit 29, one texel of a structure at bit 4."""

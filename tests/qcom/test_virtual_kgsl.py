@@ -354,7 +354,7 @@ def test_memory_of_the_program_is_imported(client: Client) -> None:
 
 
 def test_a_file_is_imported_as_a_buffer(client: Client) -> None:
-    file = os.memfd_create("camera")
+    file = os.memfd_create("camera", os.MFD_ALLOW_SEALING)
     os.ftruncate(file, 4096)
     where = ctypes.create_string_buffer(struct.pack("<i", file), 4)
     made = client.call("GPUOBJ_IMPORT", priv=ctypes.addressof(where), priv_len=4, type=3)

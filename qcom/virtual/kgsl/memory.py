@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
-import os
 import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hcq.errors import OutOfMemory
 from qcom.regs import constants, structs
 from qcom.virtual.kgsl.refusal import refused
+from qcom.virtual.memory.imported import mapped
 from qcom.virtual.memory.objects import PAGE, MemoryObject
 from qcom.virtual.userspace import need_mapped
 
@@ -168,14 +168,8 @@ def gpuobj_import(node: VirtualNode, call: Any) -> None:
         elif call.type == codes.KGSL_USER_MEM_TYPE_DMABUF:
             file = layouts.kgsl_gpuobj_import_dma_buf
             fd = file.view(node.memory.read(call.priv, file.size)).fd
-            try:
-                size = os.fstat(fd).st_size
-            except OSError as error:
-                raise refused(errno.EBADF, f"descriptor {fd}") from error
-            try:
-                pages = mmap.mmap(fd, size)
-            except (OSError, ValueError) as error:
-                raise refused(errno.EINVAL, f"descriptor {fd} is not a buffer") from error
+            pages, state = mapped(fd)
+            size = state.st_size
             address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
         else:
             raise refused(errno.EOPNOTSUPP, f"memory of type {call.type}")

@@ -10,14 +10,13 @@ from __future__ import annotations
 import ctypes
 import errno
 import itertools
-import mmap
-import os
 import struct
 from typing import TYPE_CHECKING, Any
 
 from hcq.errors import OutOfMemory
 from hcq.uapi import constants
 from qcom.virtual.kgsl.refusal import refused, strike
+from qcom.virtual.memory.imported import mapped
 from qcom.virtual.memory.objects import PAGE, MemoryObject
 from qcom.virtual.memory.space import GPU_READ_ONLY
 from qcom.virtual.msm.queue import MsmQueue
@@ -108,19 +107,12 @@ def prime_fd_to_handle(node: MsmNode, argument: memoryview) -> None:
         if not node.is_here:
             node.machine.asked["PRIME_FD_TO_HANDLE of another process"] += 1
             raise refused(errno.EINVAL, "the model imports memory of this process only")
-        try:
-            state = os.fstat(descriptor)
-        except OSError as error:
-            raise refused(errno.EBADF, f"descriptor {descriptor}") from error
+        pages, state = mapped(descriptor)
         file = state.st_dev, state.st_ino
         for one in node.objects.values():
             if isinstance(one, GemObject) and one.file == file:
                 _PRIME.pack_into(argument, 0, one.id, 0, descriptor)
                 return
-        try:
-            pages = mmap.mmap(descriptor, state.st_size)
-        except (OSError, ValueError) as error:
-            raise refused(errno.EINVAL, f"descriptor {descriptor} is not a buffer") from error
         address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
         handle = next(number for number in itertools.count(1) if number not in node.objects)
         made = GemObject(handle, state.st_size, constants("msm_drm").MSM_BO_WC, -1, address)

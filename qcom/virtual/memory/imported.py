@@ -1,0 +1,43 @@
+"""Files that stand for dma-bufs: mapped whole, and held to their size.
+
+A dma-buf keeps its size and pages for as long as somebody has it. A memfd does where it is sealed
+against shrinking, which Linux's udmabuf demands of it too (drivers/dma-buf/udmabuf.c,
+check_memfd_seals); of another file the end may vanish under the GPU.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+
+from qcom.virtual.kgsl.refusal import refused
+
+_DMA_BUF = "/dmabuf:"  # drivers/dma-buf/dma-buf.c, dmabuffs_dname
+
+
+def mapped(descriptor: int) -> tuple[mmap.mmap, os.stat_result]:
+    """Map a file; also its state. OSError as the kernel driver returns it: EBADF, or EINVAL for
+    what is not a buffer."""
+    try:
+        state = os.fstat(descriptor)
+    except OSError as error:
+        raise refused(errno.EBADF, f"descriptor {descriptor}") from error
+    if not _keeps_its_size(descriptor):
+        raise refused(errno.EINVAL, f"descriptor {descriptor} can shrink: it is not a dma-buf")
+    try:
+        return mmap.mmap(descriptor, state.st_size), state
+    except (OSError, ValueError) as error:
+        raise refused(errno.EINVAL, f"descriptor {descriptor} is not a buffer") from error
+
+
+def _keeps_its_size(descriptor: int) -> bool:
+    if os.readlink(f"/proc/self/fd/{descriptor}").startswith(_DMA_BUF):
+        return True
+    try:
+        if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    except OSError:
+        return False
+    return True
