@@ -2,14 +2,18 @@
 
 The network is recorded once, and each frame is one replay of it. The camera writes where the
 network reads, so that no frame is copied: two buffers in turns, the next frame comes while one is
-looked at. (On Adreno a camera's own memory is `gpu.import_dma_buf(descriptor)`.) When the frames
-were done is plotted against their deadlines.
+looked at. On Adreno the memory is the camera's own, imported by its descriptor (here a memfd stands
+for the camera's dma-buf); elsewhere the GPU's, which the host sees. When the frames were done is
+plotted against their deadlines.
 
 usage: python examples/vision.py [DEVICE] [FRAMES]
 """
 
+import mmap
+import os
 import sys
 import time
+from collections.abc import MutableSequence
 
 import numpy as np
 
@@ -34,12 +38,21 @@ with ugpu.open(name) as gpu:
         x = x.conv2d(second, stride=2, padding=1).relu()
         return (x.mean(axis=(2, 3)) @ last.permute(1, 0)).softmax(axis=-1)
 
-    shape = (1, 3, SIDE, SIDE)
-    buffers = [gpu.alloc(3 * SIDE * SIDE, placement=ugpu.Placement.HOST) for _ in range(2)]
-    pictures = [ugpu.Tensor.from_buffer(buffer, shape, "uint8") for buffer in buffers]
+    def frame() -> tuple[ugpu.Tensor, MutableSequence[int]]:
+        """A tensor, and the same memory as the camera sees it."""
+        size, shape = 3 * SIDE * SIDE, (1, 3, SIDE, SIDE)
+        if not hasattr(gpu, "import_dma_buf"):
+            buffer = gpu.alloc(size, placement=ugpu.Placement.HOST)
+            return ugpu.Tensor.from_buffer(buffer, shape, "uint8"), buffer.view
+        descriptor = os.memfd_create("camera", os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, size)
+        buffer = gpu.import_dma_buf(descriptor, read_only=True)
+        return ugpu.Tensor.from_buffer(buffer, shape, "uint8"), mmap.mmap(descriptor, size)
+
+    pictures, memories = zip(*(frame() for _ in range(2)), strict=True)
 
     def camera(number: int) -> None:
-        buffers[number % 2].view[:] = rng.bytes(3 * SIDE * SIDE)
+        memories[number % 2][:] = rng.bytes(3 * SIDE * SIDE)
 
     camera(0)
     for _ in range(3):  # compile, record, replay for the first time
