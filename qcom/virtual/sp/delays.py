@@ -6,7 +6,8 @@ reads the same register with the same width waits least; one that reads half of 
 or a whole one of halves, and all other categories wait longest, as do readers of a0.x and of
 predicates. A repetition of (rptN) reads and writes one cycle after the one before it; the third
 source of mad, on generation 7 of all of category 3, is read late. Categories 4 to 7, jumps and the
-scalar unit take no cycle here, but for (nopN). a1.x, and registers that a0.x chooses, are left out.
+scalar unit take no cycle here, but for (nopN). Registers that a0.x chooses are left out. What reads
+a1.x may wait for it with (ss) too, as Mesa's early preambles do.
 
 The limits are the lowest that Mesa keeps: what a later version allows is right code.
 Source: Mesa 25.2.7, src/freedreno/ir3/ir3_delay.c (ir3_src_read_delay), ir3_legalize.c
@@ -19,12 +20,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from qcom.virtual.sp.operands import A0, NONE, P0, SHARED, Kind, Op, Operand
+from qcom.virtual.sp.operands import A0, A1, NONE, P0, SHARED, Kind, Op, Operand
 from qcom.virtual.sp.program import Program
 from qcom.virtual.sp.touched import Touched, is_shared
 
 _TESTS = {"br": 1, "bany": 1, "ball": 1, "brao": 2, "braa": 2, "kill": 1}  # predicates read
 _UNCOUNTED = frozenset({"br", "brao", "braa", "jump"})
+_BY_A1 = (1, 7)  # DESC_MODE: CAT5_BINDLESS_A1_UNIFORM, CAT5_BINDLESS_A1_IMM
 _SEVERAL = {"swz": 2, "gat": 4, "sct": 4}  # moves that they are, one in each cycle
 # Where a result is: a whole register's number, a half one's, a half's that is read by other
 # categories, a predicate's or a0.x.
@@ -104,6 +106,10 @@ class Delays:
                 new = True
         return new
 
+    def synchronise(self) -> None:
+        """(ss): a1.x is there."""
+        self.ready.pop(_SPECIAL + A1, None)
+
     def missing(self, timing: Timing) -> tuple[int, int, int] | None:
         """What an instruction reads most cycles too early: (cycles, where, from)."""
         worst = 0, 0, 0
@@ -169,6 +175,17 @@ def _reads(op: Op, one: Touched, limits: Limits) -> Iterator[tuple[int, int]]:
         for half in one.reads:
             if not is_shared(half):
                 yield _OTHER + half, 0
+        if _reads_a1(op):
+            yield _SPECIAL + A1, 0
+
+
+def _reads_a1(op: Op) -> bool:
+    """Whether a1.x says where: of the constant file, or which descriptors."""
+    if op.name in ("stc", "ldg.k"):
+        return bool(op.raw("DST") >> 8)  # a1.x and an offset
+    if op.category == 5 and op.flag("S2EN_BINDLESS"):
+        return op.raw("DESC_MODE") in _BY_A1
+    return op.name == "ldc.k"
 
 
 def _places(op: Op, operand: Operand, late: int, other: bool) -> Iterator[tuple[int, int]]:
@@ -267,6 +284,8 @@ def name_of(where: int) -> str:
     kind, number = where & -_HALF, where % _HALF
     if kind == _OTHER:
         number //= 2
+    if where == _SPECIAL + A1:
+        return "a1.x"
     short = {A0 // 4: "a0", P0 // 4: "p0"}.get(number // 4) if kind == _SPECIAL else None
     text = short or f"{'hr' if kind == _HALF else 'r'}{number // 4}"
     return f"{text}.{'xyzw'[number % 4]}"

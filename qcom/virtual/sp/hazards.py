@@ -78,6 +78,7 @@ class State:
                 self.constants_ss,
             ):  # fmt: skip
                 late.clear()
+            self.delays.synchronise()
         if op.sy:
             for late in (self.sy, self.taken_either, self.constants_sy):
                 late.clear()

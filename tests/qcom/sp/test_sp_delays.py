@@ -52,10 +52,13 @@ def rules(code: list[int], chip: str = "a630") -> tuple[str, ...]:
     return violations(program(chip, code), facts.generation, facts.scalar_unit)
 
 
+MOVA1 = i("mov-immed", DST=A0 + 1, SRC_TYPE=2, DST_TYPE=2, SRC=16)
+TO_CONSTANTS = i("ldc.k", SRC1=1, SRC1_IM=1, SRC2=0, MODE=0, BINDLESS=1, LOAD_SIZE_MINUS_ONE=1)
 CASES = [
     ("arithmetic", ADD, USE, 3, 2), ("half of a whole", ADD, OF_HALF, 6, 5),
     ("category 4", ADD, RCP, 6, 5), ("memory", ADD, LOAD, 6, 5),
     ("a predicate", CMPS, BRANCH, 6, 5), ("a0.x", MOVA, BY_A0, 6, 5),
+    ("a1.x", MOVA1, TO_CONSTANTS, 6, 5),
     ("the third source of mad", ADD, MAD, 1, 1), ("another of its sources", ADD, MAD_EARLY, 3, 2),
     ("the third source of sel", ADD, SEL, 3, 1),
 ]  # fmt: skip
@@ -70,6 +73,13 @@ def test_cycles_that_must_lie_between(
         (found,) = rules([first, *nops(count - 1), second, END], chip)
         assert "at 1: " in found or "at 2: " in found
         assert "expected 1 more nop, " in found and "is not yet the result of" in found
+
+
+def test_what_reads_a1_may_wait_with_a_flag() -> None:
+    """As Mesa's early preambles do (ir3_legalize.c): no nops between."""
+    assert "a1.x is not yet the result of" in rules([MOVA1, TO_CONSTANTS, END])[0]
+    assert rules([MOVA1, SS, TO_CONSTANTS, END]) == ()
+    assert rules([ADD, SS, LOAD, END]), "other registers are not waited for so"
 
 
 def test_the_text_names_both_instructions_and_the_register() -> None:
