@@ -120,6 +120,7 @@ def measure() -> list[dict[str, object]]:
             (f"{chip}: kernel IR to ir3, median of {len(times)}, processor time",
              statistics.median(times) * 1e3, "ms"),
             (f"{chip}: the same, largest", max(times) * 1e3, "ms"),
-            (f"virtual:{chip}: submissions of a replay of {KERNELS} kernels", submissions(chip), ""),
+            (f"virtual:{chip}: submissions of a replay of {KERNELS} kernels",
+             submissions(chip), ""),
         ]  # fmt: skip
     return [{"name": name, "value": value, "unit": unit} for name, value, unit in rows]

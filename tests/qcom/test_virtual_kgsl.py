@@ -144,6 +144,16 @@ def test_a_submission_runs_on_its_own(client: Client) -> None:
     assert out.read() == [42] and client.retired(context) == client.retired(context, 1) == 2
 
 
+def test_the_size_of_no_sync_points_is_not_looked_at(client: Client) -> None:
+    """freedreno's replay gives 0."""
+    out, commands, context = client.alloc(), client.alloc(), client.context()
+    words = mem_write(out.address, 7)
+    commands.write(words)
+    place = commands.address, 4 * len(words)
+    client.wait(context, client.submit(context, place, syncsize=0, objsize=0))
+    assert out.read() == [7]
+
+
 def test_several_command_objects_run_in_order(client: Client) -> None:
     out, commands, context = client.alloc(), client.alloc(), client.context()
     pieces = [mem_write(out.address, value) for value in (1, 2, 3)]

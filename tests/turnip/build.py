@@ -12,7 +12,8 @@ from tests.kernel import packages
 from tests.kernel.machine import LabUnavailable
 
 HERE = Path(__file__).parent
-CLIENT, SHADER, PRELOAD = HERE / "client.c", HERE / "scale.comp", HERE / "preload.c"
+CLIENT, PRELOAD = HERE / "client.c", HERE / "preload.c"
+SHADERS = (HERE / "scale.comp", HERE / "image.comp")  # as the client takes them
 NETWORK = HERE / "network.py"
 SUITE = "bookworm"
 TOOLS = (
@@ -49,7 +50,7 @@ class Turnip:
     libraries: Path
     preload: Path
     client: Path
-    shader: Path
+    shaders: tuple[Path, ...]
     cffdump: Path
     replay: Path
     ncnn: Path
@@ -67,18 +68,20 @@ def ensure(cache: Path) -> Turnip:
     if not all((cache / name).exists() for name in (_DRIVER, _CFFDUMP, _REPLAY)):
         _build_driver(cache, root, venv)
     libraries = root / "usr/lib/x86_64-linux-gnu"
-    preload, client, shader = cache / "preload.so", cache / "client", cache / "scale.spv"
+    preload, client = cache / "preload.so", cache / "client"
     _run("gcc", "-O1", "-shared", "-fPIC", "-o", str(preload), str(PRELOAD))
     _run("gcc", "-O1", f"-I{root}/usr/include", "-o", str(client), str(CLIENT),
-         f"-L{libraries}", "-lvulkan")  # fmt: skip
-    _run(str(root / "usr/bin/glslangValidator"), "-V", str(SHADER), "-o", str(shader))
+         f"-L{libraries}", "-lvulkan", "-lpthread")  # fmt: skip
+    shaders = tuple(cache / shader.with_suffix(".spv").name for shader in SHADERS)
+    for shader, made in zip(SHADERS, shaders, strict=True):
+        _run(str(root / "usr/bin/glslangValidator"), "-V", str(shader), "-o", str(made))
     ncnn = cache / "ncnn"
     if not (ncnn / "complete").exists():
         _run(sys.executable, "-m", "venv", "--clear", str(ncnn))
         _run(str(ncnn / "bin/python"), "-m", "pip", "install", "-q", NCNN, "numpy")
         (ncnn / "complete").touch()
     return Turnip(
-        cache / _MANIFEST, libraries, preload, client, shader, cache / _CFFDUMP, cache / _REPLAY,
+        cache / _MANIFEST, libraries, preload, client, shaders, cache / _CFFDUMP, cache / _REPLAY,
         ncnn / "bin/python",
     )  # fmt: skip
 

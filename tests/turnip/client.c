@@ -1,6 +1,8 @@
-// A Vulkan program without graphics: dispatches, push constants, fills, copies, updates, events,
-// semaphores, timestamps and indirect dispatch, each with its results checked on the host.
+// A Vulkan program without graphics: dispatches, large and indirect ones, push constants, fills,
+// copies, updates, events, semaphores, timeline semaphores from several threads, images, timestamps,
+// each with its results checked on the host.
 // Prints "wrong ..." for each result that is not right, and "done" at its end.
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,8 +70,40 @@ static void expect_word(const char *what, void *place, int index, unsigned want)
   if (found != want) printf("wrong: %s: word %d = %#x, expected %#x\n", what, index, found, want);
 }
 
+static VkPipeline compile(const char *path, VkPipelineLayout of) {
+  static unsigned code[1 << 14];
+  FILE *file = fopen(path, "rb");
+  if (!file) exit(2);
+  VkShaderModuleCreateInfo info = {VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO,
+                                   .codeSize = fread(code, 1, sizeof code, file), .pCode = code};
+  fclose(file);
+  VkShaderModule module;
+  TRY(vkCreateShaderModule(device, &info, 0, &module));
+  VkComputePipelineCreateInfo compute = {VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
+      .stage = {VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
+                .stage = VK_SHADER_STAGE_COMPUTE_BIT, .module = module, .pName = "main"},
+      .layout = of};
+  VkPipeline made;
+  TRY(vkCreateComputePipelines(device, 0, 1, &compute, 0, &made));
+  return made;
+}
+
+static VkDescriptorSet allocate_set(VkDescriptorSetLayout of) {
+  VkDescriptorPoolSize sizes[2] = {{VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 3},
+                                   {VK_DESCRIPTOR_TYPE_COMBINED_IMAGE_SAMPLER, 1}};
+  VkDescriptorPoolCreateInfo pools = {VK_STRUCTURE_TYPE_DESCRIPTOR_POOL_CREATE_INFO, .maxSets = 1,
+                                      .poolSizeCount = 2, .pPoolSizes = sizes};
+  VkDescriptorPool descriptors;
+  TRY(vkCreateDescriptorPool(device, &pools, 0, &descriptors));
+  VkDescriptorSetAllocateInfo wanted = {VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO,
+      .descriptorPool = descriptors, .descriptorSetCount = 1, .pSetLayouts = &of};
+  VkDescriptorSet made;
+  TRY(vkAllocateDescriptorSets(device, &wanted, &made));
+  return made;
+}
+
 static void start(const char *shader) {
-  VkApplicationInfo app = {VK_STRUCTURE_TYPE_APPLICATION_INFO, .apiVersion = VK_API_VERSION_1_1};
+  VkApplicationInfo app = {VK_STRUCTURE_TYPE_APPLICATION_INFO, .apiVersion = VK_API_VERSION_1_2};
   VkInstanceCreateInfo make = {VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO, .pApplicationInfo = &app};
   VkInstance instance;
   TRY(vkCreateInstance(&make, 0, &instance));
@@ -79,8 +113,10 @@ static void start(const char *shader) {
   float priority = 1;
   VkDeviceQueueCreateInfo queues = {VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO, .queueCount = 1,
                                     .pQueuePriorities = &priority};
-  VkDeviceCreateInfo info = {VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO, .queueCreateInfoCount = 1,
-                             .pQueueCreateInfos = &queues};
+  VkPhysicalDeviceTimelineSemaphoreFeatures features = {
+      VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_TIMELINE_SEMAPHORE_FEATURES, .timelineSemaphore = 1};
+  VkDeviceCreateInfo info = {VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO, .pNext = &features,
+                             .queueCreateInfoCount = 1, .pQueueCreateInfos = &queues};
   TRY(vkCreateDevice(gpu, &info, 0, &device));
   vkGetDeviceQueue(device, 0, 0, &queue);
   VkDescriptorSetLayoutBinding places[3];
@@ -98,13 +134,6 @@ static void start(const char *shader) {
                                                VK_SHADER_STAGE_COMPUTE_BIT};
   }
   a = memory[0], b = memory[1], c = memory[2];
-  static unsigned code[1 << 14];
-  FILE *file = fopen(shader, "rb");
-  if (!file) exit(2);
-  VkShaderModuleCreateInfo module_info = {VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO,
-      .codeSize = fread(code, 1, sizeof code, file), .pCode = code};
-  VkShaderModule module;
-  TRY(vkCreateShaderModule(device, &module_info, 0, &module));
   VkDescriptorSetLayoutCreateInfo sets = {VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO,
                                           .bindingCount = 3, .pBindings = places};
   VkDescriptorSetLayout set_layout;
@@ -114,19 +143,8 @@ static void start(const char *shader) {
       .setLayoutCount = 1, .pSetLayouts = &set_layout, .pushConstantRangeCount = 1,
       .pPushConstantRanges = &range};
   TRY(vkCreatePipelineLayout(device, &layouts, 0, &layout));
-  VkComputePipelineCreateInfo compute = {VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
-      .stage = {VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
-                .stage = VK_SHADER_STAGE_COMPUTE_BIT, .module = module, .pName = "main"},
-      .layout = layout};
-  TRY(vkCreateComputePipelines(device, 0, 1, &compute, 0, &pipeline));
-  VkDescriptorPoolSize sizes = {VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 3};
-  VkDescriptorPoolCreateInfo pools = {VK_STRUCTURE_TYPE_DESCRIPTOR_POOL_CREATE_INFO, .maxSets = 1,
-                                      .poolSizeCount = 1, .pPoolSizes = &sizes};
-  VkDescriptorPool descriptors;
-  TRY(vkCreateDescriptorPool(device, &pools, 0, &descriptors));
-  VkDescriptorSetAllocateInfo wanted = {VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO,
-      .descriptorPool = descriptors, .descriptorSetCount = 1, .pSetLayouts = &set_layout};
-  TRY(vkAllocateDescriptorSets(device, &wanted, &set));
+  pipeline = compile(shader, layout);
+  set = allocate_set(set_layout);
   for (int i = 0; i < 3; i++) {
     VkDescriptorBufferInfo place = {buffers[i], 0, VK_WHOLE_SIZE};
     VkWriteDescriptorSet write = {VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET, .dstSet = set,
@@ -140,8 +158,131 @@ static void start(const char *shader) {
   TRY(vkCreateFence(device, &fence_info, 0, &fence));
 }
 
+static VkSemaphore timeline;
+
+static void *signal_one(void *unused) {
+  VkSemaphoreSignalInfo info = {VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO, .semaphore = timeline,
+                                .value = 1};
+  TRY(vkSignalSemaphore(device, &info));
+  return unused;
+}
+
+static void *wait_two(void *unused) {
+  uint64_t value = 2;
+  VkSemaphoreWaitInfo info = {VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO, .semaphoreCount = 1,
+                              .pSemaphores = &timeline, .pValues = &value};
+  TRY(vkWaitSemaphores(device, &info, UINT64_MAX));
+  return unused;
+}
+
+// Work that waits for a value which another thread gives later; three threads wait for its end.
+static void timelines(void) {
+  VkSemaphoreTypeCreateInfo kind = {VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
+                                    .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE};
+  VkSemaphoreCreateInfo info = {VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &kind};
+  TRY(vkCreateSemaphore(device, &info, 0, &timeline));
+  reset();
+  VkCommandBuffer commands = begin();
+  bind(commands, 256, 7), vkCmdDispatch(commands, 4, 1, 1);
+  TRY(vkEndCommandBuffer(commands));
+  uint64_t before = 1, after = 2, found = 0;
+  VkTimelineSemaphoreSubmitInfo values = {VK_STRUCTURE_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO,
+      .waitSemaphoreValueCount = 1, .pWaitSemaphoreValues = &before,
+      .signalSemaphoreValueCount = 1, .pSignalSemaphoreValues = &after};
+  VkPipelineStageFlags stage = VK_PIPELINE_STAGE_ALL_COMMANDS_BIT;
+  VkSubmitInfo submit = {VK_STRUCTURE_TYPE_SUBMIT_INFO, .pNext = &values,
+      .commandBufferCount = 1, .pCommandBuffers = &commands, .pWaitDstStageMask = &stage,
+      .waitSemaphoreCount = 1, .pWaitSemaphores = &timeline,
+      .signalSemaphoreCount = 1, .pSignalSemaphores = &timeline};
+  TRY(vkQueueSubmit(queue, 1, &submit, 0));
+  if (c[0] != -1) printf("wrong: work ran before its timeline semaphore\n");
+  pthread_t threads[4];
+  for (int i = 0; i < 4; i++) pthread_create(&threads[i], 0, i < 3 ? wait_two : signal_one, 0);
+  for (int i = 0; i < 4; i++) pthread_join(threads[i], 0);
+  TRY(vkGetSemaphoreCounterValue(device, timeline, &found));
+  if (found != 2) printf("wrong: timeline semaphore has %d\n", (int)found);
+  expect_scaled("timeline semaphores", 256, 7);
+}
+
+// A linear image that the host has written, fetched and filtered.
+static void images(const char *shader) {
+  enum { SIDE = 16 };
+  VkImageCreateInfo info = {VK_STRUCTURE_TYPE_IMAGE_CREATE_INFO, .imageType = VK_IMAGE_TYPE_2D,
+      .format = VK_FORMAT_R32_SFLOAT, .extent = {SIDE, SIDE, 1}, .mipLevels = 1,
+      .arrayLayers = 1, .samples = 1, .tiling = VK_IMAGE_TILING_LINEAR,
+      .usage = VK_IMAGE_USAGE_SAMPLED_BIT, .initialLayout = VK_IMAGE_LAYOUT_PREINITIALIZED};
+  VkImage image;
+  TRY(vkCreateImage(device, &info, 0, &image));
+  VkMemoryRequirements need;
+  vkGetImageMemoryRequirements(device, image, &need);
+  VkMemoryAllocateInfo wanted = {VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO,
+                                 .allocationSize = need.size};
+  VkDeviceMemory made;
+  char *bytes;
+  TRY(vkAllocateMemory(device, &wanted, 0, &made));
+  TRY(vkBindImageMemory(device, image, made, 0));
+  TRY(vkMapMemory(device, made, 0, VK_WHOLE_SIZE, 0, (void **)&bytes));
+  VkImageSubresource part = {VK_IMAGE_ASPECT_COLOR_BIT};
+  VkSubresourceLayout rows;
+  vkGetImageSubresourceLayout(device, image, &part, &rows);
+  for (int i = 0; i < SIDE * SIDE; i++)
+    *(float *)(bytes + rows.offset + i / SIDE * rows.rowPitch + i % SIDE * 4) = i / SIDE * 100 + i % SIDE;
+  VkImageSubresourceRange all = {VK_IMAGE_ASPECT_COLOR_BIT, 0, 1, 0, 1};
+  VkImageViewCreateInfo seen = {VK_STRUCTURE_TYPE_IMAGE_VIEW_CREATE_INFO, .image = image,
+      .viewType = VK_IMAGE_VIEW_TYPE_2D, .format = info.format, .subresourceRange = all};
+  VkImageView view;
+  TRY(vkCreateImageView(device, &seen, 0, &view));
+  VkSamplerAddressMode edge = VK_SAMPLER_ADDRESS_MODE_CLAMP_TO_EDGE;
+  VkSamplerCreateInfo filter = {VK_STRUCTURE_TYPE_SAMPLER_CREATE_INFO, .magFilter = VK_FILTER_LINEAR,
+      .minFilter = VK_FILTER_LINEAR, .addressModeU = edge, .addressModeV = edge, .addressModeW = edge};
+  VkSampler sampler;
+  TRY(vkCreateSampler(device, &filter, 0, &sampler));
+  VkDescriptorSetLayoutBinding places[2] = {
+      {0, VK_DESCRIPTOR_TYPE_COMBINED_IMAGE_SAMPLER, 1, VK_SHADER_STAGE_COMPUTE_BIT},
+      {1, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 1, VK_SHADER_STAGE_COMPUTE_BIT}};
+  VkDescriptorSetLayoutCreateInfo sets = {VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO,
+                                          .bindingCount = 2, .pBindings = places};
+  VkDescriptorSetLayout set_layout;
+  TRY(vkCreateDescriptorSetLayout(device, &sets, 0, &set_layout));
+  VkPipelineLayoutCreateInfo layouts = {VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO,
+                                        .setLayoutCount = 1, .pSetLayouts = &set_layout};
+  VkPipelineLayout own;
+  TRY(vkCreatePipelineLayout(device, &layouts, 0, &own));
+  VkPipeline reading = compile(shader, own);
+  VkDescriptorSet bound = allocate_set(set_layout);
+  VkDescriptorImageInfo texture = {sampler, view, VK_IMAGE_LAYOUT_GENERAL};
+  VkDescriptorBufferInfo out = {buffers[2], 0, VK_WHOLE_SIZE};
+  VkWriteDescriptorSet writes[2] = {
+      {VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET, .dstSet = bound, .descriptorCount = 1,
+       .descriptorType = places[0].descriptorType, .pImageInfo = &texture},
+      {VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET, .dstSet = bound, .dstBinding = 1, .descriptorCount = 1,
+       .descriptorType = places[1].descriptorType, .pBufferInfo = &out}};
+  vkUpdateDescriptorSets(device, 2, writes, 0, 0);
+  reset();
+  VkCommandBuffer commands = begin();
+  VkImageMemoryBarrier turn = {VK_STRUCTURE_TYPE_IMAGE_MEMORY_BARRIER,
+      .srcAccessMask = VK_ACCESS_HOST_WRITE_BIT, .dstAccessMask = VK_ACCESS_SHADER_READ_BIT,
+      .oldLayout = VK_IMAGE_LAYOUT_PREINITIALIZED, .newLayout = VK_IMAGE_LAYOUT_GENERAL,
+      .srcQueueFamilyIndex = VK_QUEUE_FAMILY_IGNORED,
+      .dstQueueFamilyIndex = VK_QUEUE_FAMILY_IGNORED, .image = image, .subresourceRange = all};
+  vkCmdPipelineBarrier(commands, VK_PIPELINE_STAGE_HOST_BIT, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, 0,
+                       0, 0, 0, 0, 1, &turn);
+  vkCmdBindPipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE, reading);
+  vkCmdBindDescriptorSets(commands, VK_PIPELINE_BIND_POINT_COMPUTE, own, 0, 1, &bound, 0, 0);
+  vkCmdDispatch(commands, SIDE * SIDE / 64, 1, 1);
+  end(commands, 0, 0);
+  for (int i = 0; i < SIDE * SIDE; i++) {
+    float row = i / SIDE * 100, x = i % SIDE, beside = x < SIDE - 1 ? x + 0.5f : x;
+    float want = 2 * row + x + beside;
+    if (c[i] < want - 0.01f || c[i] > want + 0.01f) {
+      printf("wrong: image: c[%d] = %g, expected %g\n", i, c[i], want);
+      return;
+    }
+  }
+}
+
 int main(int count, char **arguments) {
-  if (count < 2) return 2;
+  if (count < 3) return 2;
   start(arguments[1]);
   VkCommandBuffer commands;
 
@@ -194,6 +335,12 @@ int main(int count, char **arguments) {
   TRY(vkGetQueryPoolResults(device, times, 0, 2, sizeof stamps, stamps, 8,
                             VK_QUERY_RESULT_64_BIT | VK_QUERY_RESULT_WAIT_BIT));
   if (!stamps[0] || stamps[1] < stamps[0]) printf("wrong: timestamps\n");
+
+  reset(), commands = begin(), bind(commands, 256, 5), vkCmdDispatch(commands, 4096, 2, 1);
+  end(commands, 0, 0), expect_scaled("large dispatch", 256, 5);
+
+  timelines();
+  images(arguments[2]);
 
   vkDeviceWaitIdle(device);
   printf("done\n");

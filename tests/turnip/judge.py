@@ -19,11 +19,16 @@ CHIPS = ["a630", "a660", "a740", "a750"]
 LIMIT_S = 600.0  # TIMEOUT: 40 s on two busy cores for the larger network
 
 
+def client(turnip: Turnip) -> list[str]:
+    """The command of the client in C."""
+    return [str(turnip.client), *map(str, turnip.shaders)]
+
+
 def programs(turnip: Turnip) -> dict[str, list[str]]:
     """What is run under turnip: name and command."""
     python = str(turnip.ncnn)
     return {
-        CLIENT.name: [str(turnip.client), str(turnip.shader)],
+        CLIENT.name: client(turnip),
         "ncnn, six layers": [python, str(NETWORK), "six"],
         "ncnn, residual network": [python, str(NETWORK), "residual"],
     }

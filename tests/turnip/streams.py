@@ -26,7 +26,7 @@ from qcom import chips
 from qcom.virtual.engine import Engine
 from tests.support.adreno import module
 from tests.turnip.build import Turnip
-from tests.turnip.judge import LIMIT_S, objections, served
+from tests.turnip.judge import LIMIT_S, client, objections, served
 from tools.sniff import command, node
 from tools.sniff.kgsl import calls, rd
 from tools.sniff.kgsl.dispatches import differences
@@ -54,7 +54,13 @@ _PARAMETERS = (
     "ptr addrspace(1) noalias writeonly %c, i32 %n, float %k"
 )
 _WRITE = re.compile(r"\bwrite (\S+) \(([0-9a-f]+)\)")
-_COMPLAINT = re.compile(r"unknown|bogus|invalid|corrupt|error|could not|no match|WARNING", re.I)
+_VALUE = re.compile(r"^\s*(\w+): ", re.MULTILINE)
+_FIELDS = re.compile(r"^\s*(\w+): \{ (.*) \}$", re.MULTILINE)
+_HALF = re.compile("_(LO|HI)$")  # which cffdump tells as one
+_COMPLAINT = re.compile(
+    r"\bunknown (?:reg|op|type|packet)|\bbad (?:type|op|packet)|bogus|corrupt|could not|no match|"
+    r"WARNING|^error", re.I
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,16 @@ def ours(chip: str, folder: Path) -> tuple[Recorded, int]:
     return _recorded(log, -1), where
 
 
+def whole_run(chip: str, folder: Path) -> Recorded:
+    """Record our driver at copies, launches of compiled kernels and replays of a graph."""
+    log = folder / "whole.jsonl"
+    attachment = node.attach(f"virtual:{chip}")
+    node.record_device(
+        attachment, f"virtual:{chip}", log, calls.DRIVER, command.exercise, _SHOTS
+    )
+    return _recorded(log, -1)
+
+
 def turnips(turnip: Turnip, chip: str, folder: Path) -> Recorded:
     """Record the client under turnip, by the preload library."""
     log = folder / "turnip.jsonl"
@@ -105,8 +121,8 @@ def turnips(turnip: Turnip, chip: str, folder: Path) -> Recorded:
         own = [sys.executable, "-m", "tools.cli", "sniff", "--driver", calls.DRIVER, "--backend"]
         own += ["preload", "--prefix", "/memfd:kgsl-3d0", "--memory", str(_SHOTS), "-o", str(log)]
         subprocess.run(
-            [*own, "--", str(turnip.client), str(turnip.shader)], env=environment, check=True,
-            capture_output=True, timeout=LIMIT_S,
+            [*own, "--", *client(turnip)], env=environment, check=True, capture_output=True,
+            timeout=LIMIT_S,
         )  # fmt: skip
         assert not objections(machine), objections(machine)
     return _recorded(log, 0)
@@ -146,16 +162,34 @@ def by_cffdump(turnip: Turnip, made: Recorded) -> Iterator[str]:
         if _COMPLAINT.search(line):
             yield f"cffdump: {line.strip()}"
     packets = made.streams.packets
-    theirs = {(int(number, 16), name) for name, number in _WRITE.findall(text)}
-    for offset in made.dispatch.registers:
+    theirs = {int(number, 16): name for name, number in _WRITE.findall(text)}
+    values = set(_VALUE.findall(text))  # of a burst, cffdump gives the first offset alone
+    written = {offset for one in made.streams.dispatches for offset in one.registers}
+    for offset in sorted(written):
         name = packets.register(offset)
-        if not any(number == offset for number, _ in theirs):
+        if offset in theirs and not name.startswith("register ") and theirs[offset] != name:
+            yield f"{offset:#x} is {name} here, {theirs[offset]} there"
+        elif offset not in theirs and not {name, _HALF.sub("", name)} & values:
             yield f"cffdump does not see the write of {name} ({offset:#x})"
-        elif not name.startswith("register ") and (offset, name) not in theirs:
-            yield f"{offset:#x} is {name} here, {[n for o, n in theirs if o == offset]} there"
+    yield from _fields(text, made)
     launches = len(re.findall(r"\bCP_EXEC_CS(?:_INDIRECT)?\b", text))
     if launches < len(made.streams.dispatches):
         yield f"cffdump sees {launches} launches of {len(made.streams.dispatches)}"
+
+
+def _fields(text: str, made: Recorded) -> Iterator[str]:
+    """Fields of registers that one names and the other does not."""
+    theirs: dict[str, list[set[str]]] = {}
+    for name, fields in _FIELDS.findall(text):
+        named = {part.partition(" = ")[0].strip() for part in fields.split(" | ")}
+        theirs.setdefault(name, []).append(named)
+    packets = made.streams.packets
+    every = {pair for one in made.streams.dispatches for pair in one.registers.items()}
+    for offset, value in sorted(every):
+        name = packets.register(offset)
+        fields = {each for each, part in packets.fields(offset, value).items() if part}
+        if name in theirs and fields and not any(fields <= named for named in theirs[name]):
+            yield f"{name}: fields {sorted(fields)} here, {theirs[name]} there"
 
 
 # ---- replay --------------------------------------------------------------------------------------

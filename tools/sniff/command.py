@@ -116,7 +116,7 @@ def run_device(name: str, options: SniffOptions, out: Output) -> int:
         raise UsageError(
             "the driver does not report its version; name it, such as --driver 580.142"
         )
-    node.record_device(attachment, name, options.output, driver, _exercise, options.memory)
+    node.record_device(attachment, name, options.output, driver, exercise, options.memory)
     found = read(options.output)
     out.say(f"{len(found.calls)} calls recorded in {options.output}")
     out.result({"calls": len(found.calls), "backend": "node", "driver": driver})
@@ -131,7 +131,7 @@ def _driver_of(attachment: NodeAttachment) -> str:
     return version_in(attachment.node.read_text("/proc/driver/nvidia/version"))
 
 
-def _exercise(device: Device) -> None:
+def exercise(device: Device) -> None:
     """One launch, copies both ways, and a graph replayed."""
     # Loads the compiler, which the other verbs do not need.
     from compiler import Tensor, jit

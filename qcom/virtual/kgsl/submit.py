@@ -61,11 +61,14 @@ def _timestamp(context: Context, wanted: int) -> int:
 
 
 def _entries(node: VirtualNode, address: int, size: int, count: int, layout: Any) -> list[Any]:
-    """Structures of a list whose entries have `size` bytes in the program's header."""
-    if count and not 0 < size <= _MOST_STRUCTURE:
+    """Structures of a list whose entries have `size` bytes in the program's header. The size of
+    none is not looked at (kgsl.c, _process_command_input)."""
+    if not count:
+        return []
+    if not 0 < size <= _MOST_STRUCTURE:
         raise refused(errno.EINVAL, f"a structure of {size} bytes")
     found = []
-    every = node.memory.read(address, count * size) if count else b""
+    every = node.memory.read(address, count * size)
     for start in range(0, len(every), size):
         raw = every[start : start + size]
         if any(raw[layout.size :]):

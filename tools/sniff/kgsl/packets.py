@@ -62,12 +62,18 @@ class Packets:
         found = self._registers.get(offset)
         return found[0] if found else f"register {offset:#06x}"
 
+    def fields(self, offset: int, value: int) -> dict[str, int]:
+        """The fields of a register's value; none where no table has them."""
+        found = self._registers.get(offset)
+        if found is None:
+            return {}
+        return {name: field.extract(value) for name, field in found[1].fields.items()}
+
     def value(self, offset: int, value: int) -> str:
         """A register's value with the fields that are not 0."""
-        found = self._registers.get(offset)
-        if found is None or len(found[1].fields) < 2:
+        parts = self.fields(offset, value)
+        if len(parts) < 2:
             return f"{value:#x}"
-        parts = {name: field.extract(value) for name, field in found[1].fields.items()}
         shown = " ".join(f"{name}:{part:#x}" for name, part in parts.items() if part)
         return f"{value:#x} ({shown})" if shown else f"{value:#x}"
 
