@@ -18,6 +18,8 @@ from .rules import Rules
 SOURCES = Path(__file__).parent / "recorder"
 _COMPILERS = ("cc", "gcc", "clang")
 _BUILD_LIMIT_S = 60
+#: starts a program with a library in front of those that it is preloaded with already
+_START = 'LD_PRELOAD="$0${LD_PRELOAD:+:$LD_PRELOAD}" exec "$@"'
 _LARGEST = 16 << 20  # bytes of a library that we built
 
 
@@ -82,10 +84,7 @@ def record(
     with tempfile.NamedTemporaryFile("w", suffix=".rules", encoding="ascii") as file:
         file.write(rules.text())
         file.flush()
-        # In front of what the program is preloaded with already.
-        others = [before] if (before := os.environ.get("LD_PRELOAD")) else []
         variables = {
-            "LD_PRELOAD": ":".join([str(library(cache)), *others]),
             "UGPU_SNIFF_LOG": str(log.resolve()),
             "UGPU_SNIFF_RULES": file.name,
             "UGPU_SNIFF_PREFIX": prefix,
@@ -93,4 +92,5 @@ def record(
         if memory:
             variables["UGPU_SNIFF_MEMORY"] = str(memory)
         setting = [f"{name}={value}" for name, value in variables.items()]
-        return subprocess.run(["env", *setting, *command], check=False).returncode
+        start = ["env", *setting, "sh", "-c", _START, str(library(cache)), *command]
+        return subprocess.run(start, check=False).returncode
