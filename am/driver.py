@@ -374,6 +374,10 @@ class AmDriver(Driver):
             remedy=advice.MODE1,
         )
 
+    @property
+    def announces(self) -> bool:
+        return self.transport.interrupts is not None
+
     def pause(self, limit_s: float) -> None:
         interrupts = self.transport.interrupts
         if interrupts is None:

@@ -17,6 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hcq import trace
 from hcq.buffer import Buffer
 from hcq.checks import WORD, seconds, whole
@@ -25,6 +28,7 @@ from hcq.command import (
     Command,
     CommandBuffer,
     Launch,
+    Part,
     Signal,
     Symbol,
     check_open,
@@ -48,7 +52,7 @@ from hcq.ladder import Level, Recovery
 from hcq.memory import Placement
 from hcq.objectkind import load_program
 from hcq.program import Program
-from hcq.queue import HardwareQueue
+from hcq.queue import HardwareQueue, Resident
 from hcq.recovery import Healer
 from hcq.retired import Retired
 from hcq.timeline import Timeline
@@ -262,6 +266,31 @@ class Core(Closing):
                     self.launches += prepared.launches
                     return value
             self.await_room(hardware, len(prepared.words))
+
+    def submit_resident(
+        self,
+        hardware: HardwareQueue,
+        prepared: CommandBuffer,
+        resident: Resident,
+        part: Part,
+        values: NDArray[np.uint64],
+    ) -> int:
+        """As submit_prepared, for an image in memory of its own that is not under way (Placed).
+        part: what differs; values[0] becomes the value that marks the end."""
+        while True:
+            with self.lock:
+                if self.closed or self.failure is not None or self.closer is not None:
+                    self.check_usable()
+                check_open(prepared.uses)
+                self.complete()
+                if hardware.room(0):
+                    values[0] = value = hardware.timeline.last + 1
+                    resident.insert(part, values)
+                    hardware.submit_resident(resident, prepared.command_words, value)
+                    hardware.timeline.last = value
+                    self.launches += prepared.launches
+                    return value
+            self.await_room(hardware, 0)
 
     # ---- waits -------------------------------------------------------------------------------
 

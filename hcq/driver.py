@@ -132,6 +132,12 @@ class Driver(ABC):
         `pause`."""
         self.pause(min(1e-3, limit_s))
 
+    @property
+    def announces(self) -> bool:
+        """Whether `pause` ends as soon as something happens on any queue (an interrupt), so that a
+        thread may be in it before work is submitted, and misses nothing."""
+        return False
+
     def settled(self) -> bool:
         """Whether all queues are idle and nothing was reported: a shortcut for Device.synchronize,
         which may wait for a while, and does not call `synchronized` after a True. False where that

@@ -13,12 +13,14 @@ from functools import partial
 from typing import TypeVar
 
 from hcq.errors import DeviceLost
-from hcq.remote.wire import Buffered, Bytes, Limits, Message, encode
+from hcq.remote.wire import Buffered, Limits, Message, encode
 
 Result = TypeVar("Result")
 
 # TIMEOUT: a peer that takes nothing for so long is gone; as long as vfio-user's (docs/vfio-user.md)
 SEND_LIMIT_S = 10.0
+SLICE_S = 0.5  # of a wait: the connection may be another by then
+_JOINED = 1 << 16  # bytes of data that are sent with the rest in one call
 
 
 class Disconnected(DeviceLost):
@@ -38,11 +40,41 @@ def _watched(made: socket.socket) -> None:
         made.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
+class Frame:
+    """One message on its way into a connection, and how much of it is there.
+
+    counts: bytes that each call took.
+    """
+
+    def __init__(self, message: Message, sequence: int = 0, acknowledged: int = 0) -> None:
+        self.message = message
+        self.sequence = sequence
+        head, data = encode(message, sequence, acknowledged)
+        body = memoryview(data).cast("B")
+        if len(body) <= _JOINED:
+            self._pieces = [memoryview(head + body if len(body) else head)]
+        else:
+            self._pieces = [memoryview(head), body]
+        self.counts: list[int] = []
+
+    @property
+    def rest(self) -> memoryview:
+        """What the next call takes; empty once all has been taken."""
+        done = sum(self.counts)
+        for piece in self._pieces:
+            if done < len(piece):
+                return piece[done:]
+            done -= len(piece)
+        return memoryview(b"")
+
+
 class Channel:
     """Sends from any thread; receives in one. Owns the socket.
 
     An OpenSSL connection is used by one thread at a time: the socket does not block, calls are made
     under a lock, and waiting is done outside of it.
+
+    secure: whether it is an OpenSSL connection.
     """
 
     def __init__(self, made: socket.socket, limits: Limits) -> None:
@@ -50,8 +82,8 @@ class Channel:
         made.setblocking(False)
         if made.family != socket.AF_UNIX:
             _watched(made)
-        secure = isinstance(made, ssl.SSLSocket)
-        self._guard = threading.Lock() if secure else contextlib.nullcontext()
+        self.secure = isinstance(made, ssl.SSLSocket)
+        self._guard = threading.Lock() if self.secure else contextlib.nullcontext()
         self._sending = threading.Lock()
         self._incoming = Buffered(limits)
         self.received = 0  # bytes, of all messages
@@ -67,40 +99,99 @@ class Channel:
     def limits(self, limits: Limits) -> None:
         self._incoming.limits = limits
 
-    def fileno(self) -> int:
-        """The descriptor, for those who wait for it to be readable."""
-        return self._socket.fileno()
+    # ---- sending -----------------------------------------------------------------------------
 
     def send(
-        self,
-        message: Message,
-        limit_s: float = SEND_LIMIT_S,
-        *,
-        sequence: int = 0,
-        acknowledged: int = 0,
+        self, message: Message, limit_s: float = SEND_LIMIT_S, *, acknowledged: int = 0
     ) -> None:
-        """Send one message; Disconnected where the peer is gone or takes nothing for `limit_s`."""
-        head, data = encode(message, sequence, acknowledged)
+        """Send one message that is not numbered, before a session does; Disconnected where the peer
+        is gone or takes nothing for `limit_s`."""
+        frame = Frame(message, 0, acknowledged)
         with self._sending:
-            self.sent += 1
-            self._send(head, limit_s)
-            if len(data):
-                self._send(data, limit_s)
+            while events := self.push(frame):
+                self.wait(events, limit_s)
+
+    def push(self, frame: Frame) -> int:
+        """Send as much of a frame as goes without waiting. Returns 0 once all of it is sent, else
+        what to `wait` for before the next call, which must be for the same frame. Frames are pushed
+        by one thread at a time. Disconnected where the peer is gone.
+
+        Except on an OpenSSL connection, `frame` is right whatever exception comes (a Ctrl-C).
+        """
+        while rest := frame.rest:
+            try:
+                if self.secure:
+                    with self._guard:
+                        frame.counts.append(self._socket.send(rest))
+                else:
+                    # ORDER: one step of the interpreter, in which no exception of another cause
+                    # comes between the bytes' departure and their count.
+                    frame.counts.extend(map(self._socket.send, (rest,)))
+            except ssl.SSLWantReadError:
+                return select.POLLIN
+            except (ssl.SSLWantWriteError, BlockingIOError):
+                return select.POLLOUT
+            except (OSError, ValueError) as error:  # ValueError: of a socket that was closed
+                raise Disconnected(f"the connection broke: {error}") from None
+        self.sent += 1
+        return 0
+
+    def wait(self, events: int, limit_s: float = SEND_LIMIT_S) -> None:
+        """Block until the socket is ready for `push`. Disconnected where it is not within
+        `limit_s`, or is closed."""
+        end = time.monotonic() + limit_s
+        while not self._poll(events, min(SLICE_S, max(0.0, end - time.monotonic()))):
+            if time.monotonic() >= end:
+                self.close()
+                raise Disconnected("the other side takes no messages", limit_s=limit_s)
+
+    # ---- receiving ---------------------------------------------------------------------------
 
     def receive(self, limit_s: float | None = None) -> Message | None:
         """Return the next message, None where there is none within `limit_s`. WireError for bytes
         that are not one, Disconnected at the end."""
-        while True:
+        message = self._incoming.more()
+        while message is None:
             space = self._incoming.space()
-            count = self._attempt(partial(self._socket.recv_into, space), limit_s, select.POLLIN)
+            count = self._attempt(partial(self._socket.recv_into, space), limit_s)
             if count is None:
                 return None
             if not count:
                 raise Disconnected("the connection was closed by the other side")
             self.received += count
             message = self._incoming.took(count)
-            if message is not None:
-                return message
+        return message
+
+    def _attempt(self, call: Callable[[], Result], limit_s: float | None) -> Result | None:
+        """Make a call that may have to wait; None where that takes longer than `limit_s`."""
+        end = None if limit_s is None else time.monotonic() + limit_s
+        while True:
+            events = select.POLLIN
+            try:
+                with self._guard:
+                    return call()
+            except ssl.SSLWantWriteError:
+                events = select.POLLOUT
+            except (ssl.SSLWantReadError, BlockingIOError):
+                pass
+            except (OSError, ValueError) as error:  # ValueError: of a socket that was closed
+                raise Disconnected(f"the connection broke: {error}") from None
+            left = None if end is None else max(0.0, end - time.monotonic())
+            if left == 0.0 and not self.closed:
+                return None
+            self._poll(events, left)
+
+    def _poll(self, events: int, limit_s: float | None) -> bool:
+        if self.closed:
+            raise Disconnected("the connection is closed")
+        poll = select.poll()
+        try:
+            poll.register(self._socket, events)
+        except (OSError, ValueError) as error:
+            raise Disconnected(f"the connection broke: {error}") from None
+        return bool(poll.poll(None if limit_s is None else limit_s * 1000))
+
+    # ---- the end -----------------------------------------------------------------------------
 
     def close(self) -> None:
         """End the connection; a thread in `receive` gets Disconnected. Idempotent."""
@@ -115,9 +206,7 @@ class Channel:
         with contextlib.suppress(OSError, Disconnected):
             socket.socket.shutdown(self._socket, socket.SHUT_WR)
             while (left := end - time.monotonic()) > 0:
-                if not self._attempt(
-                    partial(socket.socket.recv_into, self._socket, room), left, select.POLLIN
-                ):
+                if not self._attempt(partial(socket.socket.recv_into, self._socket, room), left):
                     break
         self.close()
 
@@ -125,42 +214,3 @@ class Channel:
         """Close the descriptor, when no thread uses it any more; idempotent."""
         self.closed = True
         self._socket.close()
-
-    def _send(self, data: Bytes, limit_s: float) -> None:
-        rest = memoryview(data).cast("B")
-        while rest:
-            count = self._attempt(partial(self._socket.send, rest), limit_s, select.POLLOUT)
-            if count is None:
-                self.close()
-                raise Disconnected("the other side takes no messages", limit_s=limit_s)
-            rest = rest[count:]
-
-    def _attempt(
-        self, call: Callable[[], Result], limit_s: float | None, usual: int
-    ) -> Result | None:
-        """Make a call that may have to wait; None where that takes longer than `limit_s`."""
-        end = None if limit_s is None else time.monotonic() + limit_s
-        while True:
-            events = usual
-            try:
-                with self._guard:
-                    return call()
-            except ssl.SSLWantReadError:
-                events = select.POLLIN
-            except ssl.SSLWantWriteError:
-                events = select.POLLOUT
-            except BlockingIOError:
-                pass
-            except (OSError, ValueError) as error:  # ValueError: of a socket that was closed
-                raise Disconnected(f"the connection broke: {error}") from None
-            left = None if end is None else max(0.0, end - time.monotonic())
-            if left == 0.0 or self.closed:
-                if self.closed:
-                    raise Disconnected("the connection is closed")
-                return None
-            poll = select.poll()
-            try:
-                poll.register(self._socket, events)
-            except (OSError, ValueError) as error:
-                raise Disconnected(f"the connection broke: {error}") from None
-            poll.poll(None if left is None else left * 1000)

@@ -8,7 +8,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
 
 from hcq import life, threads
 from hcq.errors import DeviceHang, DeviceLost, DeviceNotFound, LinkError, TransportError, UgpuError
@@ -26,7 +25,6 @@ AHEAD = 64  # messages that wait to be sent, before those who send more wait
 HELLO_LIMIT_S = 10.0
 PAUSE_S = 0.05
 BYE_S = 1.0  # TIMEOUT: of what `close` still has to send
-_WAKE = Message("ack", [])  # of the thread that sends; it also tells the peer what was received
 
 
 class Owned:
@@ -68,8 +66,9 @@ class _Call:
 class Connection:
     """Thread-safe. A thread receives; events of the lease go to `on_event`, in that thread.
 
-    Another thread sends, so that an exception that comes at any point of a caller (a Ctrl-C) leaves
-    no message half sent.
+    Messages are sent by their callers, as far as that goes without waiting; an exception that comes
+    at any point of that (a Ctrl-C) leaves the rest to the next one, or to a thread that sends what
+    is left. On an OpenSSL connection that thread sends everything (see Channel.push).
 
     Where the daemon gives a lease a time of grace, a connection that breaks is made again and goes
     on with what was under way (hcq.remote.session).
@@ -91,8 +90,8 @@ class Connection:
         self.resumed = 0
         self._token = token
         self._closing = threading.Event()
-        self._session = Session(Channel(connect(address), Limits()))
-        self._outgoing: SimpleQueue[Message | None] = SimpleQueue()
+        self._session = Session(Channel(connect(address), Limits()), waits=True)
+        self._left = threading.Event()  # there is something for the thread that sends
         self._room = threading.Event()
         self._threads = [
             threading.Thread(target=each, name=f"ugpud {address}", daemon=True)
@@ -163,9 +162,9 @@ class Connection:
         """End the connection, and with it the lease; idempotent."""
         receiver, sender = self._threads
         if self.failure is None and not self._closing.is_set() and self._session.keeps:
-            self._outgoing.put(Message("bye", []))
+            self._session.queue(Message("bye", []))
         self._closing.set()
-        self._outgoing.put(None)
+        self._left.set()
         if sender.ident is not None and self.failure is None:
             sender.join(BYE_S)
         self._session.channel.close()
@@ -186,30 +185,51 @@ class Connection:
         if self.failure is not None:
             raise _again(self.failure)
 
+    def flush(self) -> None:
+        """Send what an exception has kept from being sent."""
+        if self._session.unsent:
+            self._left.set()
+
     def _put(self, message: Message) -> None:
-        while self._outgoing.qsize() > AHEAD and self.failure is None:
+        session = self._session
+        while session.unsent > AHEAD and self.failure is None:
             self._room.clear()
-            if self._outgoing.qsize() > AHEAD:
+            self._left.set()
+            if session.unsent > AHEAD:
                 self._room.wait(1.0)
-        self._outgoing.put(message)
+        self._tell(message)
+
+    def _tell(self, message: Message) -> None:
+        """Send what goes without waiting, and leave the rest to the thread that sends."""
+        session = self._session
+        if session.channel.secure:
+            session.queue(message)
+            self._left.set()
+            return
+        try:
+            if session.post(message):
+                self._left.set()
+        except Disconnected:
+            session.channel.close()  # the thread that receives tells
+        except BaseException:
+            self._left.set()
+            raise
 
     def _send(self) -> None:
+        session = self._session
         while True:
-            message = self._outgoing.get()
-            if message is None:
-                return
-            if self._outgoing.qsize() <= AHEAD // 2:
-                self._room.set()
-            session = self._session
+            self._left.wait()
+            self._left.clear()
+            ends = self._closing.is_set()
             try:
-                session.resend()
-                if message is not _WAKE or session.owes:
-                    session.send(message)
-                while session.full and self.failure is None and not self._closing.is_set():
-                    session.wait(PAUSE_S)
-                    session.resend()
+                while (events := session.push()) and self.failure is None:
+                    session.await_peer(events)
+                    if session.unsent <= AHEAD // 2:
+                        self._room.set()
             except Disconnected:
                 session.channel.close()  # the thread that receives tells
+            self._room.set()
+            if ends:
                 return
 
     def _receive(self) -> None:
@@ -223,8 +243,8 @@ class Connection:
                         raise
                     continue
                 assert message is not None
-                if self._session.owes:
-                    self._outgoing.put(_WAKE)
+                if self._session.owes and not self._session.unsent:
+                    self._tell(Message("ack", []))
                 check(message, EVENTS)
                 if message.operation == "ended":
                     why = DeviceLost(f"the lease of {self.name} is over: {message.arguments[0]}")
@@ -276,7 +296,7 @@ class Connection:
             self.resumed += 1
             if self._closing.is_set():
                 channel.close()
-            self._outgoing.put(_WAKE)
+            self._left.set()
             return True
         return False
 
@@ -295,6 +315,7 @@ class Connection:
             waiting: Sequence[_Call] = list(self._waiting.values())
         self._session.channel.close()
         self._room.set()
+        self._left.set()
         for call in waiting:
             call.done.set()
         with contextlib.suppress(UgpuError):

@@ -34,6 +34,7 @@ class RemoteTimeline(Timeline):
         local = memoryview(bytearray(SIZE))
         place = VirtAddr(address)
         super().__init__(driver.core, Buffer(driver.core, place, SIZE, Placement.HOST, local), name)
+        self._connection = driver.connection
         self._reached = 0
         self._arrived = threading.Condition()
 
@@ -52,6 +53,7 @@ class RemoteTimeline(Timeline):
 
     def pause(self, value: int, limit_s: float) -> None:
         """Wait until it gets to `value`, or is told to look (`wake`)."""
+        self._connection.flush()
         with self._arrived:
             if self._reached < value:
                 self._arrived.wait(limit_s)
@@ -77,6 +79,14 @@ class RemoteResident(Resident):
         self.words = encoded.words.copy()
         self.places = words.places(encoded)
         self.sent = False
+        first = self.places["word"].astype(np.intp)
+        pairs = np.stack([first, np.minimum(first + 1, max(len(self.words) - 1, 0))], axis=1)
+        self._pairs = pairs.reshape(-1)  # a place's word and the next, which are 64 bits together
+        self._narrow: tuple[NDArray[np.uint64], NDArray[np.uint64]] | None = None
+        width, lsb = (self.places[name].astype(np.uint64) for name in ("width", "lsb"))
+        if (width < 64).any():
+            whole = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
+            self._narrow = whole >> (np.uint64(64) - width) << lsb, lsb
 
     def fill(self, encoded: CommandBuffer, values: NDArray[np.uint64]) -> None:
         super().fill(encoded, values)
@@ -84,14 +94,10 @@ class RemoteResident(Resident):
 
     def values(self) -> NDArray[np.uint64]:
         """What fills the places, in their order."""
-        low = self.words[self.places["word"]].astype(np.uint64)
-        upper = np.minimum(self.places["word"] + 1, len(self.words) - 1)
-        high = self.words[upper].astype(np.uint64) << np.uint64(32)
-        wide = self.places["width"] == 64
-        width = np.where(wide, 0, self.places["width"]).astype(np.uint64)
-        mask = (np.uint64(1) << width) - np.uint64(1)
-        narrow = low >> self.places["lsb"].astype(np.uint64) & mask
-        found: NDArray[np.uint64] = np.where(wide, low | high, narrow)
+        found: NDArray[np.uint64] = self.words[self._pairs].view("<u8")
+        if self._narrow is not None:
+            mask, lsb = self._narrow
+            found = (found & mask) >> lsb
         return found
 
     def place(self) -> None:

@@ -12,32 +12,53 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from typing import NamedTuple
 
-from hcq.remote.channel import Channel, Disconnected
+from hcq.remote.channel import Channel, Disconnected, Frame
 from hcq.remote.wire import Message, WireError
 
 ACK_FRAMES, ACK_BYTES = 64, 1 << 20  # received since the last frame that was sent
 FULL = 64 << 20  # bytes kept, from which on a sender waits for the peer
 MOST = 1 << 30  # bytes kept for a peer that acknowledges nothing
+PAUSE_S = 0.05  # between looks at whether a peer has acknowledged something
 _FRAME = 256  # bytes that a message takes besides its data, about
 UNNUMBERED = ("hello", "ack")
+ACKNOWLEDGED = -1  # see `push`
+
+
+class _Kept(NamedTuple):
+    """A frame that was sent. before, after: bytes of all that were sent until then, less those that
+    a moment without kept ones has forgotten."""
+
+    sequence: int
+    message: Message
+    before: int
+    after: int
 
 
 class Session:
     """Sends from any thread, receives in one. keeps: whether the peer can come back; before that,
     frames are not numbered and a broken connection ends everything.
 
-    channel: the present connection; replaced by `replace`.
+    An exception at any point of `post` or `push` (a Ctrl-C) leaves each message sent, or still to
+    be sent by the next `push`, or not taken, and none of them twice: a message is taken by one
+    append, and all steps from there on can be repeated.
+
+    channel: the present connection; replaced by `replace`. waits: whether messages wait while much
+    is kept for the peer (FULL).
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, *, waits: bool = False) -> None:
         self.channel = channel
+        self.waits = waits
         self.keeps = False
         self.received = 0  # the peer's last frame
         self._sent = 0
-        self._kept: deque[tuple[int, Message]] = deque()
-        self._bytes = 0
-        self._stale = False  # a new connection whose peer has not been sent the kept frames
+        self._waiting: deque[Message] = deque()
+        self._current: Frame | None = None  # that is partly sent, of `_again` or `_waiting`
+        self._kept: deque[_Kept] = deque()
+        self._again: deque[_Kept] = deque()  # of these, what another connection must still send
+        self._broken = False
         self._since_frames = self._since_bytes = 0  # received without telling the peer
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -45,40 +66,122 @@ class Session:
     # ---- sending -----------------------------------------------------------------------------
 
     def send(self, message: Message) -> None:
-        """Send a message. Where the connection is broken it is kept for the next one; Disconnected
-        where there will be none."""
-        with self._lock:
-            sequence = 0
-            if self.keeps and message.operation not in UNNUMBERED:
-                if self._bytes > MOST:
-                    self.keeps = False
-                    self.channel.close()
-                    raise Disconnected("the other side acknowledges nothing", kept=self._bytes)
-                self._sent += 1
-                sequence = self._sent
-                self._kept.append((sequence, message))
-                self._bytes += _FRAME + len(message.data)
-            if not self._stale:
-                self._put(message, sequence)
+        """Send a message; blocks while the peer takes none. Where the connection is broken it is
+        kept for the next one; Disconnected where there will be none. For threads that meet no
+        exceptions of another cause."""
+        if self.post(message):
+            self.flush()
 
-    def _put(self, message: Message, sequence: int) -> None:
-        self._since_frames = self._since_bytes = 0
+    def flush(self) -> None:
+        """Send everything that waits to be sent, as `send` does."""
+        while events := self.push():
+            self.await_peer(events)
+
+    def post(self, message: Message) -> int:
+        """Take a message, and send what goes now; see `push`."""
+        if self.keeps and self._bytes > MOST:
+            self.keeps = False
+            self.channel.close()
+            raise Disconnected("the other side acknowledges nothing", kept=self._bytes)
+        self.queue(message)
+        return self.push()
+
+    def queue(self, message: Message) -> None:
+        """Take a message, for the next `push`."""
+        self._waiting.append(message)
+
+    def push(self) -> int:
+        """Send what goes now. Returns 0 where nothing is left, or the connection is broken;
+        ACKNOWLEDGED where the peer must acknowledge frames first; else the events that the channel
+        waits for. See `await_peer`."""
+        with self._lock:
+            while not self._broken:
+                frame = self._current
+                if frame is None:
+                    if not self._again and self._waiting and self.full:
+                        return ACKNOWLEDGED
+                    frame = self._current = self._next()
+                    if frame is None:
+                        return 0
+                events = self._go(frame)
+                if events:
+                    return events
+                if not self._broken:
+                    self._written(frame)
+            return 0
+
+    def _go(self, frame: Frame) -> int:
+        # A function of its own: `try` inside of `with` is a line of its own to debuggers, and an
+        # exception of theirs there would leave the lock held (CPython 3.11).
         try:
-            self.channel.send(message, sequence=sequence, acknowledged=self.received)
+            return self.channel.push(frame)
         except Disconnected:
-            if not self.keeps:
-                raise
+            self._break(self.channel)
+            return 0
+
+    def await_peer(self, events: int) -> None:
+        """Block for what `push` returned."""
+        if events == ACKNOWLEDGED:
+            with self._changed:
+                if self.full:
+                    self._changed.wait(PAUSE_S)
+            return
+        channel = self.channel
+        try:
+            channel.wait(events)
+        except Disconnected:
+            self._break(channel)
+
+    @property
+    def unsent(self) -> int:
+        """Messages that wait to be sent."""
+        return len(self._waiting)
+
+    def _next(self) -> Frame | None:
+        if self._again:
+            kept = self._again[0]
+            frame = Frame(kept.message, kept.sequence, self.received)
+        elif self._waiting:
+            message = self._waiting[0]
+            numbered = self.keeps and message.operation not in UNNUMBERED
+            frame = Frame(message, self._sent + 1 if numbered else 0, self.received)
+        else:
+            return None
+        self._since_frames = self._since_bytes = 0
+        return frame
+
+    def _written(self, frame: Frame) -> None:
+        """All of the current frame is with the system."""
+        number, message = frame.sequence, frame.message
+        if number:
+            if number > self._sent and (not self._kept or self._kept[-1].sequence < number):
+                before = self._kept[-1].after if self._kept else 0
+                size = _FRAME + len(message.data)
+                self._kept.append(_Kept(number, message, before, before + size))
+            self._sent = max(self._sent, number)
+        if self._again and self._again[0].message is message:
+            self._again.popleft()
+        elif self._waiting and self._waiting[0] is message:
+            self._waiting.popleft()
+        self._current = None
+
+    def _break(self, channel: Channel) -> None:
+        """A connection is broken. Disconnected where there will be no other one."""
+        with self._lock:
+            if channel is self.channel:
+                self._broken = True
+                channel.close()
+                if not self.keeps:
+                    raise Disconnected("the connection is closed")
 
     @property
     def full(self) -> bool:
-        """Whether so much is kept that a sender should wait."""
-        return self._bytes > FULL
+        """Whether so much is kept that a sender waits."""
+        return self.waits and self._bytes > FULL
 
-    def wait(self, limit_s: float) -> None:
-        """Wait until something is acknowledged, or the connection is another."""
-        with self._changed:
-            if self.full and not self._stale:
-                self._changed.wait(limit_s)
+    @property
+    def _bytes(self) -> int:
+        return self._kept[-1].after - self._kept[0].before if self._kept else 0
 
     # ---- receiving ---------------------------------------------------------------------------
 
@@ -109,30 +212,31 @@ class Session:
         return self._since_frames >= ACK_FRAMES or self._since_bytes >= ACK_BYTES
 
     def _acknowledged(self, last: int) -> None:
+        frame = self._current
+        if last > self._sent and frame is not None and not frame.rest:
+            self._written(frame)  # a thread that an exception cut off has sent it
         if last > self._sent:
             raise WireError(f"{last} frames are acknowledged, {self._sent} were sent")
-        while self._kept and self._kept[0][0] <= last:
-            self._bytes -= _FRAME + len(self._kept.popleft()[1].data)
-        self._changed.notify_all()
+        if self._kept and self._kept[0].sequence <= last:
+            while self._kept and self._kept[0].sequence <= last:
+                self._kept.popleft()
+            self._changed.notify_all()
 
     # ---- another connection ------------------------------------------------------------------
 
     def replace(self, channel: Channel, acknowledged: int, first: Message | None = None) -> None:
         """Go on with another connection, whose peer has received `acknowledged` frames. `first` is
-        sent at once; `resend` must follow, and until then other messages are only kept."""
+        the first message in it. `push` must follow."""
         with self._lock:
             former, self.channel = self.channel, channel
             former.release()
-            self._stale = True
+            frame = self._current
+            if frame is not None and frame.sequence:
+                self._written(frame)  # all of it may have arrived: treat it as sent
+            self._current = None
             self._acknowledged(acknowledged)
+            self._again = deque(self._kept)
+            self._broken = False
             if first is not None:
-                self._put(first, 0)
-
-    def resend(self) -> None:
-        """Send what the peer has not, in order; does nothing where that was done."""
-        with self._lock:
-            if not self._stale:
-                return
-            self._stale = False
-            for sequence, message in list(self._kept):
-                self._put(message, sequence)
+                self._current = Frame(first, 0, self.received)
+            self._changed.notify_all()

@@ -30,6 +30,7 @@ VERSION = 1
 MAGIC = b"uq01"
 HEADER = struct.Struct("<4sIIIQQ")
 CHUNK = 1 << 20  # bytes of data in a frame of a large copy
+READ_AHEAD = 2048  # bytes; each of a thousand idle clients takes as many
 
 Bytes = bytes | bytearray | memoryview
 
@@ -205,28 +206,52 @@ def _is(kind: str, value: object) -> bool:
 class Buffered:
     """Frames out of a stream of bytes, however it is cut. For connections and for fuzzing.
 
-    Before a header is checked at most its 32 bytes are kept, then at most what `limits` allow.
+    Small frames, with what follows them, come by one `space`. Before a header is checked at most
+    READ_AHEAD bytes are kept, then at most what `limits` allow.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._header: Header | None = None
-        self._room = bytearray(HEADER.size)
-        self._have = 0
+        self._ahead = bytearray(READ_AHEAD)
+        self._start = self._end = 0  # what of it is not taken yet
+        self._header: Header | None = None  # of a frame that has memory of its own:
+        self._frame, self._have = bytearray(), 0
 
     def space(self) -> memoryview:
-        """Return where the next bytes go; pass how many arrived to `took`."""
-        return memoryview(self._room)[self._have :]
+        """Return where the next bytes go; pass how many arrived to `took`. Only where `more` has
+        nothing."""
+        if self._header is not None:
+            return memoryview(self._frame)[self._have :]
+        rest = self._end - self._start
+        if self._start:
+            self._ahead[:rest] = self._ahead[self._start : self._end]
+            self._start, self._end = 0, rest
+        return memoryview(self._ahead)[rest:]
 
     def took(self, count: int) -> Message | None:
-        """Return the message that these bytes complete, if they do; WireError."""
-        self._have += count
-        if self._have < len(self._room):
-            return None
+        """Return the first message that these bytes complete, if they do; WireError."""
         if self._header is None:
-            self._header = decode_header(self._room, self.limits)
-            self._room, self._have = bytearray(self._header.meta + self._header.data), 0
+            self._end += count
+            return self.more()
+        self._have += count
+        if self._have < len(self._frame):
             return None
-        header, room = self._header, memoryview(self._room)
-        self._header, self._room, self._have = None, bytearray(HEADER.size), 0
-        return decode(header, room[: header.meta], room[header.meta :])
+        header, whole = self._header, memoryview(self._frame)
+        self._header, self._frame = None, bytearray()
+        return decode(header, whole[: header.meta], whole[header.meta :])
+
+    def more(self) -> Message | None:
+        """Return the next message of those that have arrived, if there is one; WireError."""
+        first = self._start + HEADER.size
+        if self._header is not None or first > self._end:
+            return None
+        view = memoryview(self._ahead)
+        header = decode_header(view[self._start : first], self.limits)
+        size = header.meta + header.data
+        found = bytes(view[first : min(first + size, self._end)])
+        self._start = first + len(found)
+        if len(found) == size:
+            return decode(header, found[: header.meta], memoryview(found)[header.meta :])
+        self._header, self._frame, self._have = header, bytearray(size), len(found)
+        self._frame[: len(found)] = found
+        return None

@@ -36,8 +36,9 @@ def fed(data: bytes, cuts: random.Random, limits: Limits | None = None) -> list[
         space[:count] = data[:count]
         data = data[count:]
         message = incoming.took(count)
-        if message is not None:
+        while message is not None:
             found.append(message)
+            message = incoming.more()
     return found
 
 

@@ -141,8 +141,8 @@ class Running:
         self.daemon.close()
 
 
-def started(folder: Path, more: str = "", count: int = 2) -> Running:
-    return Running(parse_config(settings_text(folder, ["cpu"], more, count)))
+def started(folder: Path, more: str = "", count: int = 2, device: str = "cpu") -> Running:
+    return Running(parse_config(settings_text(folder, [device], more, count)))
 
 
 def scaled(gpu: Device) -> bool:

@@ -6,7 +6,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +13,9 @@ import pytest
 import hcq
 from hcq.errors import BadArgument, DeviceLost
 from hcq.queue import QueueKind
-from hcq.remote.channel import Channel, Disconnected
+from hcq.remote.channel import Channel, Disconnected, Frame
 from hcq.remote.session import ACK_FRAMES, Session
-from hcq.remote.wire import Limits, Message, WireError, encode
+from hcq.remote.wire import Limits, Message, WireError
 from tests.support.daemon import Running, scaled, started
 from tests.support.waiting import until
 from tools.daemon.config import parse
@@ -28,27 +27,28 @@ class Cutter:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left, self.where, self.fired = -1, "", 0
         self._lock = threading.Lock()
-        plain = Channel.send
+        plain = Channel.push
 
-        def send(channel: Channel, message: Message, *given: Any, **numbers: Any) -> None:
+        def push(channel: Channel, frame: Frame) -> int:
             with self._lock:
-                numbered = numbers.get("sequence", 0) or message.operation == "ack"
-                self.left -= bool(numbered)
+                numbered = frame.sequence or frame.message.operation == "ack"
+                self.left -= bool(numbered and not frame.counts)
                 now = numbered and self.left == 0
                 self.fired += now
+                if now:
+                    self.left = -1
             if not now:
-                plain(channel, message, *given, **numbers)
-                return
+                return plain(channel, frame)
             if self.where == "behind":
-                plain(channel, message, *given, **numbers)
+                while plain(channel, frame):
+                    continue
             elif self.where == "within":
-                head, data = encode(message, **numbers)
-                frame = bytes(head) + bytes(data)
-                channel._send(frame[: len(frame) // 2], 10)
+                rest = frame.rest
+                frame.counts.append(channel._socket.send(rest[: len(rest) // 2]))
             channel.close()
             raise Disconnected("cut")
 
-        monkeypatch.setattr(Channel, "send", send)
+        monkeypatch.setattr(Channel, "push", push)
 
     def arm(self, frame: int, where: str) -> None:
         with self._lock:
@@ -195,14 +195,14 @@ def test_what_came_twice_is_dropped_and_what_is_missing_is_an_error() -> None:
     one, two = ends()
     try:
         for sequence in (1, 1, 2, 1, 2):
-            one.channel.send(Message("free", [sequence]), sequence=sequence)
+            assert not one.channel.push(Frame(Message("free", [sequence]), sequence))
         found = [two.receive(), two.receive()]
         assert [each.arguments for each in found if each] == [[1], [2]]
         assert two.receive(0) is None
-        one.channel.send(Message("free", [4]), sequence=4)
+        assert not one.channel.push(Frame(Message("free", [4]), 4))
         with pytest.raises(WireError, match="expected frame 3, got 4"):
             two.receive()
-        one.channel.send(Message("free", [3]), acknowledged=1)
+        assert not one.channel.push(Frame(Message("free", [3]), 0, acknowledged=1))
         with pytest.raises(WireError, match="1 frames are acknowledged, 0 were sent"):
             two.receive()
     finally:

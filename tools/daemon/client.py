@@ -108,13 +108,13 @@ class Client:
             "read": lambda held, given, data: held.read(given[0], self._readable(given[1])),
             "load": lambda held, given, data: held.load(data),
             "unload": lambda held, given, data: held.unload(*given),
-            "submit": lambda held, given, data: held.submit(given[0], given[1], data),
-            "place": lambda held, given, data: held.place(given[0], given[1], given[2], data),
-            "replay": lambda held, given, data: held.replay(given[0], data),
-            "drop": lambda held, given, data: held.drop(*given),
-            "diagnose": lambda held, given, data: failures.facts_of(held.diagnose(*given)),
-            "reset": lambda held, given, data: held.reset(*given),
-            "plan": lambda held, given, data: held.plan(*given),
+            "submit": lambda held, given, data: held.work.submit(given[0], given[1], data),
+            "place": lambda held, given, data: held.work.place(given[0], given[1], given[2], data),
+            "replay": lambda held, given, data: held.work.replay(given[0], data),
+            "drop": lambda held, given, data: held.work.drop(*given),
+            "diagnose": lambda held, given, data: failures.facts_of(held.work.diagnose(*given)),
+            "reset": lambda held, given, data: held.work.reset(*given),
+            "plan": lambda held, given, data: held.work.plan(*given),
         }
 
     # ---- the connection ----------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Client:
         channel, acknowledged, reply = found
         channel.limits = Limits(data=self.daemon.settings.message)
         self.session.replace(channel, acknowledged, reply)
-        self.session.resend()
+        self.session.flush()
         log.info("%s is connected again", self.name)
         return True
 
@@ -268,11 +268,11 @@ class Client:
                 found = plain(message.arguments, message.data)
             else:
                 held = self._held()
-                if held.failed is not None and operation not in AFTER_FAILURE:
+                if held.work.failed is not None and operation not in AFTER_FAILURE:
                     if not message.call:
                         return  # the client was told
                     if operation != "diagnose":
-                        raise held.failed
+                        raise held.work.failed
                 work = self._work.get(operation)
                 if work is None:
                     raise BadArgument(f"{operation} is not expected here")
@@ -291,7 +291,7 @@ class Client:
         if message.call:
             self._reply(message.call, error)
         elif self.holder is not None:
-            self.holder.fail(error)
+            self.holder.work.fail(error)
             self.notify("failed", error)
 
     def _reply(self, call: int, found: object) -> None:
@@ -353,7 +353,8 @@ class Client:
                 holder = self.daemon.hold(self, owned, lease)
                 if holder is None:
                     return  # the client has gone meanwhile
-                for queue, timeline in zip(holder.hardware, holder.timelines, strict=True):
+                work = holder.work
+                for queue, timeline in zip(work.hardware, work.timelines, strict=True):
                     timelines.setdefault(queue.kind.value, []).append(timeline.address)
             grant = Grant(
                 lease.number,

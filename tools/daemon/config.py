@@ -7,7 +7,7 @@ state = "/var/lib/ugpud"            # tokens, history
 log = "auto"                        # "journal", "stderr"; auto: journal under systemd
 clients = 1100                      # connections at a time
 message = "64M"                     # bytes of one message, at most
-hotplug = ["pci:*"]                 # GPUs that are taken when they arrive; default: those below
+hotplug = ["pci:*", "usb:*"]        # GPUs that are taken when they arrive; default: those below
 
 [lease]
 usual_s = 3600                      # of a lease that names no limit
@@ -180,8 +180,8 @@ def parse(text: str, name: str = "ugpud.toml") -> Settings:
     lease.end()
     devices = tuple(_device(name, number, row) for number, row in enumerate(rows, 1))
     hotplug = daemon.take("hotplug", list, [])
-    if not all(isinstance(each, str) and each.startswith("pci:") for each in hotplug):
-        raise daemon.bad("hotplug", 'a list of patterns such as "pci:*"', hotplug)
+    if not all(isinstance(each, str) and each.startswith(("pci:", "usb:")) for each in hotplug):
+        raise daemon.bad("hotplug", 'a list of patterns such as "pci:*" or "usb:*"', hotplug)
     if not devices and not hotplug:
         raise BadArgument(f"{name}: expected at least one [[device]], got none")
     if sum(each.count for each in devices) > _MOST_DEVICES:

@@ -1,51 +1,102 @@
-"""Cards that come and go while the daemon runs: what the PCI bus shows, told to the daemon."""
+"""Cards that come and go while the daemon runs: what the buses show (PCI, and USB for cards behind
+bridges), told to the daemon."""
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import logging
 import threading
 from collections.abc import Callable, Sequence
 
 from hcq import threads
+from hcq.errors import DeviceNotFound
 from hcq.transport.hotplug import Watcher
 from hcq.transport.pci_function import DEVICES
 from hcq.transport.system import System
+from usbgpu import found
+from usbgpu.usb import UsbIdentity
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.5  # the longest wait for a change; `close` takes as long
+LOOK_S = (
+    0.5  # the longest wait for a change; `close` takes as long. Bridges are looked for as often
+)
+USB = "sys/bus/usb/devices"
 # Classes that GPUs have: display controllers, processing accelerators. Source: PCI Code and ID
 # Assignment Specification, base classes.
 _GPU_CLASSES = ("0x03", "0x12")
 
 
+class Bridges:
+    """USB bridges that are plugged in, by the names that `hcq.open` takes. names: those that the
+    daemon has; beside them each bridge counts by its serial number, or its port."""
+
+    def __init__(self, system: System, names: Callable[[], Sequence[str]]) -> None:
+        self._folder = system.path(USB)
+        self._names = names
+        self._known: dict[str, UsbIdentity] = {}
+        self._known = self._look()
+
+    def identity(self, name: str) -> UsbIdentity | None:
+        """Return the bridge of a name, None where it is not plugged in."""
+        try:
+            return found.choose(name.removeprefix("usb:"), self._folder)
+        except DeviceNotFound:
+            return None
+
+    def usable(self, name: str) -> bool:
+        """Whether it is a bridge whose firmware is known, and no other name's."""
+        facts = dict(found.listed(self._folder)).get(name)
+        if facts is None or not facts["usable"]:
+            return False
+        others = (self.identity(each) for each in self._names() if each.startswith("usb:"))
+        return all(each is None or each.port != facts["port"] for each in others)
+
+    def changes(self) -> list[tuple[str, bool]]:
+        """Return names of bridges that left (False) or came (True) since the last call, departures
+        first. One that was plugged again between two calls is both."""
+        before, self._known = self._known, self._look()
+        gone = [name for name, each in before.items() if self._known.get(name) != each]
+        came = [name for name, each in self._known.items() if before.get(name) != each]
+        return [*((name, False) for name in gone), *((name, True) for name in came)]
+
+    def _look(self) -> dict[str, UsbIdentity]:
+        """The system gives a bridge another address each time it is plugged in."""
+        names = [name for name, _ in found.listed(self._folder)]
+        names += [name for name in self._names() if name.startswith("usb:")]
+        looked = {name: self.identity(name) for name in names}
+        return {name: each for name, each in looked.items() if each is not None}
+
+
 class Plugs:
-    """Watches the bus in a thread, from `start` to `close`. adopt: patterns of names ("pci:*") of
-    GPUs that the daemon takes though its file does not name them. arrived, departed: called with
-    the name that `hcq.open` takes."""
+    """Watches the buses in a thread, from `start` to `close`. adopt: patterns of names ("pci:*",
+    "usb:*") of GPUs that the daemon takes though its file does not name them. arrived, departed:
+    called with the name that `hcq.open` takes. names: of the cards that the daemon has."""
 
     def __init__(
         self,
         adopt: Sequence[str],
         arrived: Callable[[str], None],
         departed: Callable[[str], None],
+        names: Callable[[], Sequence[str]],
         system: System | None = None,
     ) -> None:
         self._adopt = adopt
         self._arrived = arrived
         self._departed = departed
         self._system = system if system is not None else System()
+        self._bridges = Bridges(self._system, names)
+        self._watcher: Watcher | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ugpud bus", daemon=True)
 
     def start(self) -> None:
-        """Watch from now on. A machine without a PCI bus is left alone."""
+        """Watch from now on. On a machine without a PCI bus, bridges alone."""
         try:
             self._watcher = Watcher(self._system)
         except OSError as error:
-            log.warning("cards that come and go are not noticed: %s", error)
-            return
+            log.warning("PCI cards that come and go are not noticed: %s", error)
         threads.start(self._thread)
 
     def close(self) -> None:
@@ -55,7 +106,9 @@ class Plugs:
             self._thread.join()
 
     def present(self, name: str) -> bool:
-        """Whether a device is there now, as far as the PCI bus tells."""
+        """Whether a device is there now, as far as the buses tell."""
+        if name.startswith("usb:"):
+            return self._bridges.identity(name) is not None
         return (
             not name.startswith("pci:")
             or self._system.path(f"{DEVICES}/{name.removeprefix('pci:')}").exists()
@@ -69,6 +122,8 @@ class Plugs:
         """Whether a card that the file does not name is to be taken."""
         if not self.fits(name):
             return False
+        if name.startswith("usb:"):
+            return self._bridges.usable(name)
         try:
             path = self._system.path(f"{DEVICES}/{name.removeprefix('pci:')}/class")
             return path.read_text("ascii").startswith(_GPU_CLASSES)
@@ -76,13 +131,24 @@ class Plugs:
             return False  # it departs just now
 
     def _run(self) -> None:
-        with self._watcher as watcher:
+        watcher = self._watcher
+        with contextlib.ExitStack() as stack:
+            if watcher is not None:
+                stack.enter_context(watcher)
             while not self._stopped.is_set():
-                try:
-                    changes = watcher.changes(LOOK_S)
-                except OSError as error:
-                    log.error("cards that come and go are not noticed any more: %s", error)
-                    return
-                for change in changes:
-                    log.info("%s", change)
-                    (self._arrived if change.arrived else self._departed)(change.name)
+                for name, arrived in (*self._functions(), *self._bridges.changes()):
+                    log.info("%s %s", name, "arrived" if arrived else "departed")
+                    (self._arrived if arrived else self._departed)(name)
+
+    def _functions(self) -> list[tuple[str, bool]]:
+        """Wait for a change on the PCI bus, up to LOOK_S."""
+        if self._watcher is None:
+            self._stopped.wait(LOOK_S)
+            return []
+        try:
+            return [(each.name, each.arrived) for each in self._watcher.changes(LOOK_S)]
+        except OSError as error:
+            log.error("PCI cards that come and go are not noticed any more: %s", error)
+            self._watcher.close()
+            self._watcher = None
+            return []

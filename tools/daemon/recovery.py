@@ -52,6 +52,11 @@ class Patient(Protocol):
     @property
     def is_open(self) -> bool: ...
 
+    @property
+    def gone(self) -> bool:
+        """Whether it has left the bus."""
+        ...
+
     def reset(self, to: Level | None) -> Level:
         """Climb the ladder, or take the rungs of one level; the level that worked."""
         ...
@@ -139,6 +144,8 @@ class Healing:
         for turn in range(policy.rounds):
             if turn and not self._pause(policy.pause_s * 2 ** (turn - 1)):
                 return f"{reason} (ugpud stops)"
+            if self._patient.gone:
+                return f"{reason} (the card is not on the bus)"
             try:
                 self._bring_back(last=turn == policy.rounds - 1)
                 self._patient.prove()

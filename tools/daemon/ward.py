@@ -31,6 +31,7 @@ from .watch import Watch, links
 log = logging.getLogger(__name__)
 
 _JOBS = 16
+_PLUGGED = ("pci:", "usb:")  # names of cards that come and go
 SETTLE_S = 5.0  # TIMEOUT: for udev's rules and drivers after an arrival; our choice
 GONE = "the card is not on the bus"
 UNKNOWN = "ugpud failed; its log has the cause"
@@ -64,7 +65,7 @@ class Ward:
         self._healers = ThreadPoolExecutor(max(_JOBS, len(self.owned)), "ugpud recovery")
         self._opener = opener
         self._looking: set[str] = set()  # cards that are looked at just now
-        self._plugs = Plugs(settings.hotplug, self._arrived, self._departed, system)
+        self._plugs = Plugs(settings.hotplug, self._arrived, self._departed, self._names, system)
         self._breakers = {each.name: Breaker(settings.recovery, now) for each in self.owned}
         self._beyond: tuple[str, str] | None = None  # card and reason that call for a reboot
         self._barred = self.history.quarantines()  # that hold now; changed under both locks
@@ -72,7 +73,7 @@ class Ward:
 
     def start_cards(self) -> None:
         """Boot all devices, each in a job, and watch the bus."""
-        if self.settings.hotplug or any(each.name.startswith("pci:") for each in self.owned):
+        if self.settings.hotplug or any(name.startswith(_PLUGGED) for name in self._names()):
             self._plugs.start()
         for name in self.watch.expected():
             if not self._known(name) and self._plugs.fits(name):
@@ -160,7 +161,7 @@ class Ward:
         how = "attached warm" if getattr(driver, "warm", False) else "ready"
         passed = f"{self.now() - start:.1f}"
         text = f"{owned.name} is {how} after {passed} s"
-        if owned.name.startswith("pci:"):
+        if owned.name.startswith(_PLUGGED):
             self.watch.expect(owned.name)
         tell(log, READY, text, device=owned.name, serial=owned.serial, duration_s=passed)
         self._change(owned.card, State.READY)
@@ -201,6 +202,10 @@ class Ward:
             self.table.cards.append(owned.card)
             self._breakers[name] = Breaker(self.settings.recovery, self.now)
         return owned
+
+    def _names(self) -> list[str]:
+        with self._tick:
+            return [each.settings.name for each in self.owned]
 
     def _known(self, name: str) -> bool:
         with self._tick:

@@ -1,0 +1,396 @@
+"""The submissions of one lease: images, work under way, how far each queue is, failures.
+
+The connection's thread submits; a thread of this module's watches the work and tells the client how
+far each queue is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hcq import threads
+from hcq.command import Command, Signal, Symbol, Wait
+from hcq.core import core_of
+from hcq.device import Device
+from hcq.errors import BadArgument, Closed, OutOfMemory, UgpuError
+from hcq.ladder import Level
+from hcq.placed import Placed
+from hcq.queue import HardwareQueue
+from hcq.remote import failures
+from hcq.remote.queue import OUTSTANDING
+from hcq.remote.wire import Bytes
+from hcq.timeline import Timeline
+
+from .commands import Decoder, Scope, table_of
+
+log = logging.getLogger(__name__)
+
+MOST_IMAGES = 1 << 16  # a client's limit
+PLACED = 64 << 20  # bytes of a lease's images that have memory of their own; others are copied
+LOOK_S = 0.02  # between looks at failures while work is under way
+# After the last work has ended, the thread that watches stays ready for more: for as long as a
+# program takes between two steps that wait for each other
+LINGER_S = 0.005
+LINGER_LOOK_S = 1e-3
+
+# TIMEOUT: for what a mild reset left running; as long as the daemon gives a lease's last work
+RESET_DRAIN_S = 5.0
+
+#: tells the client: operation and arguments of an event
+Notify = Callable[..., None]
+
+
+@dataclass
+class _Line:
+    """One queue of the lease. timeline: the lease's, whose values are the client's. last: of these
+    values, the highest that was submitted. signals: whether its submissions raise the timeline in
+    memory, which costs a signal each: from when a queue first waits for it there. under_way: the
+    hardware's and the client's value of each submission. backlog: those without room so far."""
+
+    hardware: HardwareQueue
+    timeline: Timeline
+    last: int = 0
+    signals: bool = False
+    under_way: deque[tuple[int, int]] = field(default_factory=deque)
+    backlog: deque[tuple[int, Callable[[], int]]] = field(default_factory=deque)
+
+    def without_end(self, commands: Sequence[Command]) -> Sequence[Command]:
+        """The commands, less the signal at their end where nothing waits for it: the hardware
+        queue has a signal of its own."""
+        if self.signals or not commands:
+            return commands
+        last = commands[-1]
+        ours = isinstance(last, Signal) and last.timeline is self.timeline
+        return commands[:-1] if ours else commands
+
+
+@dataclass
+class _Image:
+    """A placed image. extents: (slot, bytes) of the places that must be memory of the lease. size:
+    bytes of memory of its own. signals: see _Line, as it was when `run` was made."""
+
+    line: _Line
+    commands: Sequence[Command]
+    slots: int
+    extents: list[tuple[int, int]]
+    signals: bool = False
+    run: Callable[[Sequence[int]], int] | None = None
+    placed: Placed | None = None
+    size: int = 0
+
+
+class Work:
+    """Thread-safe where the methods say so; else for the connection's thread alone.
+
+    hardware: the queues that the client has. failed: why nothing more is executed until the client
+    resets, None otherwise.
+    """
+
+    def __init__(
+        self, device: Device, hardware: Sequence[HardwareQueue], scope: Scope, notify: Notify
+    ) -> None:
+        self.device = device
+        self.core = core_of(device)
+        self.failed: UgpuError | None = None
+        self._scope = scope
+        self._notify = notify
+        self._lock = threading.RLock()
+        self._closed = False
+        self._resets = 0
+        self._images: dict[int, _Image] = {}
+        self._placed = 0  # bytes
+        self._lines: list[_Line] = []
+        self._changed = threading.Condition(self._lock)
+        self._lingers = False  # the thread that watches is ready, and need not be woken
+        self._runner = threading.Thread(target=self._run, name=f"{device.name} lease", daemon=True)
+        try:
+            for queue in hardware:
+                self._lines.append(_Line(queue, device.timeline(f"lease {queue.name}")))
+            self._by_address = {line.timeline.address: line for line in self._lines}
+            threads.start(self._runner)
+        except BaseException:
+            self.free()
+            raise
+
+    @property
+    def hardware(self) -> list[HardwareQueue]:
+        """The queues that the client has."""
+        return [line.hardware for line in self._lines]
+
+    @property
+    def timelines(self) -> list[Timeline]:
+        """The timeline of each queue, whose values are the client's."""
+        return [line.timeline for line in self._lines]
+
+    def timeline(self, address: int) -> Timeline | None:
+        """Return a queue's timeline by its address."""
+        line = self._by_address.get(address)
+        return None if line is None else line.timeline
+
+    # ---- submissions -------------------------------------------------------------------------
+
+    def submit(self, queue: int, value: int, data: Bytes) -> None:
+        """Run command words; `value` marks their end. A value that has come before is ignored."""
+        line = self._line(queue)
+        if value <= line.last:
+            return
+        commands = Decoder(_words(data), self._scope).decode().commands
+        self._signal_awaited(commands)
+        given = line.without_end(commands)
+        self._begin(line, value, lambda: self.core.submit(line.hardware, given))
+
+    def place(self, number: int, queue: int, words: int, data: Bytes) -> None:
+        """Keep an image for replays."""
+        line = self._line(queue)
+        view = memoryview(data)
+        if 4 * words > len(view) or len(self._images) >= MOST_IMAGES:
+            raise BadArgument("an image is cut short, or there are too many", words=words)
+        places = table_of(view[4 * words :], words)
+        decoded = Decoder(_words(view[: 4 * words]), self._scope, places).decode()
+        self._signal_awaited(decoded.commands)
+        extents = [(slot, size) for slot, size in decoded.extents.items() if size]
+        image = _Image(line, decoded.commands, sum(len(each) for each in places.values()), extents)
+        self._prepare(image)
+        self._forget_image(self._images.get(number))
+        self._images[number] = image
+
+    def replay(self, told: list[int], data: Bytes) -> None:
+        """Run placed images; told: image, value, image, value. data: what fills their places."""
+        if len(told) % 2 or len(data) % 8:
+            raise BadArgument("a replay is cut short")
+        values: list[int] = np.frombuffer(data, "<u8").tolist()
+        at = 0
+        for number, value in zip(told[::2], told[1::2], strict=True):
+            image = self._images.get(number)
+            if image is None:
+                raise BadArgument(f"this lease has no image {number}")
+            given = values[at : at + image.slots]
+            at += image.slots
+            if len(given) != image.slots:
+                raise BadArgument("a replay has too few values")
+            for slot, size in image.extents:
+                self._scope.check(given[slot], size)
+            if value > image.line.last:
+                self._replay_one(image, value, given)
+
+    def drop(self, number: int) -> None:
+        """Forget an image."""
+        self._forget_image(self._images.pop(number, None))
+
+    def _replay_one(self, image: _Image, value: int, given: list[int]) -> None:
+        if image.signals is not image.line.signals:
+            self._prepare(image)
+        run = image.run
+        assert run is not None
+        self._begin(image.line, value, lambda: run(given))
+
+    def _prepare(self, image: _Image) -> None:
+        """Encode an image, and give it memory of its own where there is room."""
+        line = image.line
+        self._forget_image(image)
+        prepared = self.core.prepare(line.hardware, line.without_end(image.commands))
+        image.signals = line.signals
+        size = prepared.words.nbytes
+        if self._placed + size <= PLACED:
+            with contextlib.suppress(OutOfMemory):
+                image.placed, image.size = Placed(self.core, line.hardware, prepared), size
+                self._placed += size
+
+        def run(given: Sequence[int]) -> int:
+            placed = image.placed
+            if placed is not None and placed.prepared is prepared and placed.ended:
+                return placed.submit(given)
+            return self.core.submit_prepared(line.hardware, prepared, given)
+
+        image.run = run
+
+    def _forget_image(self, image: _Image | None) -> None:
+        if image is not None and image.placed is not None:
+            image.placed.close()
+            self._placed -= image.size
+            image.placed = None
+
+    def _line(self, index: int) -> _Line:
+        if index >= len(self._lines):
+            raise BadArgument(f"this lease has {len(self._lines)} queues, got {index}")
+        return self._lines[index]
+
+    def _signal_awaited(self, commands: Sequence[Command]) -> None:
+        """From now on raise the timelines that these commands wait for, in memory too."""
+        for command in commands:
+            if isinstance(command, Wait):
+                line = self._by_address.get(command.timeline.address)
+                if line is not None and not line.signals:
+                    line.signals = True
+                    if line.last:  # what was submitted without
+                        self._catch_up(line, Signal(line.timeline, Symbol.constant(line.last)))
+
+    def _catch_up(self, line: _Line, signal: Signal) -> None:
+        self._begin(line, line.last, lambda: self.core.submit(line.hardware, [signal]))
+
+    def _begin(self, line: _Line, value: int, submit: Callable[[], int]) -> None:
+        """Submit, or have it submitted when what came before it on this queue is."""
+        with self._lock:
+            if len(line.backlog) + len(line.under_way) > 2 * OUTSTANDING:
+                raise BadArgument(
+                    "too many submissions under way on one queue", limit=2 * OUTSTANDING
+                )
+            line.last = value
+            if line.backlog or not line.hardware.room(0):
+                line.backlog.append((value, submit))
+            else:
+                line.under_way.append((submit(), value))
+            if not self._lingers or line.backlog:
+                self._changed.notify_all()
+
+    # ---- failures ----------------------------------------------------------------------------
+
+    def diagnose(self, queue: int, value: int) -> dict[str, object]:
+        """What the device says of a queue that does not get to `value`."""
+        line = self._line(queue)
+        timeline = line.hardware.timeline
+        with self.core.lock:
+            found = self.core.driver.diagnose(timeline, timeline.last)
+        return {**found, "submissions_under_way": len(line.under_way)}
+
+    def fail(self, error: UgpuError) -> None:
+        """Something of the client's failed that it does not wait for: nothing more is executed
+        until it resets. From any thread."""
+        with self._lock:
+            if self.failed is None:
+                self.failed = error
+
+    def reset(self, lasts: list[int], level: int, resets: int) -> list[object]:
+        """Bring the device back; work under way is lost. Returns the report for the client.
+        resets: what tells what was reached after it from before."""
+        if len(lasts) != len(self._lines):
+            raise BadArgument(f"expected {len(self._lines)} values, got {len(lasts)}")
+        only = _level(level)
+        with self._lock:
+            self._forget_work()
+            self._resets = resets
+        recovery = self.core.reset(only)
+        self.device.synchronize(limit_s=RESET_DRAIN_S)  # work of queues that went on
+        with self._lock:
+            for line, last in zip(self._lines, lasts, strict=True):
+                line.timeline.last = line.last = last
+                line.timeline.restart()
+            self.failed = None
+            self._changed.notify_all()
+        return failures.recovery_to_wire(recovery)
+
+    def plan(self, level: int) -> list[object]:
+        """Return what a reset would do."""
+        with self.core.lock:
+            return failures.plan_to_wire(self.core.driver.recovery_plan(_level(level)))
+
+    # ---- the end -----------------------------------------------------------------------------
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing is submitted any more. From any thread."""
+        return self._closed
+
+    def stop(self) -> None:
+        """Submit nothing any more. From any thread."""
+        with self._lock:
+            self._closed = True
+            for line in self._lines:
+                line.backlog.clear()
+            self._changed.notify_all()
+        if self._runner.ident is not None:
+            self._runner.join()
+
+    def free(self) -> None:
+        """Free images and timelines; the device works and is idle, or is closed."""
+        for image in self._images.values():
+            self._forget_image(image)
+        self._images.clear()
+        for line in self._lines:
+            try:
+                line.timeline.close()
+            except UgpuError as error:
+                log.warning("%s: freeing a lease's timeline: %s", self.device.name, error)
+
+    # ---- the thread that watches -------------------------------------------------------------
+
+    def _run(self) -> None:
+        ready_until = 0.0  # it lingers
+        while True:
+            with self._lock:
+                self._look()
+                if self._closed:
+                    return
+                busy = [line for line in self._lines if line.under_way]
+                late = any(line.backlog for line in self._lines)
+                if busy or late:
+                    ready_until = 0.0
+                    self._lingers = self.core.driver.announces
+                elif self._lingers and self.failed is None:
+                    now = time.monotonic()
+                    ready_until = ready_until or now + LINGER_S
+                    self._lingers = now < ready_until
+                if not busy and not late and not self._lingers:
+                    self._changed.wait()
+                    continue
+                line = busy[0] if busy else self._lines[0]
+                first = line.under_way[0][0] if busy else line.hardware.timeline.last + 1
+            limit = LINGER_LOOK_S if late or len(busy) != 1 else LOOK_S
+            try:
+                self.core.check_failures()
+                self.core.driver.pause_until(line.hardware.timeline, first, limit)
+            except UgpuError as error:
+                self._failed(error)
+
+    def _look(self) -> None:
+        """Tell what has ended and submit what has room; the lock is held."""
+        for queue, line in enumerate(self._lines):
+            try:
+                reached, value = line.hardware.timeline.value, 0  # of a card that may be gone
+                while line.under_way and line.under_way[0][0] <= reached:
+                    value = line.under_way.popleft()[1]
+                if value:
+                    self._notify("reached", queue, value, self._resets)
+                while line.backlog and line.hardware.room(0):
+                    value, submit = line.backlog[0]
+                    line.under_way.append((submit(), value))
+                    line.backlog.popleft()
+            except UgpuError as error:
+                self._failed(error)
+
+    def _forget_work(self) -> None:
+        for line in self._lines:
+            line.under_way.clear()
+            line.backlog.clear()
+
+    def _failed(self, error: UgpuError) -> None:
+        """The device has failed, or refuses a submission: the client learns it once."""
+        with self._lock:
+            self._forget_work()
+            self._lingers = False
+            if self.failed is None and not isinstance(error, Closed):
+                self.failed = error
+                self._notify("failed", error)
+
+
+def _level(number: int) -> Level | None:
+    try:
+        return Level(number) if number else None
+    except ValueError:
+        raise BadArgument(f"there is no level {number} of a reset") from None
+
+
+def _words(data: Bytes) -> NDArray[np.uint32]:
+    view = memoryview(data)
+    if len(view) % 4:
+        raise BadArgument("a submission must be whole words", size=len(view))
+    return np.frombuffer(view, "<u4")
