@@ -30,7 +30,7 @@ class StreamCalls:
     def allocate(self, handle: Any, count: int, endpoints: Sequence[int]) -> int:
         """Ask for `count` streams of endpoints; return how many there are. Raises the binding's
         errors, and NotSupported for another libusb or another version of the binding."""
-        allocate, _ = self._calls()
+        allocate, _ = self.calls()
         addresses = (ctypes.c_ubyte * len(endpoints))(*endpoints)
         found = int(allocate(getattr(handle, _HANDLE), count, addresses, len(endpoints)))
         if found in _NONE:
@@ -41,12 +41,13 @@ class StreamCalls:
 
     def assign(self, transfer: Any, stream: int) -> None:
         """Have a transfer that is set up for bulk use a stream, which was allocated."""
-        _, assign = self._calls()
+        _, assign = self.calls()
         pointer = getattr(transfer, _TRANSFER)
         pointer.contents.type = _BULK_STREAM
         assign(pointer, stream)
 
-    def _calls(self) -> tuple[Any, Any]:
+    def calls(self) -> tuple[Any, Any]:
+        """The two functions, declared; NotSupported as above."""
         if self._found is None:
             self._found = self._declared()
         return self._found

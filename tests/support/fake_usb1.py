@@ -3,6 +3,7 @@ its version 3.4 has them. What a transfer does is decided by the test, from its 
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -52,6 +53,15 @@ class USBErrorInterrupted(USBError):
     pass
 
 
+class RawTransfer(ctypes.Structure):
+    """struct libusb_transfer, as far as streams need it (libusb.h)."""
+
+    _fields_ = (
+        ("dev_handle", ctypes.c_void_p), ("flags", ctypes.c_uint8), ("endpoint", ctypes.c_ubyte),
+        ("type", ctypes.c_ubyte), ("timeout", ctypes.c_uint), ("status", ctypes.c_int),
+    )  # fmt: skip
+
+
 class Transfer:
     """USBTransfer. end: what the host controller reports, from the thread of events."""
 
@@ -59,6 +69,7 @@ class Transfer:
         self.handle = handle
         self.status = self.count = 0
         self.cancelled = False
+        self._USBTransfer__transfer = ctypes.pointer(RawTransfer(type=2))
 
     def setBulk(
         self, endpoint: int, buffer: bytearray | int, callback: Callable[[Any], None],
@@ -105,6 +116,7 @@ class Handle:
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
         self.closed = self.claimed = False
+        self._USBDeviceHandle__handle = 0x1234
 
     def close(self) -> None:
         assert not self.bus.submitted, "closed under a transfer"
@@ -278,8 +290,45 @@ class Bus:
         self.post(lambda: (hotplug(None, Device(self, 2, 3), 2), None)[1])
 
 
+class Library:
+    """The C functions for streams. allocated: what the next call returns."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.allocated = 31
+        # Attributes of function objects: the caller declares their types.
+        self.libusb_alloc_streams = lambda *arguments: self._allocate(*arguments)
+        self.libusb_transfer_set_stream_id = lambda *arguments: self._assign(*arguments)
+
+    def _allocate(self, handle: int, count: int, endpoints: Any, number: int) -> int:
+        self.bus.log.append(("streams", handle, count, bytes(endpoints[:number])))
+        return self.allocated
+
+    def _assign(self, transfer: Any, stream: int) -> None:
+        self.bus.log.append(("stream", stream, transfer.contents.type))
+
+
+class Raw:
+    """usb1.libusb1."""
+
+    libusb_device_handle_p = ctypes.c_void_p
+    libusb_transfer = RawTransfer
+    libusb_transfer_p = ctypes.POINTER(RawTransfer)
+
+    def __init__(self, bus: Bus) -> None:
+        self.libusb = Library(bus)
+
+
+class Declares:
+    """A class of the binding that has the attribute which streams need."""
+
+    _USBDeviceHandle__handle = _USBTransfer__transfer = None
+
+
 class Usb1:
     """The module."""
+
+    USBDeviceHandle = USBTransfer = Declares
 
     CAP_HAS_HOTPLUG, HOTPLUG_EVENT_DEVICE_LEFT = 1, 2
     TRANSFER_COMPLETED, TRANSFER_ERROR, TRANSFER_TIMED_OUT, TRANSFER_CANCELLED = 0, 1, 2, 3
@@ -293,6 +342,10 @@ class Usb1:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
+        self.libusb1 = Raw(bus)
+
+    def raiseUSBError(self, code: int) -> None:
+        raise {-4: USBErrorNoDevice, -6: USBErrorBusy}.get(code, USBErrorIO)
 
     def USBContext(self) -> Context:
         return Context(self._bus)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from tests.support.fake_usb1 import Bus, Transfer
 from tests.support.usb_script import IDENTITY
 from usbgpu import libusb
 from usbgpu.libusb import LibUsbDevice
+from usbgpu.libusb_streams import StreamCalls
 from usbgpu.usb import Kind, Recipient
 
 LIMIT_S = 10.0
@@ -218,8 +220,107 @@ def test_what_no_endpoint_takes(device: LibUsbDevice) -> None:
     for call in calls:
         with pytest.raises(BadArgument):
             call()
-    with pytest.raises(NotSupported):
-        device.allocate_streams(31, [0x81])
+
+
+# ---- streams -----------------------------------------------------------------------------------
+
+
+def with_streams(bus: Bus, device: LibUsbDevice) -> None:
+    device.set_alternate(1)
+    assert device.allocate_streams(31, (0x02, 0x81, 0x83)) == device.streams == 31
+    assert bus.log == [("alternate", 1), ("streams", 0x1234, 31, b"\x02\x81\x83")]
+    bus.log.clear()
+
+
+def test_a_transfer_of_a_stream(bus: Bus, device: LibUsbDevice) -> None:
+    with_streams(bus, device)
+    bus.on_submit = lambda transfer: transfer.end(
+        0, b"abc" if transfer.endpoint & 0x80 else None, 4
+    )
+    assert device.submit_in(0x83, 1024, 31).wait(LIMIT_S) == b"abc"
+    device.submit_out(0x02, b"abcd", 1).wait(LIMIT_S)
+    device.submit_out(0x04, b"abcd").wait(LIMIT_S)
+    assert bus.log == [("stream", 31, 4), ("stream", 1, 4)], "LIBUSB_TRANSFER_TYPE_BULK_STREAM"
+
+
+def test_streams_that_there_are_not(bus: Bus, device: LibUsbDevice) -> None:
+    with_streams(bus, device)
+    calls: list[Callable[[], object]] = [
+        lambda: device.submit_in(0x83, 1024),
+        lambda: device.submit_in(0x83, 1024, 32),
+        lambda: device.submit_out(0x04, b"abcd", 1),
+        lambda: device.allocate_streams(31, (0x85,)),
+    ]
+    for call in calls:
+        with pytest.raises(BadArgument):
+            call()
+
+
+@pytest.mark.parametrize("end", ["reset", "setting"])
+def test_streams_go_with_the_setting(bus: Bus, device: LibUsbDevice, end: str) -> None:
+    with_streams(bus, device)
+    if end == "reset":
+        device.reset()
+        assert tuple(device.endpoints()) == (0x81, 0x02)
+    else:
+        device.set_alternate(1)
+    assert device.streams == 0
+    with pytest.raises(BadArgument):
+        device.submit_in(0x81, 1024, 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(-12, NotSupported), (-2, NotSupported), (-4, DeviceLost), (-6, DeviceBusy),
+     (-1, TransportError)],
+)  # fmt: skip
+def test_streams_that_are_refused(
+    bus: Bus, device: LibUsbDevice, code: int, error: type[Exception]
+) -> None:
+    bus.usb1.libusb1.libusb.allocated = code
+    with pytest.raises(error):
+        device.allocate_streams(31, (0x81,))
+    assert device.streams == 0
+
+
+def test_fewer_streams_than_asked_for(bus: Bus, device: LibUsbDevice) -> None:
+    bus.usb1.libusb1.libusb.allocated = 15
+    assert device.allocate_streams(31, (0x81,)) == 15
+    with pytest.raises(BadArgument):
+        device.submit_in(0x81, 1024, 16)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [("libusb1.libusb", "libusb_alloc_streams"), ("libusb1", "libusb_transfer"),
+     ("libusb1", "libusb"), ("", "libusb1")],
+)  # fmt: skip
+def test_a_binding_that_is_not_as_known(
+    bus: Bus, device: LibUsbDevice, monkeypatch: pytest.MonkeyPatch, owner: str, name: str
+) -> None:
+    target: object = bus.usb1
+    for part in owner.split("."):
+        target = getattr(target, part) if part else target
+    monkeypatch.delattr(target if name in vars(target) else type(target), name)
+    with pytest.raises(NotSupported, match=r"libusb1 3\.x"):
+        device.allocate_streams(31, (0x81,))
+
+
+def test_the_real_binding_is_as_known() -> None:
+    """Without a device: the library's functions and the binding's attributes."""
+    usb1 = pytest.importorskip("usb1")
+    package = pytest.importorskip("libusb_package")
+    usb1.loadLibrary(ctypes.CDLL(str(package.get_library_path())))
+    allocate, assign = StreamCalls(usb1).calls()
+    assert allocate.restype is ctypes.c_int and len(assign.argtypes) == 2
+    with usb1.USBContext() as context:
+        assert context is not None
+    transfer = usb1.libusb1.libusb_alloc_transfer(0)
+    assign(transfer, 7)
+    read = usb1.libusb1.libusb.libusb_transfer_get_stream_id
+    read.argtypes, read.restype = (usb1.libusb1.libusb_transfer_p,), ctypes.c_uint32
+    assert read(transfer) == 7
+    usb1.libusb1.libusb_free_transfer(transfer)
 
 
 def test_the_interface(bus: Bus, device: LibUsbDevice) -> None:
