@@ -86,6 +86,7 @@ DESCRIPTOR = bytes((0x72, 0x2, 0x3A, 2, 0, 0, 0, 0))
     [
         (2, FIXED, "check condition, illegal request (0x20/0x01)", (5, 0x20, 1)),
         (2, DESCRIPTOR, "check condition, not ready (0x3a/0x02)", (2, 0x3A, 2)),
+        (2, b"\xf0" + FIXED[1:], "check condition, illegal request (0x20/0x01)", (5, 0x20, 1)),
         (2, FIXED[:4], "check condition, illegal request (0x00/0x00)", (5, 0, 0)),
         (2, b"", "check condition", None),
         (8, b"", "busy", None),
@@ -138,9 +139,13 @@ def test_a_command_whose_status_does_not_matter() -> None:
 )  # fmt: skip
 def test_a_response_in_place_of_a_status(code: int, text: str) -> None:
     usb = StreamUsb(lambda tag, cdb, sent: Answer(bytes((4, 0, 0, tag, 0, 0, 0, code))))
+    uas = made(usb)
     with pytest.raises(CommandFailed, match=text) as caught:
-        made(usb).run([NEITHER], 1)
+        uas.run([NEITHER], 1)
     assert caught.value.facts["response"] == code
+    usb.answer = lambda tag, cdb, sent: Answer(sense(tag))
+    uas.run([NEITHER], 1)
+    assert ("reset",) in usb.log, "who knows which command it was of"
 
 
 WRONG = {
@@ -172,7 +177,7 @@ def test_after_what_went_wrong_the_port_is_reset(name: str) -> None:
     usb = StreamUsb(lambda tag, cdb, sent: answer)
     uas = made(usb)
     with pytest.raises(error):
-        uas.run([READ, READ], 1)
+        uas.run([READ], 1)
     assert all(one.end is not None or one.cancelled for one in usb.open), "nothing is under way"
     usb.answer = lambda tag, cdb, sent: Answer(sense(tag), b"done")
     before = len(usb.log)
