@@ -128,7 +128,7 @@ class Programs:
         for mapping, code in self._code:
             if mapping.address <= pc < mapping.address + mapping.size:
                 return int(mapping.address), code
-        raise LookupError(f"no program at {pc:#x}")
+        raise LookupError(f"expected a program at {pc:#x}, found none")
 
     def source_of(self, pc: int) -> str:
         """The "file:line" of the instruction at `pc`, or "" where its program does not say."""

@@ -174,11 +174,13 @@ class Rungs:
     def _check_drains(self) -> None:
         self._check_graphics()
         if stands_still(self.driver.core.failure):
-            raise NotSupported("the queue stands still: what is in it does not end by itself")
+            raise NotSupported("the queue has stopped: its work cannot end by itself")
 
     def _check_secure_os_runs(self) -> None:
         if not self.driver.units.psp.alive():
-            raise NotSupported("the PSP's secure OS does not run: no firmware takes the request")
+            raise NotSupported(
+                "the PSP's secure OS is not running, so no firmware can execute the request"
+            )
 
     def _check_firmware_runs(self) -> None:
         self._check_secure_os_runs()
@@ -193,7 +195,7 @@ class Rungs:
     def _check_not_booted(self) -> None:
         units = self.driver.units
         if self.driver.chip.lost() or (units.psp.alive() and units.smu.running()):
-            raise NotSupported("no boot of the chip was cut off")
+            raise NotSupported("there is no interrupted boot to continue")
 
     def _check_mode2(self) -> None:
         self._check_secure_os_runs()

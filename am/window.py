@@ -35,7 +35,7 @@ def open_window(attachment: Attachment) -> Iterator[Chip]:
         identity = transport.identity
         facts = chips.find(identity.vendor, identity.device)
         if facts is None:
-            raise DeviceNotFound(f"no chip of ours has PCI id {identity}")
+            raise DeviceNotFound(f"ugpu does not support PCI id {identity}")
         command = transport.config_read(_COMMAND, 2)
         try:
             chip = first_contact(transport, facts, Stages())
@@ -122,10 +122,14 @@ class _Nowhere:
     """The bus of registers that nobody is asked for."""
 
     def read32(self, index: int) -> int:
-        raise BadArgument("these registers are of no device; open one to read them", index=index)
+        raise BadArgument(
+            "these registers do not belong to a device; open one to read them", index=index
+        )
 
     def write32(self, index: int, value: int) -> None:
-        raise BadArgument("these registers are of no device; open one to write them", index=index)
+        raise BadArgument(
+            "these registers do not belong to a device; open one to write them", index=index
+        )
 
     current32 = read32
 

@@ -182,8 +182,8 @@ class Tensor(
         recording = current_recording()
         if recording is not None:
             raise BadArgument(
-                f"@jit {recording.name}: a seed would be set only while the function is recorded; "
-                "set it outside"
+                f"@jit {recording.name}: the seed would be set only during recording; set "
+                "it outside the function"
             )
         generator.seed(seed)
 
@@ -202,7 +202,9 @@ class Tensor(
         recording = current_recording()
         capturing = core_of(device).capturing
         if recording is None and capturing is not None and capturing.is_mine:
-            raise NotSupported("random numbers in capture() would be the same ones; use @jit")
+            raise NotSupported(
+                "random numbers in capture() would be the same in every replay; use @jit"
+            )
         runtime = runtime_of(device)
         storage = None if recording is None else recording.random(runtime, count)
         if storage is None:
@@ -286,7 +288,7 @@ class Tensor(
         rest = {(*shape[:place], *shape[place + 1 :]) for shape in shapes}
         if len(rest) > 1 or len({len(shape) for shape in shapes}) > 1:
             listed = " and ".join(tensor._shown for tensor in tensors)
-            raise BadArgument(f"cat: shapes {listed} differ in other axes than {axis}")
+            raise BadArgument(f"cat: shapes {listed} must be equal except in axis {axis}")
         return first._new(graph.cat([graph.cast(t.node, kind) for t in tensors], place))
 
     @staticmethod
@@ -328,8 +330,8 @@ class Tensor(
         recording = current_recording()
         if recording is not None:
             raise BadArgument(
-                f"@jit {recording.name}: the elements of {self._shown} are asked for while the "
-                "function is recorded; return the tensor instead"
+                f"@jit {recording.name}: the elements of {self._shown} cannot be read while "
+                "the function is recorded; return the tensor instead"
             )
         node = self.node
         if node.storage is None:
@@ -344,7 +346,9 @@ class Tensor(
     def item(self) -> Scalar:
         """The only element, as a Python number."""
         if self.numel() != 1:
-            raise BadArgument(f"item: a tensor of shape {self._shown} has no single element")
+            raise BadArgument(
+                f"item: the tensor must have exactly one element, got shape {self._shown}"
+            )
         number: Scalar = self.numpy().item()
         return number
 
@@ -457,8 +461,8 @@ def _upload(device: Device, array: NDArray[Any], wanted: DType | None) -> Node:
     recording = current_recording()
     if recording is not None:
         raise BadArgument(
-            f"@jit {recording.name}: an array would be copied to {device.name} in every call; "
-            "pass it as an argument, or make the tensor outside"
+            f"@jit {recording.name}: the array would be copied to {device.name} in every "
+            "call; pass it as an argument, or create the tensor outside the function"
         )
     return _copied(device, array, wanted)
 

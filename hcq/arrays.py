@@ -24,5 +24,5 @@ def as_array(data: Any) -> NDArray[Any]:  # Any: the protocols are looked for
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise BadArgument(f"expected an array, got {type(data).__name__}: {error}") from error
     if array.dtype.kind in "OU":
-        raise BadArgument(f"a {type(data).__name__} cannot be read as an array of numbers or bytes")
+        raise BadArgument(f"expected an array of numbers or bytes, got {type(data).__name__}")
     return array

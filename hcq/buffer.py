@@ -133,7 +133,7 @@ class Buffer:
         try:
             array = np.empty(shape if shape is not None else (self.size // kind.itemsize,), kind)
         except (TypeError, ValueError) as error:
-            raise BadArgument(f"shape must be whole numbers, 0 or more, got {shape!r}") from error
+            raise BadArgument(f"shape must be ints of at least 0, got {shape!r}") from error
         except MemoryError:
             raise BadArgument(
                 "the requested data is larger than the buffer", shape=shape, size=self.size
@@ -146,7 +146,7 @@ class Buffer:
         """Copy the bytes out, for np.asarray; `numpy` reads them as another type."""
         if copy is False:
             raise BadArgument(
-                "a buffer does not export its memory; use copy_to, or `view` of a HOST buffer"
+                "a buffer does not export its memory; use copy_to, or the `view` of a HOST buffer"
             )
         array = self.numpy()
         return array if dtype is None else array.astype(dtype)
@@ -221,7 +221,7 @@ def _as_bytes(data: Any) -> memoryview:  # see as_array
         return memoryview(data)
     if _has_no_width(data):
         raise BadArgument(
-            f"data must be bytes or an array with a dtype, got {_described(data)} of Python; pass "
+            f"data must be bytes or an array with a dtype, got Python {_described(data)}; pass "
             "np.array(data, dtype), whose element width is known"
         )
     return np.ascontiguousarray(as_array(data)).reshape(-1).view(np.uint8).data

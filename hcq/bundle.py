@@ -194,7 +194,7 @@ def read(path: Path) -> Bundle:
         with zipfile.ZipFile(path) as file:
             sizes = sum(entry.file_size for entry in file.infolist())
             if sizes > _LARGEST_READ:
-                raise ValueError(f"it unpacks to {sizes} bytes")
+                raise ValueError(f"the unpacked size is {sizes} bytes")
             content = {entry.filename: file.read(entry) for entry in file.infolist()}
         manifest = json.loads(content.pop(MANIFEST))
         if manifest["format"] != FORMAT:

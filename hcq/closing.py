@@ -56,7 +56,9 @@ class Closing(ABC):
     def check_open(self) -> None:
         """Raise Closed after `close`, and in a forked child."""
         if self.inherited:
-            raise Closed(f"{self.name} is the parent process's device: open it anew in this one")
+            raise Closed(
+                f"{self.name} was opened by the parent process: open it again in this process"
+            )
         if self.closed:
             raise Closed(f"{self.name} is closed")
 

@@ -367,7 +367,7 @@ class Core(Closing):
         """Wait, without a look at failures once the value is reached."""
         limit = seconds("limit_s", self.limit_s if limit_s is None else limit_s)
         if value >= CAPTURED:
-            raise BadArgument("a captured submission cannot be awaited; wait for the replay")
+            raise BadArgument("cannot wait for a captured submission; wait for the replay")
         if self.closed or self.failure is not None:
             self.healer.heal()
             self.check_alive()

@@ -146,4 +146,4 @@ def check(name: str, *, steppable: Callable[[str], bool]) -> None:
     why = "the step debugger requires a model in this process, no trap handler is loaded elsewhere"
     if name.startswith("virtual:"):
         why = "its model does not translate kernels to code that halts"
-    raise NotSupported(f"{name} cannot be halted at an instruction: {why}", device=name)
+    raise NotSupported(f"{name} does not support breakpoints: {why}", device=name)

@@ -76,7 +76,7 @@ class Field:
         field = index(field)  # a NumPy integer would wrap around when shifted
         if not 0 <= field <= self.maximum:
             raise BadArgument(
-                f"field {self.name} holds 0 to {self.maximum:#x}", field=self.name, value=field
+                f"field {self.name} must be 0 to {self.maximum:#x}", field=self.name, value=field
             )
         return (value & ~self.mask) | (field << self.lsb)
 
@@ -124,7 +124,9 @@ class Register:
         """Return `value` with `fields` set; BadArgument if one is unknown or too large."""
         value = index(value)
         if not 0 <= value <= _ALL_ONES:
-            raise BadArgument("a register holds 32 bits", register=self.name, value=value)
+            raise BadArgument(
+                "a register value must fit in 32 bits", register=self.name, value=value
+            )
         for name, content in fields.items():
             value = self.field(name).insert(value, content)
         return value
@@ -329,8 +331,8 @@ class RegisterBlock:
     def _bind(self, register: Register) -> BoundRegister:
         if register.segment >= len(self.bases):
             raise BadArgument(
-                f"{self.map.name}.{register.name} lies in segment {register.segment}, "
-                f"the block has {len(self.bases)} bases",
+                f"{self.map.name}.{register.name} is in segment {register.segment}, the "
+                f"block has {len(self.bases)} base addresses",
                 register=register.name,
                 segment=register.segment,
             )

@@ -357,7 +357,9 @@ class Capture:
                     awaited.add((command.timeline, command.value.addend))
         for timeline, value in awaited - raised:
             if value >= CAPTURED:
-                raise BadArgument(f"{timeline.name}: the awaited value belongs to another capture")
+                raise BadArgument(
+                    f"{timeline.name}: the value to wait for belongs to another capture"
+                )
         ordered = sorted(raised & awaited, key=lambda point: point[1])
         self._timelines = list(dict.fromkeys(timeline for timeline, _ in ordered))
         steps = dict.fromkeys(self._timelines, 0)

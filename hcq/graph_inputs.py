@@ -58,7 +58,7 @@ def find_binding(images: Sequence[CommandBuffer], old: Buffer) -> Binding:
                 continue
             if start < low or end > high:
                 facts = {"slice": old, "uses": used}
-                raise BadArgument("the graph uses memory outside this slice", **facts)
+                raise BadArgument("the graph uses memory outside the given slice", **facts)
             inside.append((position, start - low))
             size = max(size, end - low)
         found += len(inside)
@@ -84,7 +84,7 @@ def bits_of(value: int | np.generic, width: int, slot: int) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         if -(1 << 8 * width - 1) <= value < 1 << 8 * width:
             return value & (1 << 8 * width) - 1
-        raise BadArgument(f"parameter {slot} must fit {width} bytes", value=value)
+        raise BadArgument(f"parameter {slot} must fit in {width} bytes", value=value)
     raise BadArgument(
         f"parameter {slot} must be an int or a NumPy scalar of {width} bytes, got {value!r}"
     )

@@ -194,7 +194,7 @@ def parse_ir3(image: bytes) -> tuple[Ir3Kernel, ...]:
         )  # fmt: skip
     if header.abi_version != VERSION:
         raise BadCodeObject(
-            "unknown version of ir3 object", expected=VERSION, found=header.abi_version
+            "unknown version of the ir3 object", expected=VERSION, found=header.abi_version
         )
     if zlib.crc32(image[:_FLAGS] + bytes(4) + image[_FLAGS + 4 :]) != header.flags:
         raise BadCodeObject("the ir3 object is damaged: its CRC-32 does not match")
@@ -228,7 +228,9 @@ def _kernel(header: bytes, code: bytes) -> Ir3Kernel:
 def _checked(facts: Any, code: bytes) -> Ir3Kernel:  # what JSON holds
     names = {field.name for field in fields(Ir3Kernel)} - {"code"}
     if not isinstance(facts, dict) or set(facts) | _LATER != names:
-        raise BadCodeObject("a kernel of an ir3 object has other facts", expected=sorted(names))
+        raise BadCodeObject(
+            "a kernel of the ir3 object has unexpected facts", expected=sorted(names)
+        )
     facts = {**{name: [] for name in _LATER}, **facts}
     for name, most in _LIMITS.items():
         number = facts[name]
@@ -236,12 +238,12 @@ def _checked(facts: Any, code: bytes) -> Ir3Kernel:  # what JSON holds
             raise BadCodeObject(f"ir3 object: {name} is out of range", found=number, most=most)
     for name in names - set(_LIMITS) - _LATER - {"name", "parameters", "immediates"}:
         if type(facts[name]) is not bool:
-            raise BadCodeObject(f"ir3 object: expected a truth value as {name}")
+            raise BadCodeObject(f"ir3 object: {name} must be a bool")
     words = facts["immediates"]
     if not isinstance(words, list) or not all(type(w) is int and 0 <= w < 1 << 32 for w in words):
-        raise BadCodeObject("ir3 object: expected words of 32 bits as immediates")
+        raise BadCodeObject("ir3 object: immediates must be 32-bit words")
     if not isinstance(facts["name"], str) or facts["generation"] < 6:
-        raise BadCodeObject("ir3 object: expected a name, and generation 6 or 7")
+        raise BadCodeObject("ir3 object: expected a name and generation 6 or 7")
     facts["immediates"] = tuple(words)
     facts["parameters"] = _parameters(facts["parameters"])
     facts["textures"] = _textures(facts["textures"], facts["parameters"])
@@ -256,7 +258,7 @@ def _parameters(given: Any) -> tuple[Ir3Parameter, ...]:  # what JSON holds
     end = 0
     for one in given:
         if not isinstance(one, dict) or set(one) - {"kind"} != _PARAMETER:
-            raise BadCodeObject("ir3 object: a parameter has other fields", found=one)
+            raise BadCodeObject("ir3 object: a parameter has unexpected fields", found=one)
         parameter = Ir3Parameter(**one)
         numbers = (parameter.offset, parameter.size)
         if (

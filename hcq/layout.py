@@ -81,13 +81,13 @@ class Member:
         try:
             value = index(value)
         except TypeError:
-            raise BadArgument(
-                f"{self.name} holds an integer", field=self.name, value=value
-            ) from None
+            raise BadArgument(f"{self.name} must be an int", field=self.name, value=value) from None
         signed = self.kind[0] == "i"
         low = -(1 << (self.width - 1)) if signed else 0
         if not low <= value < low + (1 << self.width):
-            raise BadArgument(f"{self.name} holds {self.width} bits", field=self.name, value=value)
+            raise BadArgument(
+                f"{self.name} must fit in {self.width} bits", field=self.name, value=value
+            )
         mask = ((1 << self.width) - 1) << self.bit
         word = int.from_bytes(raw[at : at + self.size], "little")
         word = (word & ~mask) | ((value << self.bit) & mask)
@@ -111,7 +111,7 @@ class Member:
             Array(self, raw, at, dimensions)[:] = value
         elif self.layout is not None:
             if not isinstance(value, Struct) or value.layout is not self.layout:
-                raise BadArgument(f"{self.name} takes a {self.layout.name}", field=self.name)
+                raise BadArgument(f"{self.name} must be a {self.layout.name}", field=self.name)
             raw[at : at + self.layout.size] = value.raw
         elif self.width:
             self._write_bits(raw, at, value)
@@ -120,7 +120,7 @@ class Member:
                 _SCALARS[self.kind].pack_into(raw, at, value)
             except (struct.error, TypeError, OverflowError):
                 raise BadArgument(
-                    f"{self.name} holds a {self.kind}", field=self.name, value=value
+                    f"{self.name} must be a {self.kind}", field=self.name, value=value
                 ) from None
 
 
@@ -310,7 +310,7 @@ class Layout(Generic[StructT]):
                     raise BadArgument(f"{self.name}: {path} is past the end", count=dimensions[0])
                 at, dimensions = at + stride * int(step[2]), dimensions[1:]
         if end != len(path) or not path:
-            raise BadArgument(f"{path!r} is not a path to a member of {self.name}")
+            raise BadArgument(f"{path!r} is not the path of a member of {self.name}")
         return at
 
     def __repr__(self) -> str:

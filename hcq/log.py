@@ -54,7 +54,7 @@ def configure(
     """Send our packages' log to `handler`, or to `stream` (default: stderr); programs call it once
     at their start."""
     if level not in LEVELS:
-        raise BadArgument(f"a log level is one of {', '.join(LEVELS)}", level=level)
+        raise BadArgument(f"log level must be one of {', '.join(LEVELS)}", level=level)
     logging.addLevelName(TRACE, "TRACE")
     if handler is None:
         handler = logging.StreamHandler(stream or sys.stderr)

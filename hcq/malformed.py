@@ -30,6 +30,5 @@ class Line:
     ) -> None:
         if isinstance(error, _DAMAGE) and not isinstance(error, UgpuError):
             raise BadArgument(
-                f"{self.table}: the line of {self.entry} is malformed: "
-                f"{type(error).__name__}: {error}"
+                f"{self.table}: malformed line for {self.entry}: {type(error).__name__}: {error}"
             ) from error

@@ -300,7 +300,7 @@ class Reader:
                     raise
         except (FileNotFoundError, ConnectionRefusedError):
             self._socket.close()
-            raise DeviceNotFound(f"the process that owned {path.name} is gone") from None
+            raise DeviceNotFound(f"the process that owned {path.name} has ended") from None
         except OSError as error:
             self._socket.close()
             raise TransportError(f"{path}: {error.strerror or error}") from None
@@ -323,10 +323,10 @@ class Reader:
         except TimeoutError:
             limit = self._socket.gettimeout()
             raise TransportError(
-                f"{self.path.name}: no answer within {limit} s", limit_s=limit
+                f"{self.path.name}: no response within {limit} s", limit_s=limit
             ) from None
         except OSError as error:
-            raise Closed(f"{self.path.name}: its owner has left: {error.strerror}") from None
+            raise Closed(f"{self.path.name}: its owner has ended: {error.strerror}") from None
         line, _, self._rest = self._rest.partition(b"\n")
         try:
             return from_json(json.loads(line))

@@ -124,7 +124,7 @@ class PageTable:
         self._check_range(va, total)
         for table, low, high, _ in self._spans(va, total):
             if self._occupied(table, low, high):
-                raise BadArgument("already mapped", va=va, size=total)
+                raise BadArgument("the range is already mapped", va=va, size=total)
         try:
             self._map_runs(va, runs, flags)
             self._flush_links()
@@ -142,7 +142,9 @@ class PageTable:
             shift = self.format.levels[table.level].shift
             inside = va <= start and start + ((high - low) << shift) <= va + size
             if not inside or not (table.shadow[low:high] != 0).all():
-                raise BadArgument("not mapped, or only in part", va=start, size=size)
+                raise BadArgument(
+                    "the range is not mapped, or only partly mapped", va=start, size=size
+                )
         self.clear(va, size)
 
     def clear(self, va: int, size: int) -> None:

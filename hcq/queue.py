@@ -225,7 +225,8 @@ class Queue:
             raise NotSupported("clusters of groups", target=target.name, cluster=sizes)
         if not 1 <= sizes[0] * sizes[1] * sizes[2] <= target.max_cluster:
             raise BadArgument(
-                f"{kernel.name}: a cluster has at most {target.max_cluster} groups", cluster=sizes
+                f"{kernel.name}: a cluster must have at most {target.max_cluster} groups",
+                cluster=sizes,
             )
         if any(groups % part for groups, part in zip(grid, sizes, strict=True)):
             raise BadArgument(
@@ -242,7 +243,7 @@ class Queue:
             raise NotSupported("dynamic local memory", target=target.name, size=size)
         if kernel.local_size + size > most:
             raise BadArgument(
-                f"{kernel.name}: a group has at most {most} bytes of local memory",
+                f"{kernel.name}: a group must use at most {most} bytes of local memory",
                 static=kernel.local_size,
                 dynamic=size,
             )
@@ -301,7 +302,9 @@ class Queue:
         self._check_timeline(timeline)
         value = whole("value", value, 0, WORD)
         if timeline.core.is_own(timeline):
-            raise BadArgument("a queue cannot signal its own timeline; each submission raises it")
+            raise BadArgument(
+                "a queue cannot signal its own timeline; it is raised by each submission"
+            )
         if timeline.core is not self.core:
             timeline = self.core.followers.relay(timeline)
         self.commands.append(Signal(timeline, Symbol.constant(value)))
@@ -313,7 +316,7 @@ class Queue:
         offset = whole("offset", offset, 0, WORD)
         if offset % 8 or offset + 8 > destination.size:
             raise BadArgument(
-                "a timestamp needs 8 bytes at an offset that is a multiple of 8", offset=offset
+                "a timestamp requires 8 bytes at an offset that is a multiple of 8", offset=offset
             )
         self.commands.append(Timestamp(Symbol.of(destination, offset)))
         return self

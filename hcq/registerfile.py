@@ -38,4 +38,4 @@ class RegisterFile:
                 raise ValueError("expected an integer for each register")
             return RegisterFile(str(known["source"]), str(known["chip"]), values)
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise BadArgument(f"{where} is not a file of registers: {error}") from None
+            raise BadArgument(f"{where} is not a register file: {error}") from None

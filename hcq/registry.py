@@ -177,7 +177,7 @@ def _open_named(name: str, options: dict[str, object]) -> Device:
         attach = load(NODE_DRIVERS[kind].attach)
         return _open_node(name, attach(int(rest)), options)
     if kind in PLANNED:
-        raise NotSupported(f"{name}: devices of kind {kind!r} are not built yet")
+        raise NotSupported(f"{name}: devices of kind {kind!r} are not implemented")
     have = ", ".join(entry.name for entry in listing.list_devices())
     raise DeviceNotFound(f"no device {name!r}; there are: {have}")
 
@@ -227,7 +227,7 @@ def _attach_over(name: str, chip: str, bus: str, options: dict[str, object]) -> 
     model = {key: options.pop(key) for key in for_model}
     old: Endpoint | None = getattr(enclosure, "card", None)  # of an Enclosure, not of its options
     if old is not None and model:
-        raise BadArgument(f"a card in an enclosure cannot be given other options: {sorted(model)}")
+        raise BadArgument(f"a card in an enclosure does not accept other options: {sorted(model)}")
     card: Endpoint = make(chip, **model) if old is None else old
     try:
         usb, clock = plug_in(card if old is None else None, enclosure, BRIDGES[bus])
@@ -305,11 +305,12 @@ def _behind_bridge(identity: PciIdentity) -> None:
     """Refuse a card that no driver drives behind a bridge."""
     known = pci_drivers().get((identity.vendor, identity.device))
     if known is None:
-        raise DeviceNotFound(f"the card behind the bridge is {identity}, which no driver supports")
+        raise DeviceNotFound(f"the card behind the bridge is {identity}, which is not supported")
     if known.needs_host_memory:
         raise NotSupported(
-            f"the card behind the bridge is {identity} ({known.description}): its driver needs "
-            "host memory that the card reaches, which a USB bridge does not offer"
+            f"the card behind the bridge is {identity} ({known.description}): its driver "
+            "requires host memory that the card can access, which a USB bridge does not "
+            "provide"
         )
 
 
@@ -320,7 +321,8 @@ def _open_pci(name: str, address: str, options: dict[str, object]) -> Device:
     if known is None:
         have = ", ".join(entry.name for entry in listing.pci_devices(listing.SYSFS_PCI)) or "none"
         raise DeviceNotFound(
-            f"{name} is {identity}, which no driver supports; supported devices here: {have}",
+            f"{name} is {identity}, which is not supported; supported devices on this "
+            f"machine: {have}",
             present=True,
         )
     make = load(known.entry)

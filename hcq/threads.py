@@ -13,7 +13,7 @@ def start(thread: threading.Thread) -> None:
         thread.start()
     except RuntimeError as error:
         raise OutOfMemory(
-            f"the system refused to start thread {thread.name!r}: {error}",
+            f"the system could not start thread {thread.name!r}: {error}",
             threads=threading.active_count(),
             remedy="raise the limit of processes (ulimit -u, pids.max of the control group), or "
             "close other devices",

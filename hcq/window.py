@@ -73,7 +73,7 @@ def named_states(name: str) -> list[dict[str, object]]:
 def module_of(driver: PciDriver) -> WindowModule:
     """The module of a driver's window; NotSupported where there is none."""
     if not driver.window:
-        raise NotSupported(f"{driver.description}: the driver has no registers to show")
+        raise NotSupported(f"{driver.description}: the driver does not expose registers")
     return cast(WindowModule, importlib.import_module(driver.window))
 
 
@@ -85,7 +85,7 @@ def module_of_chip(chip: str) -> WindowModule:
     for driver in pci_drivers().values():
         if driver.entry.partition(".")[0] == vendor:
             return module_of(driver)
-    raise NotSupported(f"{chip}: its driver has no registers to show")
+    raise NotSupported(f"{chip}: its driver does not expose registers")
 
 
 def _reached(name: str) -> tuple[Attachment, WindowModule]:
@@ -111,7 +111,9 @@ def _attach(name: str) -> tuple[Attachment, PciDriver]:
         made = attach_virtual(rest)
         if not isinstance(made, Attachment):
             made.node.close()
-            raise NotSupported(f"{name} has no window: its registers belong to a kernel driver")
+            raise NotSupported(
+                f"{name} has no register window: its registers belong to a kernel driver"
+            )
         found = made
     else:
         raise DeviceNotFound(f"expected pci:ADDRESS, vfio-user:PATH or virtual:CHIP, got {name!r}")

@@ -234,7 +234,7 @@ def _split(table: abi.Descriptor, qmd: bytearray, name: str, index: int, address
             table.set(qmd, f"{name}_LOWER{suffix}", value & 0xFFFF_FFFF, index)
             table.set(qmd, f"{name}_UPPER{suffix}", value >> 32, index)
             return
-    raise BadArgument(f"{table.name} has no {name}")
+    raise BadArgument(f"{table.name} does not contain {name}")
 
 
 def _bank(code: KernelCode, family: Family) -> bytes:

@@ -117,4 +117,4 @@ def _nothing() -> None:
 
 
 def _not_ours(name: str, how: str) -> None:
-    raise NotSupported(f"a {name} is up to NVIDIA's kernel driver", remedy=how)
+    raise NotSupported(f"a {name} must be done by NVIDIA's kernel driver", remedy=how)

@@ -54,7 +54,7 @@ class Counters:
     def read(self) -> dict[Event, int]:
         """The 64-bit values now. BadArgument after `close`."""
         if not self._held:
-            raise BadArgument("these counters have been given back")
+            raise BadArgument("these counters have been released")
         layout = self.kgsl.layouts.kgsl_perfcounter_read_group
         raw = bytearray(layout.size * len(self._held))
         for position, pair in enumerate(self._held):

@@ -127,4 +127,4 @@ def _nothing() -> None:
 
 
 def _not_ours() -> None:
-    raise NotSupported("a reset of the GPU is up to its kernel driver")
+    raise NotSupported("a GPU reset must be done by its kernel driver")

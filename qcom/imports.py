@@ -35,12 +35,12 @@ def import_memory(driver: AdrenoDriver, data: Any, *, read_only: bool) -> Buffer
     if array.dtype.hasobject or not array.flags.c_contiguous:
         raise BadArgument("expected a contiguous array of numbers", strides=array.strides)
     if not array.flags.writeable and not read_only:
-        raise BadArgument("the array is read-only: pass read_only=True, or a writable one")
+        raise BadArgument("the array is read-only: pass read_only=True, or a writable array")
     address, page = int(array.ctypes.data), mmap.PAGESIZE
     if address % page or array.nbytes % page or not array.nbytes:
         raise BadArgument(
-            f"imported memory must be whole pages of {page} bytes, as mmap.mmap(-1, size) gives "
-            f"them; got {array.nbytes} bytes at {address:#x}"
+            f"imported memory must be whole pages of {page} bytes, such as mmap.mmap(-1, "
+            f"size); got {array.nbytes} bytes at {address:#x}"
         )
     data_bytes = array.reshape(-1).view(np.uint8).data
 

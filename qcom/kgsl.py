@@ -117,7 +117,7 @@ class Kgsl(KernelInterface):
             memory.handle = argument.id
             memory.close()
             if isinstance(error, OSError) and not isinstance(error, UgpuError):
-                raise OutOfMemory("memory of the GPU cannot be mapped", size=size) from error
+                raise OutOfMemory("GPU memory cannot be mapped", size=size) from error
             if isinstance(error, OutOfMemory):
                 error.add_facts(size=size)
             raise

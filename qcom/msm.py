@@ -70,7 +70,9 @@ class Msm(KernelInterface):
         try:
             chip_id = self.parameter("MSM_PARAM_CHIP_ID")
         except (DriverRefused, NotSupported):
-            raise DeviceNotFound(f"{self.path} is not an Adreno GPU's (driver msm)") from None
+            raise DeviceNotFound(
+                f"{self.path} is not the device file of an Adreno GPU (driver msm)"
+            ) from None
         facts: dict[str, object] = {"kernel_driver": "msm"}
         for key, name in (("gpu_id", "MSM_PARAM_GPU_ID"), ("clock_limit", "MSM_PARAM_MAX_FREQ")):
             with contextlib.suppress(DriverRefused):
@@ -123,7 +125,7 @@ class Msm(KernelInterface):
             memory.handle = argument.handle
             memory.close()
             if isinstance(error, OSError) and not isinstance(error, UgpuError):
-                raise OutOfMemory("memory of the GPU cannot be mapped", size=size) from error
+                raise OutOfMemory("GPU memory cannot be mapped", size=size) from error
             if isinstance(error, OutOfMemory):
                 error.add_facts(size=size)
             raise

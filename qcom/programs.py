@@ -125,13 +125,13 @@ def check(kernel: Ir3Kernel, facts: ChipFacts) -> None:
     name = kernel.name
     if kernel.generation != facts.generation:
         raise BadCodeObject(
-            f"{name} is code for another generation",
+            f"{name} was compiled for another generation",
             found=kernel.generation, expected=facts.generation,
         )  # fmt: skip
     made_for = chips.by_id(kernel.chip_id)
     if made_for is not None and made_for.step > facts.step:
         raise BadCodeObject(
-            f"{name} is code for a newer GPU", found=made_for.name, expected=facts.name
+            f"{name} was compiled for a newer GPU", found=made_for.name, expected=facts.name
         )
     for what, found, most in (
         ("bytes of local memory", kernel.local_size, facts.local_memory),

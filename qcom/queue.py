@@ -314,7 +314,7 @@ class AdrenoQueue(HardwareQueue):
             self.driver.core.check_failures()
             if patience.over():
                 raise DeviceHang(
-                    f"{self.name} frees no command memory", limit_s=self.driver.core.limit_s
+                    f"{self.name} did not free any command memory", limit_s=self.driver.core.limit_s
                 )
             clock.sleep(_FULL_PAUSE_S)
 

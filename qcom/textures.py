@@ -40,7 +40,7 @@ def check(kernel: Ir3Kernel, tables: Tables) -> None:
     for number, texture in enumerate(kernel.textures):
         name = f"texture {number} of {kernel.name}"
         if _format(texture) not in tables.codes:
-            raise BadCodeObject(f"{name}: no format has these texels", texture=texture)
+            raise BadCodeObject(f"{name}: texels of this type are not supported", texture=texture)
         if texture.height:
             if max(texture.width, texture.height) > LARGEST_SIDE:
                 raise BadCodeObject(
@@ -133,7 +133,7 @@ def _check_place(symbol: Symbol, texture: Ir3Texture, name: str) -> None:
         left = symbol.buffer.size - symbol.addend
         if left < texture.size:
             raise BadArgument(
-                f"{name} needs {texture.size} bytes, the buffer has {left} from there on",
+                f"{name} needs {texture.size} bytes, the buffer has {left} from this address on",
                 buffer=symbol.buffer,
             )
     align = _align(texture)

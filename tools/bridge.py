@@ -133,7 +133,7 @@ def _new(path: Path, mode: str = "x") -> IO[Any]:  # text or bytes, by `mode`
     try:
         return path.open(mode)
     except OSError as error:
-        raise UsageError(f"{path} cannot be made: {error.strerror}") from error
+        raise UsageError(f"{path} cannot be created: {error.strerror}") from error
 
 
 def dump(start: int, data: bytes) -> list[str]:

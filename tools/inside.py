@@ -42,7 +42,7 @@ def _chip(name: str, boot: bool) -> Iterator[Any]:
 def _module(name: str, chip: object) -> window.WindowModule:
     known = str(getattr(getattr(chip, "facts", None), "name", ""))
     if not known:
-        raise NotSupported(f"{name} shows nothing of its inside to this process")
+        raise NotSupported(f"{name} does not expose its internal state to this process")
     return window.module_of_chip(known)
 
 

@@ -51,7 +51,7 @@ def ours(name: str, system: System) -> PciFunction:
     identity = function.identity()
     if (identity.vendor, identity.device) not in pci_drivers():
         raise DeviceNotFound(
-            f"{function.address} is {identity}, which ugpu does not support; it is left unchanged",
+            f"{function.address} is {identity}, which ugpu does not support; it was not changed",
             driver=function.driver or "none",
         )
     return function
@@ -107,7 +107,7 @@ def _check_unused(function: PciFunction) -> None:
         raise DeviceBusy(
             f"in use by {', '.join(users)}",
             holder=", ".join(users),
-            remedy="end those processes (a display server: switch to a text console)",
+            remedy="end those processes (for a display server, switch to a text console)",
         )
 
 

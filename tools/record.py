@@ -109,9 +109,9 @@ def replay(path: Path, out: Output) -> int:
         transport.finish()
     except TransportError as error:
         raise TransportError(
-            "the device opened as recorded; the accesses that follow are a program's "
-            "work, which the "
-            f"recording does not identify: run that program with UGPU_DEVICE=recording:{path}",
+            "the device opened as recorded; the remaining accesses belong to a program "
+            "that the recording does not identify: run that program with "
+            f"UGPU_DEVICE=recording:{path}",
             **error.facts,
         ) from None
     out.say(f"replayed: all {len(recording.entries)} entries, as recorded")

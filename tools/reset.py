@@ -69,10 +69,10 @@ def _refuse_kernel_drivers(name: str, system: System) -> None:
     node = system.path(f"dev/nvidia{name.partition(':')[2]}")
     users = holders(system, [node])
     raise DeviceBusy(
-        f"{name} belongs to NVIDIA's kernel driver; a program resets its own channels by "
-        "device.reset()",
+        f"{name} belongs to NVIDIA's kernel driver; a program can reset its own channels "
+        "with device.reset()",
         holder=", ".join(["nvidia", *users]),
-        remedy="end what uses the GPU, then: sudo nvidia-smi --gpu-reset",
+        remedy="end all programs that use the GPU, then: sudo nvidia-smi --gpu-reset",
     )
 
 
@@ -104,7 +104,10 @@ def prove(device: Device) -> dict[str, object]:
                 queue.copy(target, source)
             device.synchronize()
             if not np.array_equal(target.numpy(np.uint32), pattern):
-                raise ChipError(f"{hardware.name}: a copy did not arrive", queue=hardware.name)
+                raise ChipError(
+                    f"{hardware.name}: the destination of a copy was not written",
+                    queue=hardware.name,
+                )
             copied.append(hardware.name)
     return {"copied": ", ".join(copied), "launched": _launch(device)}
 

@@ -78,11 +78,11 @@ class Boot:
     def until(self, stage: str) -> str:
         """Go on to the end of a stage; BadArgument where the boot ends without it."""
         if stage in [name for name, _ in self.stages]:
-            raise BadArgument(f"stage {stage!r} is over; the boot is at {self.at!r}")
+            raise BadArgument(f"stage {stage!r} has already run; the boot is at {self.at!r}")
         self._go(stage)
         if self._over and self.at != stage:
             known = ", ".join(name for name, _ in self.stages)
-            raise BadArgument(f"expected a stage ({known}), got {stage!r}; the boot is over")
+            raise BadArgument(f"expected a stage ({known}), got {stage!r}; the boot has finished")
         return stage
 
     def again(self, stage: str = "") -> str:

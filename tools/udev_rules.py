@@ -40,7 +40,7 @@ def write(path: Path, out: Output) -> int:
         os.replace(partial, path)
     except PermissionError as error:
         raise AccessDenied(
-            f"{path} may not be written", remedy="sudo ugpu doctor --write-udev"
+            f"no permission to write {path}", remedy="sudo ugpu doctor --write-udev"
         ) from error
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error

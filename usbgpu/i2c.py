@@ -30,7 +30,7 @@ class I2cBus:
             self._data(1)
             self._clock(1)
             if not self._level():
-                raise TransportError("I2C: expected an idle bus, got a data line that is held low")
+                raise TransportError("I2C: expected an idle bus, the data line is held low")
         except BaseException:
             self._give_back()
             raise
@@ -76,7 +76,7 @@ class I2cBus:
         refused = self._level()
         self._clock(0)
         if refused:
-            raise DeviceNotFound(f"I2C: nothing acknowledges at address {address:#04x}", byte=byte)
+            raise DeviceNotFound(f"I2C: no device acknowledges address {address:#04x}", byte=byte)
 
     def _receive(self, *, more: bool) -> int:
         value = 0

@@ -99,7 +99,7 @@ class LibUsbDevice:
             (d for d in devices if (d.getBusNumber(), d.getDeviceAddress()) == place), None
         )
         if device is None:
-            raise DeviceNotFound(f"the bridge at port {self.identity.port} has left")
+            raise DeviceNotFound(f"the bridge at port {self.identity.port} was unplugged")
         self._packets, self._alternates = _endpoints(device)
         awake = KeptAwake(sysfs / self.identity.port)
         self._ends.callback(awake.restore)
@@ -158,7 +158,7 @@ class LibUsbDevice:
                 kind << 5 | recipient, request, value, index, data, _ms(limit_s)
             )
         if sent != len(data):
-            raise TransportError("a control request was cut short", sent=sent, length=len(data))
+            raise TransportError("a control request was truncated", sent=sent, length=len(data))
 
     # ---- bulk --------------------------------------------------------------------------------
 
@@ -333,14 +333,16 @@ class LibUsbDevice:
         try:
             yield
         except usb1.USBErrorPipe as error:
-            raise EndpointStalled(f"USB {what}: the device refused", **facts) from error
+            raise EndpointStalled(
+                f"USB {what}: the device rejected the request", **facts
+            ) from error
         except usb1.USBErrorTimeout as error:
-            raise TransferTimeout(f"USB {what}: no answer in time", **facts) from error
+            raise TransferTimeout(f"USB {what}: no response in time", **facts) from error
         except usb1.USBErrorOverflow as error:
-            raise TransferOverrun(f"USB {what}: more data than asked for", **facts) from error
+            raise TransferOverrun(f"USB {what}: more data than requested", **facts) from error
         except usb1.USBErrorAccess as error:
             raise AccessDenied(
-                f"the bridge at port {self.identity.port} may not be opened", remedy=REMEDY
+                f"no permission to open the bridge at port {self.identity.port}", remedy=REMEDY
             ) from error
         except usb1.USBErrorBusy as error:
             raise DeviceBusy(
@@ -419,7 +421,9 @@ class LibUsbTransfer:
         if self._status == usb1.TRANSFER_COMPLETED and self.over.is_set():
             if not self.endpoint & IN and self._count != self.length:
                 raise TransportError(
-                    "the device took a part of the data", sent=self._count, length=self.length
+                    "the device accepted only part of the data",
+                    sent=self._count,
+                    length=self.length,
                 )
             return self._data
         lost = self._status == usb1.TRANSFER_NO_DEVICE or not self._device.present()

@@ -254,12 +254,12 @@ def _card_in(system: System, enclosure: Enclosure, drivers: Collection[tuple[int
         return cards[0]
     if cards:
         raise BadArgument(
-            f"the enclosure {enclosure.name} holds several cards", cards=", ".join(cards)
+            f"the enclosure {enclosure.name} contains several cards", cards=", ".join(cards)
         )
     have = ", ".join(f"{address} ({who})" for address, who in inside)
     what = f"no card that ugpu supports, only {have}" if have else "no PCI function"
     raise DeviceNotFound(
-        f"the enclosure {enclosure.name} holds {what}",
+        f"the enclosure {enclosure.name} contains {what}",
         present=bool(have),
         remedy="seat the card and switch the enclosure's power supply on",
     )

@@ -226,7 +226,7 @@ class UsbTransport(TransportLife):
     def allocate_dma(self, size: int, *, contiguous: bool = False) -> SramPage:
         """Allocate the one page of the bridge's SRAM that the host reads and writes."""
         if size <= 0:
-            raise BadArgument("size of DMA memory must be positive", size=size)
+            raise BadArgument("the size of DMA memory must be positive", size=size)
         with self.lock:
             self._check()
             return self._sram.allocate(size)
@@ -259,7 +259,7 @@ class UsbTransport(TransportLife):
         else:
             raise NotSupported(f"there is no {kind.value} reset of a card behind this bridge")
         if not pci_config.answers(self.card.function.read):
-            raise DeviceLost(f"{self.name} does not answer after a {kind.value} reset")
+            raise DeviceLost(f"{self.name} does not respond after a {kind.value} reset")
 
     def _pulse(self) -> None:
         """Hold the bus below the port in reset; it is let go whatever happens in between."""

@@ -62,7 +62,7 @@ class Function:
         """Write 1, 2 or 4 bytes; DeviceLost where no function answers."""
         pci_config.check_access(offset, width)
         if self._request(self._write_kind, offset, value << 8 * (offset & 3), width) is None:
-            raise DeviceLost(f"{self} does not answer in configuration space", offset=offset)
+            raise DeviceLost(f"{self} does not respond in configuration space", offset=offset)
 
     def post(self, offset: int, value: int, width: int = 4) -> None:
         """Write without asking whether the function took it; a `write` or read after it does."""

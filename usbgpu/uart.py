@@ -95,9 +95,9 @@ def _live(line: int, path: Path, stop: Callable[[], bool]) -> Iterator[tuple[flo
         try:
             data = os.read(line, 4096)
         except OSError as error:
-            raise LinkError(f"{path} went away: {error.strerror}") from error
+            raise LinkError(f"{path} disappeared: {error.strerror}") from error
         if not data:
-            raise LinkError(f"{path} was closed at its other end")
+            raise LinkError(f"the other end of {path} was closed")
         *whole, rest = (rest + data).split(b"\n")
         if len(rest) > _LONGEST:
             whole, rest = [*whole, rest], b""

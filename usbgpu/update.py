@@ -66,7 +66,7 @@ def make_plan(flash: Flash, image: FirmwareImage, configuration: bytes = b"") ->
     if len(kept) != PLACE or not all(half.strip(b"\xff") for half in halves):
         raise NotSupported(
             f"expected {PLACE} bytes of configuration before the image, got a blank half",
-            remedy="--configuration FILE, with the backup of the write that was cut off",
+            remedy="--configuration FILE, with the backup of the interrupted write",
         )
     return Plan(before, kept + image.data + before[end:])
 
@@ -93,11 +93,13 @@ def _fall_back(flash: Flash, plan: Plan, progress: Progress, error: BaseExceptio
         _put(flash, Plan(plan.after, plan.before), progress)
     except UgpuError as second:
         raise FirmwareError(
-            f"the flash holds no whole firmware: {error}; then {second}",
-            remedy="leave the enclosure powered, its firmware still runs; flash again",
+            f"the flash does not contain complete firmware: {error}; then {second}",
+            remedy=(
+                "keep the enclosure powered, since its firmware is still running, and flash again"
+            ),
         ) from error
     if isinstance(error, UgpuError):
-        raise FirmwareError(f"the former firmware is in place again: {error}") from error
+        raise FirmwareError(f"the previous firmware was restored: {error}") from error
 
 
 def _protect(flash: Flash) -> None:

@@ -153,5 +153,5 @@ class BridgeWindow:
 
 def _bytes(value: int, width: int) -> bytes:
     if not 0 <= value < 1 << 8 * width:
-        raise BadArgument(f"a register takes {8 * width} bits", value=value)
+        raise BadArgument(f"the value must fit in {8 * width} bits", value=value)
     return value.to_bytes(width, "little")

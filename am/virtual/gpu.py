@@ -62,7 +62,7 @@ def _chip(name: str, chip: Chip | None, built: ChipOptions, **changes: Any) -> C
     changes = {key: value for key, value in changes.items() if value is not None}
     if chip is not None:
         if changes or built not in (ChipOptions(), ChipOptions(platform=False)):
-            raise BadArgument("a chip that exists cannot be given other options")
+            raise BadArgument("an existing chip does not accept other options")
         if chip.facts.name != name:
             raise BadArgument(f"expected a virtual {name}, got a virtual {chip.facts.name}")
         return chip

@@ -71,7 +71,7 @@ class Child:
         try:
             message = self._answer(request(text, target))
         except TimeoutError:
-            raise CompileError(f"{who} did not end in time", limit_s=self.limit_s) from None
+            raise CompileError(f"{who} exceeded its time limit", limit_s=self.limit_s) from None
         except Ended as ended:
             where = locate(text, ended.said)
             raise CompileError(f"{who} ended its process ({ended})", **where) from None

@@ -38,7 +38,9 @@ class Host(Shell):
         features = target.features.split(",")
         for needed in ("sse4.1", "f16c"):  # without them rounding and float16 are library calls
             if f"-{needed}" in features and target.triple.startswith("x86"):
-                raise NotSupported(f"this processor lacks {needed}, which kernels need")
+                raise NotSupported(
+                    f"this processor does not support {needed}, which kernels require"
+                )
         known = "+fma" in features or not target.triple.startswith("x86")
         super().__init__(kernel, target, bits, known)
         self.has_tiles = False

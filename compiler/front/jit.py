@@ -122,7 +122,7 @@ class Jit(Generic[Given, Result]):
             return result
         if self._calls > ATTEMPTS + 1:
             raise BadArgument(
-                f"@jit {self.name}: its kernels differ from call to call, or it keeps a tensor "
+                f"@jit {self.name}: its kernels differ between calls, or it stores a tensor "
                 "that it computed; return that tensor and pass it as an argument"
             )
         if self._device is None:
@@ -225,8 +225,8 @@ class _Replay:
         states = {id(node.storage) for ref, _ in self.states if (node := ref()) is not None}
         if any(id(node.storage) in states for node in self.leaves):
             raise BadArgument(
-                f"@jit {self.name}: it returns a tensor that it assigns, which later calls would "
-                "change; return a copy (x + 0)"
+                f"@jit {self.name}: it returns a tensor that it assigns to, which later "
+                "calls would change; return a copy (x + 0)"
             )
         self.used = recording.used
         self.places = recording.places
@@ -242,8 +242,8 @@ class _Replay:
         for ref, count in self.states:
             if _references(ref) > count:
                 raise BadArgument(
-                    f"@jit {self.name}: it assigns a tensor whose value now is still needed by "
-                    "tensors that are not computed yet; realize them first"
+                    f"@jit {self.name}: it assigns to a tensor whose current value is still "
+                    "needed by tensors that are not computed yet; realize them first"
                 )
         pool = self.runtime.pool
         fresh = {key: pool.take(storage.size) for key, storage in self.results.items()}

@@ -77,8 +77,8 @@ def _text(source: object) -> str:
             source = bytes(source).decode()
         except UnicodeDecodeError as error:
             raise BadArgument(
-                f"source must be text in UTF-8, got bytes that are not ({error.reason}); "
-                "a compiled object goes to `load`"
+                f"source must be UTF-8 text, got other bytes ({error.reason}); pass a "
+                "compiled object to `load`"
             ) from None
     if not isinstance(source, str):
         raise BadArgument(
@@ -114,7 +114,7 @@ def _object(text: str, target: TargetSpec, name: str, folder: Path) -> bytes:
 def _from_ptx(device: Device, text: str) -> Program:
     target = device.target
     if target.abi != "ptx":
-        raise BadArgument(f"source is PTX, {device.name} takes LLVM IR for {target.triple}")
+        raise BadArgument(f"source is PTX, {device.name} requires LLVM IR for {target.triple}")
     try:
         program = device.load(text.encode())
         program.source = lambda: text

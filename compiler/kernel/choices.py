@@ -192,10 +192,10 @@ def from_text(text: str) -> Choices:
     """The record; ValueError for a text that is none."""
     given = json.loads(text)
     if not isinstance(given, dict) or given.get("kind") not in KINDS:
-        raise ValueError("no record of choices")
+        raise ValueError("the text is not a record of choices")
     kind = KINDS[given.pop("kind")]
     if {field.name for field in fields(kind)} != set(given):
-        raise ValueError("a record with other fields")
+        raise ValueError("the record has unexpected fields")
     made: Choices = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
     return made
 

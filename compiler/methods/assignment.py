@@ -102,7 +102,7 @@ class Assignment(Operations):
         self._lift("assign", mask)
         entries = self._full_key((*key[:place], *[slice(None)] * mask.ndim, *key[place + 1 :]))
         if any(isinstance(entry, TensorCore | np.ndarray) for entry in entries):
-            raise NotSupported("assignment by a mask of a tensor together with other indices")
+            raise NotSupported("assignment by a mask in a tensor combined with other indices")
         start = place  # the mask's first entry; behind "..." they are counted from the end
         if any(entry is Ellipsis for entry in key[:place]):
             start = len(entries) - (len(key) - place - 1) - mask.ndim
@@ -136,11 +136,15 @@ class Assignment(Operations):
             return self._constant("assign", given, self.dtype, rest)
         own = (1,) * (len(rest) + 1 - given.ndim) + given.shape
         if len(own) != len(rest) + 1:
-            raise BadArgument(f"assign: {given._shown} to what a mask picks of {self._shown}")
+            raise BadArgument(
+                f"assign: shape {given._shown} does not match the elements selected "
+                f"by the mask from shape {self._shown}"
+            )
         if own[place] != 1:
             raise NotSupported(
-                f"assign: {given._shown} to what a mask held by a tensor picks: how many those are "
-                "depends on data; give one value, or a mask that is an array"
+                f"assign: shape {given._shown} cannot be assigned by a mask in a tensor, "
+                "since the number of selected elements depends on data; pass one value, or "
+                "the mask as an array"
             )
         shape = (*own[:place], *own[place + 1 :])
         node = graph.reshape(graph.cast(given.node, self.dtype), shape)

@@ -64,9 +64,9 @@ class Convolutions(Operations):
         tiled = self._tiled(kernel, padding, winograd) if shaped and steps else None
         if winograd and tiled is None:
             raise BadArgument(
-                f"conv2d: shapes {self._shown} and {kernel._shown} by Winograd's tiles: these take "
-                "windows of 3 x 3, float32, stride, dilation and groups of 1, and no capture that "
-                "is their first use"
+                f"conv2d: shapes {self._shown} and {kernel._shown} do not support "
+                "winograd=True, which requires float32, 3 x 3 windows, stride, dilation "
+                "and groups of 1, and a first use outside of capture()"
             )
         if tiled is not None:
             return biased("conv2d", tiled, bias)

@@ -159,11 +159,11 @@ class TensorCore:
         if not isinstance(number, bool | int | float):
             raise BadArgument(f"{operation}: expected a number, got {number!r}")
         if dtype.is_integer and not dtypes.lowest(dtype) <= number <= dtypes.highest(dtype):
-            raise BadArgument(f"{operation}: {number} does not fit {dtype.name}")
+            raise BadArgument(f"{operation}: {number} is out of range for {dtype.name}")
         try:
             return graph.full(float(number) if dtype.is_float else number, dtype, shape)
         except OverflowError:
-            raise BadArgument(f"{operation}: {number} does not fit {dtype.name}") from None
+            raise BadArgument(f"{operation}: {number} is out of range for {dtype.name}") from None
 
     def _operands(
         self, operation: str, *others: Any, common: DType | None = None
@@ -211,7 +211,7 @@ class TensorCore:
             return ()
         axes = tuple(self._axis(operation, each) for each in listed)
         if len(set(axes)) != len(axes):
-            raise BadArgument(f"{operation}: axis {axis} names an axis twice")
+            raise BadArgument(f"{operation}: axis {axis} contains an axis twice")
         return axes
 
 
@@ -252,7 +252,7 @@ def broadcast_shape(operation: str, *operands: Node | Shape) -> Shape:
         others = {size for size in sizes if size != 1}
         if len(others) > 1:
             listed = " and ".join(shown(each) for each in operands)
-            raise BadArgument(f"{operation}: shapes {listed} do not broadcast")
+            raise BadArgument(f"{operation}: shapes {listed} cannot be broadcast together")
         result.append(others.pop() if others else 1)
     return tuple(result)
 
@@ -272,7 +272,7 @@ def shape_of(operation: str, given: Sequence[Any], size: int | None = None) -> S
     if size is not None and shape.count(-1) == 1:
         rest = prod(entry for entry in shape if entry != -1)
         if rest <= 0 or size % rest:
-            raise BadArgument(f"{operation}: {size} elements do not fill {shape}")
+            raise BadArgument(f"{operation}: {size} elements cannot be reshaped to {shape}")
         shape[shape.index(-1)] = size // rest
     if any(entry < 0 for entry in shape):
         raise BadArgument(f"{operation}: sizes must be at least 0, got {shape}")

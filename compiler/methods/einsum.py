@@ -144,9 +144,7 @@ def _parsed(
     sides = equation.replace(" ", "").split("->")
     terms = sides[0].split(",")
     if len(sides) > 2 or len(terms) != len(operands):
-        raise BadArgument(
-            f"einsum {equation!r}: the equation does not have {len(operands)} operands"
-        )
+        raise BadArgument(f"einsum {equation!r}: the equation must name {len(operands)} operands")
     names = []
     most = 0
     for term, operand in zip(terms, operands, strict=True):
@@ -169,7 +167,8 @@ def _parsed(
     unknown = [name for name in kept if name not in found]
     if unknown or len(set(kept)) < len(kept):
         raise BadArgument(
-            f"einsum {equation!r}: the result names an axis twice or one that no operand has"
+            f"einsum {equation!r}: the result must name each axis once, and only axes of "
+            "the operands"
         )
     return names, kept
 

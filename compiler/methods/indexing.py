@@ -151,8 +151,8 @@ class Indexing(Movement):
             assert isinstance(checked, TensorCore)
             if not entry.dtype.is_integer:
                 raise NotSupported(
-                    f"indexing by a tensor of {entry.dtype.name}: only integers; "
-                    "a result's shape cannot depend on data"
+                    f"an index tensor must have integers, got {entry.dtype.name}; a "
+                    "result's shape cannot depend on data"
                 )
             return entry.node, None
         array = np.asarray(self._place(entry, axis) if isinstance(entry, int) else entry)
@@ -175,7 +175,7 @@ class Indexing(Movement):
             raise BadArgument("an index may contain ... once")
         given = sum(1 for entry in entries if entry is not None) - len(dots)
         if given > self.ndim:
-            raise BadIndex(f"too many indices: {given} for shape {self._shown}")
+            raise BadIndex(f"too many indices: got {given} for shape {self._shown}")
         place = dots[0] if dots else len(entries)
         rest: list[Key] = [slice(None)] * (self.ndim - given)
         full = [*entries[:place], *rest, *entries[place + len(dots) :]]
@@ -187,7 +187,7 @@ class Indexing(Movement):
         """One entry of a key; a bool array is an integer array for each of its axes."""
         if is_bool(entry):
             if not entry:
-                raise NotSupported("indexing by False: the result is empty")
+                raise NotSupported("index must not be False, since the result would be empty")
             return [None]
         if entry is None or isinstance(entry, slice | EllipsisType | TensorCore):
             return [entry]

@@ -98,7 +98,10 @@ class Layout(Operations):
         listed = shifts if isinstance(shifts, list | tuple) else [shifts] * len(axes)
         moves = integers_of("roll", "shifts", listed)
         if len(moves) != len(axes):
-            raise BadArgument(f"roll: {len(moves)} shifts for {len(axes)} axes")
+            raise BadArgument(
+                f"roll: expected as many shifts as axes, got {len(moves)} shifts "
+                f"for {len(axes)} axes"
+            )
         result = self
         for place, move in zip(axes, moves, strict=True):
             size = self.shape[place]

@@ -189,7 +189,7 @@ class Reductions(Elementwise, Movement):
         if two.ndim == 1:
             two = two.unsqueeze(1)
         if one.shape[-1] != two.shape[-2]:
-            raise BadArgument(f"matmul: shapes {self._shown} and {right._shown} do not multiply")
+            raise BadArgument(f"matmul: shapes {self._shown} and {right._shown} do not match")
         batch = broadcast_shape("matmul", one.shape[:-2], two.shape[:-2])
         rows, columns = one.shape[-2], two.shape[-1]
         # [..., rows, 1, depth] * [..., 1, columns, depth], summed over the depth

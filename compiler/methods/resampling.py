@@ -135,8 +135,8 @@ class Resampling(Operations):
         axes = self.shape[2:]
         if (size is None) == (scale is None) or not self.numel():
             raise BadArgument(
-                "interpolate: expected either size or scale and a tensor that is not empty, "
-                f"got size {size}, scale {scale}, shape {self._shown}"
+                "interpolate: expected either size or scale and a non-empty tensor, got "
+                f"size {size}, scale {scale}, shape {self._shown}"
             )
         if size is not None:
             sizes = [size] * len(axes) if isinstance(size, int) else list(size)
@@ -156,7 +156,9 @@ class Resampling(Operations):
         exact = [Fraction(each).limit_denominator(FINEST) for each in scales]
         counts = [int(have * each) for have, each in zip(axes, exact, strict=True)]
         if not all(counts):
-            raise BadArgument(f"interpolate: scale {scale} leaves nothing of {self._shown}")
+            raise BadArgument(
+                f"interpolate: scale {scale} reduces shape {self._shown} to zero elements"
+            )
         return [(n, 1 / each) for n, each in zip(counts, exact, strict=True)]
 
     def _taken_along(self, axis: int, places: Self) -> Self:

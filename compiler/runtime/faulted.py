@@ -112,7 +112,7 @@ class Places:
         lines is another."""
         loaded, lines = self._disk.get(key), lines_of_ptx(located.decode())
         if loaded is None or loaded.decode().splitlines() != [text for text, _ in lines]:
-            raise ValueError("the kernel's PTX is not in the cache, or another")
+            raise ValueError("the kernel's PTX is not in the cache, or differs")
         return [line for _, line in lines]
 
 

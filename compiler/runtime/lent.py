@@ -52,7 +52,7 @@ def lend(buffer: Any, shape: Shape, dtype: DType | str) -> Node:  # Any: checked
     """A node whose elements are the start of a buffer. BadArgument where they cannot be."""
     kind = as_dtype(dtype)
     if not isinstance(dtype, DType) and dtype != kind.name and np.dtype(dtype) == np.float64:
-        raise BadArgument(f"from_buffer: no tensor has elements of {dtype}; expected float32")
+        raise BadArgument(f"from_buffer: tensors of {dtype} are not supported; expected float32")
     if not isinstance(buffer, Buffer):
         raise BadArgument(f"from_buffer: expected a Buffer, got {type(buffer).__name__}")
     owner = buffer.owner or buffer
@@ -61,7 +61,7 @@ def lend(buffer: Any, shape: Shape, dtype: DType | str) -> Node:  # Any: checked
     recording = current_recording()
     if recording is not None:
         raise BadArgument(
-            f"@jit {recording.name}: the tensor would lie in the same buffer in every call; "
+            f"@jit {recording.name}: the tensor would use the same buffer in every call; "
             "pass it as an argument"
         )
     size = prod(shape) * kind.itemsize

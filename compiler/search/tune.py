@@ -310,8 +310,7 @@ def tuning(
     varied further."""
     if not isinstance(beam, int) or beam < 1 or not 0 < budget_s < math.inf:
         raise BadArgument(
-            f"tuning: expected a beam and a number of seconds above zero, got {beam!r}, "
-            f"{budget_s!r}"
+            f"tuning: beam and budget_s must be above zero, got {beam!r} and {budget_s!r}"
         )
     tuner = Tuner(beam, budget_s, clock)
     tuners.tuners.append(tuner)

@@ -52,7 +52,7 @@ def declared(kernel: str, data: bytes) -> tuple[int, tuple[Argument, ...] | None
     total = max((one.offset + one.size for one in arguments), default=0)
     if total != size:
         raise BadCodeObject(
-            "the arguments that the kernel declares have another size than its .ugpu symbol says",
+            "the size of the declared arguments differs from the size in the kernel's .ugpu symbol",
             kernel=kernel,
             declared=total,
             size=size,

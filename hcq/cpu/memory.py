@@ -62,7 +62,7 @@ class CodeMemory:
         protection = mmap.PROT_READ | mmap.PROT_EXEC
         if library.mprotect(ctypes.c_void_p(self.address), ctypes.c_size_t(self.size), protection):
             reason = os.strerror(ctypes.get_errno())
-            raise HostError(f"the system refuses executable memory: {reason}")
+            raise HostError(f"the system does not allow executable memory: {reason}")
         flush_instructions(self.address, self.size)
 
     def holds(self, address: int) -> bool:

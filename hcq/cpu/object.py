@@ -122,12 +122,14 @@ def _kernels(elf: ElfObject) -> dict[str, tuple[int, tuple[Argument, ...] | None
         found[name] = declared(name, elf.sections[mark.section].data[mark.value :])
         code = elf.find(name)
         if code is None or code.section is None:
-            raise BadCodeObject("a .ugpu symbol has no kernel of that name", kernel=name)
+            raise BadCodeObject("a .ugpu symbol has no kernel with that name", kernel=name)
         section = elf.sections[code.section]
         if not (section.is_loaded and section.flags & SHF_EXECINSTR) or code.value >= section.size:
             raise BadCodeObject("the kernel's symbol is not in an executable section", kernel=name)
     if not found:
-        raise BadCodeObject(f"no kernels in the object: no symbol ends with {MARK}")
+        raise BadCodeObject(
+            f"the object contains no kernels: it has no symbol that ends with {MARK}"
+        )
     return found
 
 
@@ -141,5 +143,5 @@ def _find_outside(name: str) -> int:
             continue
         return ctypes.cast(function, ctypes.c_void_p).value or 0
     raise BadCodeObject(
-        f"the object needs {name!r}, which this process does not define", symbol=name
+        f"the object requires the symbol {name!r}, which this process does not define", symbol=name
     )

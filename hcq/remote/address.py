@@ -79,7 +79,10 @@ def connect(address: Address) -> socket.socket:
         plain.close()
         raise TransportError(
             f"no TLS connection to ugpud at {address}: {error}",
-            remedy="give the certificate that signed the server's (authority=, UGPU_DAEMON_CA)",
+            remedy=(
+                "pass the certificate that signed the server's certificate (authority=, "
+                "UGPU_DAEMON_CA)"
+            ),
         ) from None
 
 
@@ -98,6 +101,6 @@ def _local(path: str) -> socket.socket:
     except OSError as error:
         made.close()
         raise DeviceNotFound(
-            f"no ugpud listens at {path}: {error.strerror or error}",
-            remedy="start it (ugpud, or systemctl start ugpud), or set UGPU_DAEMON",
+            f"no ugpud is listening on {path}: {error.strerror or error}",
+            remedy="start ugpud (or systemctl start ugpud), or set UGPU_DAEMON",
         ) from None

@@ -304,7 +304,7 @@ class Connection:
         """Tell an owner its number; one that is gone meanwhile gives it back."""
         found = message.arguments[0]
         if not isinstance(found, list) or not found or not is_number(found[0]):
-            raise WireError("the daemon replied without a number")
+            raise WireError("the daemon replied without a call number")
         if owner is None:
             owner = Owned(self, "unload" if len(found) > 2 else "free")
         owner.number = found[0]
@@ -336,7 +336,7 @@ def _resumption(server: object) -> tuple[int, float]:
     found = server if isinstance(server, dict) else {}
     number, grace_s = found.get("session", 0), found.get("grace_s", 0.0)
     if not is_number(number) or not isinstance(grace_s, int | float):
-        raise WireError("the daemon sent a session that is not a number")
+        raise WireError("the daemon sent a session id that is not a number")
     return number, float(grace_s) if number else 0.0
 
 

@@ -174,7 +174,7 @@ class RemoteDriver(Driver):
         def store(position: int, reply: Message) -> None:
             part = found[position * CHUNK : (position + 1) * CHUNK]
             if len(reply.data) != len(part):
-                raise WireError("the daemon sent another number of bytes than was asked for")
+                raise WireError("the daemon sent a different number of bytes than requested")
             part[:] = reply.data
 
         self._pipelined(

@@ -63,7 +63,7 @@ def lease(
     """
     if shared:
         if kind not in ("exclusive", "shared"):
-            raise BadArgument(f"a shared lease is of kind 'shared', got kind={kind!r}")
+            raise BadArgument(f"kind must be 'shared' with shared=True, got kind={kind!r}")
         kind = "shared"
     if kind in ("observer", "transport"):
         raise BadArgument(

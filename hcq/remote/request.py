@@ -65,7 +65,7 @@ class LeaseRequest:
         names = {each.name for each in dataclasses.fields(LeaseRequest)}
         unknown = sorted(set(given) - names)
         if unknown:
-            raise BadArgument(f"a lease has no property {', '.join(unknown)[:100]}")
+            raise BadArgument(f"unknown property of a lease: {', '.join(unknown)[:100]}")
         return LeaseRequest(**given)
 
 

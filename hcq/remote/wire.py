@@ -101,13 +101,13 @@ def decode_header(head: Bytes, limits: Limits) -> Header:
 def decode(header: Header, meta: Bytes, data: Bytes) -> Message:
     """Check and take apart the rest of a frame; WireError."""
     if zlib.crc32(data, zlib.crc32(meta)) != header.crc:
-        raise WireError("the checksum of a frame is wrong", sequence=header.sequence)
+        raise WireError("the checksum of a frame does not match", sequence=header.sequence)
     try:
         content = msgpack.unpackb(meta, strict_map_key=True, max_ext_len=0)
     except (ValueError, msgpack.exceptions.UnpackException) as error:
-        raise WireError(f"a frame holds no message: {error}") from None
+        raise WireError(f"a frame does not contain a message: {error}") from None
     except RecursionError:
-        raise WireError("a message is nested too deeply") from None
+        raise WireError("the message is nested too deeply") from None
     if not isinstance(content, list) or len(content) != 3:
         raise WireError("expected a message of three parts")
     operation, call, arguments = content

@@ -167,7 +167,7 @@ def release(function: PciFunction, *, rights: bool = True) -> list[Step]:
         raise DeviceBusy(
             f"{function.address} is in use through VFIO",
             holder=", ".join(users),
-            remedy="end that process, or let it close the device",
+            remedy="end that process, or close the device in it",
         )
     members = [one for one in function.group_members() if one.driver == VFIO_DRIVER]
     for member in members if rights else ():
@@ -221,9 +221,9 @@ def _take(step: Step) -> None:
     write(system, system.path(PROBE), function.address)
     if function.driver != VFIO_DRIVER:
         raise TransportError(
-            f"vfio-pci refused to bind {function.address}",
+            f"vfio-pci could not bind {function.address}",
             driver=function.driver or "none",
-            remedy="dmesg | tail says why",
+            remedy="see dmesg | tail for the reason",
         )
 
 
@@ -240,7 +240,7 @@ def write(system: System, path: Path, text: str) -> None:
         if error.errno in (errno.EACCES, errno.EPERM):
             raise _denied(path) from error
         raise TransportError(
-            f"the kernel refused a write to {path}",
+            f"the kernel rejected a write to {path}",
             wrote=text.strip(),
             reason=error.strerror or error.errno,
         ) from error
@@ -283,7 +283,7 @@ def check_idle(member: PciFunction) -> None:
             f"{member.address} is in use",
             holder=", ".join(users),
             driver=member.driver,
-            remedy="end those processes (a display server: switch to a text console)",
+            remedy="end those processes (for a display server, switch to a text console)",
         )
 
 

@@ -51,7 +51,7 @@ class BusAddresses:
                 self._parts.append(RangeAllocator(start, end - start, PAGE, name="bus addresses"))
         if not self._parts:
             raise OutOfMemory(
-                "the IOMMU offers no address within the device's reach",
+                "the IOMMU has no free address that the device can use",
                 reach_bits=reach_bits,
                 ranges=[f"{first:#x}-{last:#x}" for first, last in ranges],
             )
@@ -116,7 +116,7 @@ class MappedMemory:
 def rounded(size: int) -> int:
     """A size in whole pages; BadArgument for one that is not positive."""
     if size <= 0:
-        raise BadArgument("size of DMA memory must be positive", size=size)
+        raise BadArgument("the size of DMA memory must be positive", size=size)
     return -(-size // PAGE) * PAGE
 
 

@@ -56,7 +56,7 @@ def ejectable(function: PciFunction, *, rights: bool = True) -> list[PciFunction
     for member in card:
         if member.driver not in _OURS and not _releasable(function, member):
             raise DeviceBusy(
-                f"{member.address} is held by a kernel driver",
+                f"{member.address} is bound to a kernel driver",
                 holder=member.driver,
                 remedy=f"sudo ugpu bind pci:{function.address}   # then eject it",
             )
@@ -127,7 +127,7 @@ def drain(function: PciFunction, clock: Clock) -> None:
     try:
         descriptor = system.open(path, os.O_RDWR)
     except PermissionError as error:
-        raise AccessDenied(f"{path} may not be opened", remedy="run as root") from error
+        raise AccessDenied(f"no permission to open {path}", remedy="run as root") from error
     except OSError:
         return  # it has left
     try:

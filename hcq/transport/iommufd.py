@@ -97,7 +97,7 @@ class IommufdSpace:
                     "memory for DMA could not be locked", size=size, remedy=MEMLOCK_REMEDY
                 ) from error
             raise TransportError(
-                "iommufd refused a mapping",
+                "iommufd rejected a mapping",
                 bus=bus,
                 size=size,
                 reason=error.strerror or error.errno,
@@ -128,7 +128,7 @@ class IommufdSpace:
                     remedy=f"sudo ugpu bind pci:{function.address}",
                 ) from error
             raise TransportError(
-                f"{function.address} does not bind to iommufd",
+                f"binding {function.address} to iommufd failed",
                 reason=error.strerror or error.errno,
             ) from error
 

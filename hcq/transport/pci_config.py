@@ -58,7 +58,7 @@ class ConfigFile:
                 self._descriptor, value.to_bytes(width, "little"), self._base + offset
             )
         except OSError as error:
-            raise DeviceLost("configuration space does not answer", offset=offset) from error
+            raise DeviceLost("configuration space does not respond", offset=offset) from error
 
     def end_bus_mastering(self) -> bool:
         """Stop the function's DMA, so that none is under way while memory goes.

@@ -142,7 +142,7 @@ def header(function: PciFunction) -> bytes | None:
         descriptor = system.open(function.folder / "config", os.O_RDONLY)
     except PermissionError as error:
         raise AccessDenied(
-            f"{function.folder}/config may not be opened", remedy="run as root"
+            f"no permission to open {function.folder}/config", remedy="run as root"
         ) from error
     except OSError as error:
         check_files(error, f"{function.folder}/config")

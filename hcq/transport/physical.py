@@ -31,7 +31,7 @@ def check_permitted(system: System) -> None:
     if not system.privileged:
         raise AccessDenied(
             "only root can read physical addresses",
-            remedy="run as root, or use VFIO, which needs none: ugpu doctor",
+            remedy="run as root, or use VFIO, which does not need root: ugpu doctor",
         )
     if system.read_text(COMPACTION) != "0":
         raise HostError(
@@ -66,13 +66,13 @@ class PhysicalMemory:
             last = max(segment.address + segment.size for segment in self.segments) - 1
             if last >> reach_bits:
                 raise OutOfMemory(
-                    f"the memory lies at {last:#x}, outside the device's reach "
+                    f"the memory is at {last:#x}, which the device cannot address "
                     f"({reach_bits} address bits)",
-                    remedy="use VFIO, whose IOMMU gives it addresses that the device reaches",
+                    remedy="use VFIO, whose IOMMU maps memory to addresses that the device can use",
                 )
             if contiguous and len(self.segments) > 1:
                 raise OutOfMemory(
-                    "no physically contiguous memory of that size",
+                    "no physically contiguous memory of that size is available",
                     size=size,
                     remedy=f"echo {-(-size // HUGE_PAGE) + 8} | sudo tee /proc/sys/vm/nr_hugepages"
                     if size >= HUGE_PAGE

@@ -43,7 +43,7 @@ class PowerAction(RemoveRescan):
                 remedy="set UGPU_POWER_COMMAND to a command that cycles the card's power",
             )
         if shutil.which(words[0]) is None:
-            raise NotSupported(f"UGPU_POWER_COMMAND: there is no command {words[0]!r}")
+            raise NotSupported(f"UGPU_POWER_COMMAND: command {words[0]!r} not found")
         super().check()
 
     def _command(self) -> list[str]:

@@ -131,7 +131,7 @@ def _check_command(function: PciFunction, wanted: int) -> None:
     command = int.from_bytes(data[at : at + 2], "little")
     if command & wanted != wanted:
         raise DecodingOff(
-            f"{function.address} does not pass memory accesses on",
+            f"{function.address} does not forward memory accesses",
             step="memory decoding",
             command=command,
             needed=wanted,

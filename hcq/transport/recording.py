@@ -170,7 +170,7 @@ class Recording:
                 if words[0] == "identity":
                     recording = Recording(_identity(words))
                 elif recording is None:
-                    raise ValueError("no identity yet")
+                    raise ValueError("expected the identity before other entries")
                 elif words[0] == "window":
                     recording.windows[int(words[1])] = int(words[2], 16)
                 elif words[0] == "interrupts":
@@ -250,7 +250,7 @@ def _entry(words: list[str]) -> Entry:
     if words[0] == "at":
         seconds = float(words[1])
         if not 0 <= seconds < 1e9:
-            raise ValueError("a time is 0 to 1e9 seconds")
+            raise ValueError("a time must be 0 to 1e9 seconds")
         return Moment(seconds)
     if words[0] == "failed":
         return Failure(words[1], " ".join(words[2:]))
@@ -262,7 +262,7 @@ def _entry(words: list[str]) -> Entry:
 def _command(line: str) -> tuple[str, ...]:
     words = json.loads(line.partition(" ")[2])
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise ValueError("a command is a list of words")
+        raise ValueError("command must be a list of strings")
     return tuple(words)
 
 
@@ -277,17 +277,17 @@ def _identity(words: list[str]) -> PciIdentity:
 def _access(words: list[str]) -> Access | LongWrite:
     verb, place, offset, width = words[0], words[1], int(words[2], 16), int(words[3])
     if verb not in ("read", "write") or not (place == "config" or place.startswith("bar")):
-        raise ValueError(f"no access: {verb} {place}")
+        raise ValueError(f"unknown access: {verb} {place}")
     window = CONFIG if place == "config" else int(place[3:])
     is_write = verb == "write"
     if words[4] == "sha256" and is_write:
         if len(words[5]) != 64:
-            raise ValueError("a digest has 64 digits")
+            raise ValueError("a digest must have 64 digits")
         return LongWrite(window, offset, width, words[5])
     if words[4] in ("data", "packed"):
         data = _unpacked(words[4:])
         if len(data) != width:
-            raise ValueError(f"{len(data)} bytes of data, {width} expected")
+            raise ValueError(f"expected {width} bytes of data, got {len(data)}")
         return Access(window, offset, width, is_write, None, data)
     return Access(window, offset, width, is_write, int(words[4], 16))
 
@@ -307,12 +307,12 @@ def _unpacked(words: list[str]) -> bytes:
     if kind == "data":
         return bytes.fromhex(text)
     if kind != "packed":
-        raise ValueError(f"data is told as data or packed, not {kind}")
+        raise ValueError(f"the form of data must be 'data' or 'packed', got {kind}")
     try:
         unpacking = zlib.decompressobj()
         data = unpacking.decompress(base64.b64decode(text, validate=True), LARGEST)
     except (binascii.Error, zlib.error) as error:
         raise ValueError(f"packed data: {error}") from None
     if not unpacking.eof:
-        raise ValueError("packed data is cut short, or unpacks to more than can be")
+        raise ValueError("packed data is truncated or too large")
     return data

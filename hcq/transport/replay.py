@@ -136,7 +136,9 @@ class ReplayWindow:
     def _check(self, offset: int, size: int, align: int) -> None:
         outside = offset < 0 or size < 0 or offset + size > self.size
         if outside or offset % align or size % 4:
-            raise BadArgument("bad offset or size", offset=offset, size=size, window=self.size)
+            raise BadArgument(
+                "offset or size is out of range", offset=offset, size=size, window=self.size
+            )
 
 
 class ReplayInterrupts:
@@ -225,7 +227,7 @@ class ReplayTransport(TransportLife):
             wanted = self.recording.entries[self.position]
             if not _same(entry, wanted):
                 raise TransportError(
-                    "not what was recorded",
+                    "the access differs from the recording",
                     position=self.position,
                     entry=str(entry),
                     recorded=str(wanted)[:200],
@@ -327,7 +329,7 @@ class ReplayTransport(TransportLife):
     def allocate_dma(self, size: int, *, contiguous: bool = False) -> ReplayMemory:
         """The next allocation of the recording, which must have that size."""
         if size <= 0:
-            raise BadArgument("size of DMA memory must be positive", size=size)
+            raise BadArgument("the size of DMA memory must be positive", size=size)
         size = -(-size // PAGE) * PAGE
         number = self._allocated
         self.repeat(Allocation(number, size, ()))

@@ -220,8 +220,8 @@ class ColdCycle:
                     stack.callback(write, one.system, one.folder / "power/control", "on")
         if self._reached != "D3cold":
             raise NotSupported(
-                f"the platform does not take the power of {port.address} away: expected D3cold, "
-                f"got {self._reached}",
+                f"the platform does not switch off the power of {port.address}: expected "
+                f"D3cold, got {self._reached}",
                 port=port.address,
             )
 
@@ -312,7 +312,7 @@ def _check_free(one: PciFunction, what: str) -> None:
         return
     if one.driver not in (None, VFIO_DRIVER, "pci-stub"):
         raise DeviceBusy(
-            f"{what} would hit {one.address}, which a kernel driver holds",
+            f"{what} would also reset {one.address}, which is bound to a kernel driver",
             holder=one.driver,
             remedy=f"sudo ugpu bind pci:{one.address}",
         )
@@ -336,9 +336,9 @@ def _config(function: PciFunction) -> Iterator[ConfigFile]:
     try:
         descriptor = function.system.open(path, os.O_RDWR)
     except PermissionError as error:
-        raise AccessDenied(f"{path} may not be opened", remedy="run as root") from error
+        raise AccessDenied(f"no permission to open {path}", remedy="run as root") from error
     except OSError as error:
-        raise DeviceLost(f"{path} does not open: {error.strerror}") from error
+        raise DeviceLost(f"cannot open {path}: {error.strerror}") from error
     try:
         yield ConfigFile(function.system, descriptor)
     finally:

@@ -143,8 +143,8 @@ class SysfsTransport(TransportLife):
         except OSError as error:
             if error.errno in (errno.EPERM, errno.EACCES):
                 raise AccessDenied(
-                    f"BAR {index} of {self.name} may not be mapped: the kernel is locked down, or "
-                    "a driver claims the BAR",
+                    f"no permission to map BAR {index} of {self.name}: the kernel is locked "
+                    "down, or a driver claims the BAR",
                     remedy="use VFIO, or boot without lockdown (Secure Boot)",
                 ) from error
             raise TransportError(
@@ -165,7 +165,8 @@ class SysfsTransport(TransportLife):
             self.check_open()
             if self.function.translated and self.function.group_type != "identity":
                 raise AccessDenied(
-                    f"the IOMMU translates {self.name}'s accesses, physical addresses are unusable",
+                    f"the IOMMU translates accesses of {self.name}, so physical addresses "
+                    "cannot be used",
                     group=self.function.group,
                     remedy=f"use VFIO: sudo ugpu bind {self.name}",
                 )
@@ -199,14 +200,14 @@ class SysfsTransport(TransportLife):
         self.check_open()
         if kind is ResetKind.FUNCTION:
             if not (self.function.folder / "reset").exists():
-                raise NotSupported(f"the kernel offers no reset of {self.name} alone")
+                raise NotSupported(f"the kernel does not support a reset of only {self.name}")
             self._write_attribute("reset", "1")
         elif kind is ResetKind.BUS:
             reset_below(self._bridge_alone(), [self.function], self.clock)
         else:
-            raise NotSupported("sysfs cannot cut a function's power", remedy="power off the slot")
+            raise NotSupported("sysfs cannot power off a function", remedy="power off the slot")
         if not pci_config.answers(self._config.read):
-            raise DeviceLost(f"{self.name} does not answer after a {kind.value} reset")
+            raise DeviceLost(f"{self.name} does not respond after a {kind.value} reset")
 
     def _bridge_alone(self) -> PciFunction:
         """The bridge above, when nothing else would be reset with us."""
@@ -223,7 +224,7 @@ class SysfsTransport(TransportLife):
             raise DeviceBusy(
                 f"a bus reset below {bridge.address} would also reset other functions",
                 holder=", ".join(others),
-                remedy="reset the function alone",
+                remedy="reset only the function",
             )
         return bridge
 
@@ -280,12 +281,12 @@ class SysfsTransport(TransportLife):
             return self.system.open(self.system.root / path, os.O_RDWR | os.O_SYNC)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM):
-                raise AccessDenied(f"{path} may not be opened", remedy=_SUDO) from error
+                raise AccessDenied(f"no permission to open {path}", remedy=_SUDO) from error
             if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
-                raise DeviceLost(f"{path} does not open: the function is gone") from error
+                raise DeviceLost(f"cannot open {path}: the function is gone") from error
             check_files(error, path)
             raise TransportError(
-                f"{path} does not open", reason=error.strerror or error.errno
+                f"cannot open {path}", reason=error.strerror or error.errno
             ) from error
 
     def _write_attribute(self, name: str, text: str) -> None:
@@ -296,7 +297,7 @@ class SysfsTransport(TransportLife):
             if error.errno in (errno.EACCES, errno.EPERM):
                 raise AccessDenied(f"no permission to write {path}", remedy=_SUDO) from error
             raise TransportError(
-                f"the kernel refused a write to {path}",
+                f"the kernel rejected a write to {path}",
                 wrote=text,
                 reason=error.strerror or error.errno,
             ) from error
@@ -341,7 +342,7 @@ def _check_free(function: PciFunction) -> None:
     check_link(function)
     if function.driver is not None:
         raise DeviceBusy(
-            f"{function.address} is held by a kernel driver",
+            f"{function.address} is bound to a kernel driver",
             holder=function.driver,
             remedy=f"ugpu bind pci:{function.address}, or unbind it",
         )

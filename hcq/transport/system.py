@@ -39,7 +39,7 @@ def check_files(error: OSError, what: object) -> None:
     """Raise OutOfMemory where `what` did not open because no more files may be open."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         raise OutOfMemory(
-            f"{what} does not open: too many open files", remedy=FILES_REMEDY
+            f"cannot open {what}: too many open files", remedy=FILES_REMEDY
         ) from error
 
 

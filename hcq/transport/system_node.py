@@ -40,9 +40,9 @@ class SystemMapping:
 
     def _index(self, offset: int) -> int:
         if self._closed:
-            raise Closed("a mapping used after close")
+            raise Closed("mapping used after close")
         if offset & 3 or not 0 <= offset < self.size & ~3:
-            raise BadArgument("an access is aligned and inside the mapping", offset=offset)
+            raise BadArgument("the access must be aligned and inside the mapping", offset=offset)
         return offset >> 2
 
     def close(self) -> None:

@@ -174,7 +174,7 @@ class VfioTransport(TransportLife):
 
     def _open_window(self, index: int) -> MappedWindow | FileWindow:
         if not 0 <= index <= 5:
-            raise BadArgument("a BAR's index is 0 to 5", index=index)
+            raise BadArgument("the index of a BAR must be 0 to 5", index=index)
         region = self._device.region(index)
         if not region.size:
             raise BadArgument(f"{self.name} has no BAR {index}", index=index)
@@ -311,11 +311,9 @@ class VfioTransport(TransportLife):
         elif kind is ResetKind.BUS:
             self._device.reset_bus(self.space.proofs)
         else:
-            raise NotSupported(
-                "VFIO cannot cut a function's power; take its slot's power away, or reboot"
-            )
+            raise NotSupported("VFIO cannot power off a function; power off its slot, or reboot")
         if not pci_config.answers(self._config.read):
-            raise DeviceLost(f"{self.name} does not answer after a {kind.value} reset")
+            raise DeviceLost(f"{self.name} does not respond after a {kind.value} reset")
 
     # ---- life --------------------------------------------------------------------------------
 
@@ -335,7 +333,7 @@ class VfioTransport(TransportLife):
         state = pci_config.power_state(self._config.read)
         if state:
             raise DeviceAsleep(
-                f"{self.name} does not leave its power state",
+                f"{self.name} does not leave its power-saving state",
                 state=f"D{state}",
                 remedy=f"echo on | sudo tee {self.function.folder}/power/control",
             )

@@ -82,16 +82,16 @@ def open_node(system: System, name: str, what: str, nodes_of: PciFunction | None
                 f"{path} does not exist", module=what, remedy=f"sudo modprobe {what}"
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM):
-            raise AccessDenied(f"{path} may not be opened", remedy=ACCESS_REMEDY) from error
+            raise AccessDenied(f"no permission to open {path}", remedy=ACCESS_REMEDY) from error
         if error.errno == errno.EBUSY:
             who = holders(system, [path])
             raise DeviceBusy(
-                f"{path} is open already",
+                f"{path} is already open",
                 holder=", ".join(who) or "a process of another user",
-                remedy="end that process, or let it close the device",
+                remedy="end that process, or close the device in it",
             ) from error
         check_files(error, path)
-        raise HostError(f"{path} does not open", reason=error.strerror or error.errno) from error
+        raise HostError(f"cannot open {path}", reason=error.strerror or error.errno) from error
 
 
 class Container:
@@ -138,7 +138,7 @@ class Container:
                     remedy=f"sudo ugpu bind pci:{function.address}",
                 ) from error
             raise TransportError(
-                f"VFIO does not open {function.address}", reason=error.strerror or error.errno
+                f"VFIO cannot open {function.address}", reason=error.strerror or error.errno
             ) from error
 
     # ---- memory ------------------------------------------------------------------------------
@@ -157,10 +157,11 @@ class Container:
                 ) from error
             if error.errno == errno.ENOSPC:
                 raise OutOfMemory(
-                    "the IOMMU takes no more mappings; map fewer, larger pieces", size=size
+                    "the IOMMU has reached its limit of mappings; map fewer, larger ranges",
+                    size=size,
                 ) from error
             raise TransportError(
-                "the IOMMU refused a mapping",
+                "the IOMMU rejected a mapping",
                 bus=bus,
                 size=size,
                 reason=error.strerror or error.errno,
@@ -174,7 +175,7 @@ class Container:
             self.system.ioctl(self.descriptor, self._constants.VFIO_IOMMU_UNMAP_DMA, buffer)
         except OSError as error:
             raise TransportError(
-                "the IOMMU refused to unmap",
+                "the IOMMU rejected an unmap",
                 bus=bus,
                 size=size,
                 reason=error.strerror or error.errno,
@@ -192,7 +193,7 @@ class Container:
     def _check_api(self) -> None:
         version = self._ask(self._constants.VFIO_GET_API_VERSION, 0)
         if version != self._constants.VFIO_API_VERSION:
-            raise NotSupported("VFIO's interface has another version", version=version)
+            raise NotSupported("VFIO's interface has an unsupported version", version=version)
         kind = self._kind()
         if not self._ask(self._constants.VFIO_CHECK_EXTENSION, kind):
             if self.no_iommu:
@@ -219,7 +220,7 @@ class Container:
         number = function.group
         if number is None:
             raise IommuOff(
-                f"{function.address} is in no IOMMU group: the IOMMU is off, or absent",
+                f"{function.address} does not belong to an IOMMU group: the IOMMU is off or absent",
                 remedy=IOMMU_REMEDY,
             )
         prefix = "noiommu-" if self.no_iommu else ""
@@ -233,12 +234,13 @@ class Container:
             if error.errno == errno.EPERM and not self.no_iommu:
                 # Linux vfio_iommu_type1.c: the platform does not remap interrupts.
                 raise HostError(
-                    "the IOMMU does not remap interrupts, so the kernel refuses the device",
+                    "the IOMMU does not remap interrupts, so the kernel does not allow "
+                    "access to the device",
                     remedy="enable interrupt remapping in the firmware setup, or accept the risk: "
                     "sudo modprobe vfio_iommu_type1 allow_unsafe_interrupts=1",
                 ) from error
             raise TransportError(
-                f"IOMMU group {number} does not join a container",
+                f"IOMMU group {number} cannot join a container",
                 reason=error.strerror or error.errno,
             ) from error
 
@@ -254,7 +256,7 @@ class Container:
         )
         if status.flags & self._constants.VFIO_GROUP_FLAGS_CONTAINER_SET:
             raise DeviceBusy(
-                f"IOMMU group {function.group} is in another container",
+                f"IOMMU group {function.group} belongs to another container",
                 holder=", ".join(holders(self.system, function.device_nodes())) or "unknown",
                 remedy="end the process that uses it",
             )
@@ -271,7 +273,7 @@ class Container:
                 break
             buffer = bytearray(info.argsz)
         if info.flags & self._constants.VFIO_IOMMU_INFO_PGSIZES and not info.iova_pgsizes & 4096:
-            raise NotSupported("this IOMMU has no 4 KiB pages", sizes=info.iova_pgsizes)
+            raise NotSupported("this IOMMU does not support 4 KiB pages", sizes=info.iova_pgsizes)
         if not info.flags & self._constants.VFIO_IOMMU_INFO_CAPS:
             return
         chain = capabilities(buffer, info.cap_offset)

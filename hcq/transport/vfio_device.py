@@ -53,7 +53,9 @@ class VfioDevice:
         what = f"VFIO does not describe {self.name}"
         ask(self.system, self.descriptor, request, buffer, what)
         if not info.flags & self._constants.VFIO_DEVICE_FLAGS_PCI:
-            raise NotSupported(f"{self.name} is no PCI device to VFIO", flags=info.flags)
+            raise NotSupported(
+                f"VFIO does not report {self.name} as a PCI device", flags=info.flags
+            )
         return int(info.flags)
 
     def region(self, index: int) -> Region:
@@ -124,9 +126,9 @@ class VfioDevice:
                 group = companion.group
                 if companion.driver != "vfio-pci" or not (ours or (proofs and group)):
                     raise DeviceBusy(
-                        "a bus reset would also reset a function that is not in our hands",
+                        "a bus reset would also reset a function that is not bound to vfio-pci",
                         holder=f"{companion.address} ({companion.driver or 'no driver'})",
-                        remedy="hand it to vfio-pci as well, or reset the function alone",
+                        remedy="bind it to vfio-pci as well, or reset only the function",
                     )
                 if not ours and group is not None and group not in groups:
                     groups[group] = open_node(self.system, f"dev/vfio/{group}", "vfio-pci")
@@ -154,7 +156,7 @@ class VfioDevice:
             self.system.ioctl(self.descriptor, names.VFIO_DEVICE_GET_PCI_HOT_RESET_INFO, buffer)
         except OSError as error:
             raise NotSupported(
-                f"{self.name}: no bridge above it can reset its bus",
+                f"{self.name}: there is no bridge above it that can reset its bus",
                 reason=error.strerror or error.errno,
             ) from error
         by_device = bool(info.flags & names.VFIO_PCI_HOT_RESET_FLAG_DEV_ID)

@@ -15,7 +15,7 @@ _WORD, _LONG = struct.Struct("<I"), struct.Struct("<Q")
 
 def _refuse(index: int, size: int, offset: int, width: int) -> NoReturn:
     raise BadArgument(
-        f"BAR {index}: an access is aligned to its width and lies inside the window",
+        f"BAR {index}: the access must be aligned to its width and inside the window",
         offset=offset,
         width=width,
         size=size,

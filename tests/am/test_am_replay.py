@@ -70,7 +70,7 @@ def test_a_driver_that_strays_is_told_where(tmp_path: Path, firmware: Path) -> N
     lines[middle] = lines[middle].rsplit(" ", 1)[0] + " 0x1234567"
     path.write_text("\n".join(lines))
     with (
-        pytest.raises(TransportError, match="not what was recorded"),
+        pytest.raises(TransportError, match="the access differs from the recording"),
         hcq.open(f"recording:{path}", firmware=firmware),
     ):
         pass

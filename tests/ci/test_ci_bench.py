@@ -308,7 +308,7 @@ def test_the_verb(
         ("[[case]]\nname = 'a'", "case 'a': command is missing"),
         ("[[case]]\nname = 'a'\ncommand = ['x']\ncount = 0", "count=) must be at least 1"),
         ("[[case]]\nname = 'a'\ncommand = ['x']\ncuont = 1", "no key 'cuont'"),
-        ("case = [{name='a', command=['x']}, {name='a', command=['x']}]", "names that differ"),
+        ("case = [{name='a', command=['x']}, {name='a', command=['x']}]", "must differ"),
     ],
 )
 def test_what_a_suite_cannot_say(text: str, words: str, tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_leaves_work(gpu, monkeypatch):
         ("count=0", "must be at least 1"),
         ("speed=3", "no keyword 'speed'; it takes arch, bus, count"),
         ("count=2", "expected 2 devices"),
-        ("'gfx11*'", "takes keywords alone"),
+        ("'gfx11*'", "accepts only keywords"),
     ],
 )
 def test_what_cannot_be_lent_is_an_error(

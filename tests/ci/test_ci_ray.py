@@ -149,7 +149,7 @@ def test_devices_are_resources_and_functions_run_on_leases(fleet: Fleet, tmp_pat
 def test_an_agent_in_a_process_of_its_own(fleet: Fleet) -> None:
     words = [sys.executable, "-m", "tools.ci.ray_agent", "--address", fleet.cluster.address]
     wrong = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
-    assert wrong.returncode == 1 and "give --node" in wrong.stdout, wrong
+    assert wrong.returncode == 1 and "pass --node" in wrong.stdout, wrong
     node, daemon = fleet.nodes[1].node_id, fleet.daemons[1].socket
     words += ["--node", node, "--daemon", daemon]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
@@ -162,7 +162,7 @@ def test_an_agent_in_a_process_of_its_own(fleet: Fleet) -> None:
     fleet.until(keys(3.0))
     with pytest.raises(DeviceNotFound, match="no live node 'ff'"):
         Agent(fleet.cluster.address, "ff")
-    with pytest.raises(HostError, match="Ray does not answer"):
+    with pytest.raises(HostError, match="Ray does not respond"):
         Agent("127.0.0.1:1", node)
 
 

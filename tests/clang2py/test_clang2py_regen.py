@@ -123,7 +123,7 @@ def test_edited_added_and_lost_files_are_noticed(tree: KernelTree, tmp_path: Pat
 def test_a_structure_of_another_size_stops(tree: KernelTree, tmp_path: Path) -> None:
     header = tree.folder / "include/sample.h"
     header.write_text(HEADER.replace("#pragma pack(1)\n", ""), encoding="ascii")
-    with pytest.raises(HeaderError, match="first has 16 bytes, not 11"):
+    with pytest.raises(HeaderError, match="expected first to have 11 bytes, got 16"):
         write(tree, tmp_path, PLAN_OF_TWO)
     assert not (tmp_path / "out").exists()
 

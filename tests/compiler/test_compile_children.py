@@ -80,7 +80,7 @@ def test_a_child_that_does_not_answer_is_killed(child: Child) -> None:
     assert running is not None
     os.kill(running.pid, signal.SIGSTOP)
     child.limit_s = 0.05
-    with pytest.raises(CompileError, match="did not end in time"):
+    with pytest.raises(CompileError, match="exceeded its time limit"):
         child.compile(GOOD, TARGET)
     assert running.returncode == -signal.SIGKILL
     child.limit_s = 60

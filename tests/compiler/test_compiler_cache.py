@@ -211,11 +211,11 @@ def test_construction_and_conversion(cpu: Device) -> None:
     assert int(Tensor(7, device=cpu)) == 7 and float(Tensor(2.5, device=cpu)) == 2.5
     assert Tensor(tensor, device=cpu).tolist() == tensor.tolist()
     assert "float32[2, 3] on cpu" in repr(tensor)
-    with pytest.raises(BadArgument, match="no single element"):
+    with pytest.raises(BadArgument, match="exactly one element"):
         tensor.item()
     with pytest.raises(BadArgument, match="Tensor:"):
         Tensor([[1], [1, 2]], device=cpu)
     with pytest.raises(BadArgument, match="arrays of complex128 are not supported"):
         Tensor(np.array([1j]), device=cpu)
-    with pytest.raises(BadArgument, match="cannot be read as an array"):
+    with pytest.raises(BadArgument, match="expected an array of numbers"):
         Tensor("text", device=cpu)

@@ -173,7 +173,7 @@ def test_kernel_ir_that_breaks_a_rule(device: Device) -> None:
         (None, "got NoneType"),
         (7, "got int"),
         ("", "must not be empty"),
-        (b"\xff\xfe\x00", "compiled object goes to `load`"),
+        (b"\xff\xfe\x00", "pass a compiled object to `load`"),
         ("__global__ void k() {}", "must be LLVM IR, PTX or a kernel"),
         (
             'target triple = "sparc-unknown"\ndefine void @k() {\n ret void\n}\n',

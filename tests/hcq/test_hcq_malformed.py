@@ -75,7 +75,7 @@ def test_whole_tables_are_read(kind: str) -> None:
     ],
 )
 def test_a_malformed_line_is_named(kind: str, text: str, entry: str) -> None:
-    with pytest.raises(BadArgument, match=f"t: the line of {entry} is malformed"):
+    with pytest.raises(BadArgument, match=f"t: malformed line for {entry}"):
         read_all(kind, text)
 
 

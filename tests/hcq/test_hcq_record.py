@@ -79,7 +79,7 @@ def test_the_text_is_readable() -> None:
 
 def test_straying_is_an_error() -> None:
     replay = ReplayTransport(recorded()[1])
-    with pytest.raises(TransportError, match="not what was recorded") as caught:
+    with pytest.raises(TransportError, match="the access differs from the recording") as caught:
         replay.window(5).read32(8)
     assert caught.value.facts["recorded"] == "read config 0x0 4 0x56781234"
     replay.config_read(0)
@@ -99,7 +99,7 @@ def test_what_a_recording_cannot_do() -> None:
         lambda: replay.allocate_dma(100),
         lambda: replay.config_write(4, 6, 2),
     ):
-        with pytest.raises(TransportError, match="not what was recorded"):
+        with pytest.raises(TransportError, match="the access differs from the recording"):
             stray()
     for wrong in (
         lambda: replay.window(2),
@@ -175,7 +175,7 @@ def test_memory_shared_with_the_device_changes_as_it_did() -> None:
     memory = replay.allocate_dma(8192)
     replay.window(5).write32(8, 16)
     assert int.from_bytes(memory.view[16:20], "little") == 16
-    with pytest.raises(TransportError, match="not what was recorded"):
+    with pytest.raises(TransportError, match="the access differs from the recording"):
         replay.window(5).write32(8, 4095)
 
 

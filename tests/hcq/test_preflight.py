@@ -124,7 +124,7 @@ def test_a_port_that_passes_nothing_on(
 ) -> None:
     tree.machine.functions[place].config[0x04] = command
     files = settled()
-    with pytest.raises(DecodingOff, match=f"{place} does not pass") as caught:
+    with pytest.raises(DecodingOff, match=f"{place} does not forward") as caught:
         open_and_close(tree, via)
     assert caught.value.facts["step"] == "memory decoding"
     assert not leaked(files)

@@ -136,7 +136,7 @@ def test_attributes_that_are_fifos_hold_nobody_up(tmp_path: Path) -> None:
     with SysfsTransport(GPU, system=SysfsTree(tmp_path / "tree")) as transport:
         (transport.function.folder / "reset").unlink()
         os.mkfifo(transport.function.folder / "reset")
-        with pytest.raises(TransportError, match="refused a write"):
+        with pytest.raises(TransportError, match="rejected a write"):
             transport._write_attribute("reset", "1")
 
 

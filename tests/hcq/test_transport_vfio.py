@@ -162,7 +162,7 @@ def test_addresses_keep_to_the_chips_reach_and_out_of_reserved_ranges(
             for _ in range(3):
                 transport.allocate_dma(1 << 30)
     machine.ranges = [(1 << 40, (1 << 41) - 1)]
-    with pytest.raises(OutOfMemory, match="no address within the device's reach"):
+    with pytest.raises(OutOfMemory, match="no free address that the device can use"):
         opened(machine, reach_bits=33)
 
 

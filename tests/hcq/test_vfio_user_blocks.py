@@ -28,11 +28,11 @@ class Memory:
 
     def read(self, address: int, size: int) -> bytes:
         if (address, size) != (0x1000, 8):
-            raise BadArgument("no memory is mapped there")
+            raise BadArgument("no memory is mapped at this address")
         return b"clients."
 
     def write(self, address: int, data: bytes) -> None:
-        raise BadArgument("no memory is mapped there")
+        raise BadArgument("no memory is mapped at this address")
 
 
 class Line:

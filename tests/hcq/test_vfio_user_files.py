@@ -125,7 +125,7 @@ def test_memory_that_cannot_be_given_back_is_let_go(
     address, key = files.map(file, 0, LENGTH, writable=True)
 
     def full(*_: object) -> int:
-        raise OutOfMemory("the shared file does not map")
+        raise OutOfMemory("the shared file cannot be mapped")
 
     with monkeypatch.context() as patched:
         patched.setattr(shared_files, "_map", full)

@@ -399,7 +399,7 @@ def test_half_a_message_and_gone(server: Server, device: MemoryDevice, half: byt
     "head",
     [struct.pack("<HHIII", 1, 9, 15, 0, 0), struct.pack("<HHIII", 1, 9, 0xFFFF_FFFF, 0, 0),
      struct.pack("<HHIII", 1, 9, 16, 2, 0), struct.pack("<HHIII", 1, 9, 16, 1, 0)],
-    ids=["short", "long", "neither command nor reply", "a reply to nothing"],
+    ids=["short", "long", "neither a command nor a reply", "a reply to nothing"],
 )  # fmt: skip
 def test_impossible_headers_end_the_connection(wire: socket.socket, head: bytes) -> None:
     wire.send(head)

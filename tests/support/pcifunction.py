@@ -40,7 +40,7 @@ class PlainWindow:
         self.function.check_open()
         outside = offset < 0 or size < 0 or offset + size > self.size
         if outside or offset % align or size % 4:
-            raise BadArgument("bad offset or size", offset=offset, size=size)
+            raise BadArgument("offset or size is out of range", offset=offset, size=size)
 
     def read32(self, offset: int) -> int:
         self._check(offset, 4, 4)

@@ -72,10 +72,10 @@ def test_tls_and_tokens(folder: Path) -> None:
                 buffer.copy_from(data)
                 assert (buffer.numpy() == data).all()
         for token, text in (
-            (None, "asks for a token"),
-            ("ugpu_wrong", "does not have this token"),
+            (None, "requires a token"),
+            ("ugpu_wrong", "does not know this token"),
             (old, "'old' has expired"),
-            (look, "needs the role 'use'"),
+            (look, "requires the role 'use'"),
             (elsewhere, "do not cover cpu"),
         ):
             with pytest.raises(AccessDenied, match=text):
@@ -107,7 +107,7 @@ def test_tokens_are_the_daemons_alone(folder: Path) -> None:
     for name, role, text in (("a", "use", "new"), ("", "use", "new"), ("b", "boss", "role")):
         with pytest.raises(BadArgument, match=text):
             tokens.create(name, role, "*", 0)
-    with pytest.raises(BadArgument, match="no token named 'b'; there are: a"):
+    with pytest.raises(BadArgument, match="token 'b' does not exist; existing tokens: a"):
         tokens.revoke("b")
     tokens.path.write_text("{}[")
     with pytest.raises(HostError, match="not a file of tokens"):
@@ -179,7 +179,7 @@ def test_sockets_that_cannot_be(folder: Path) -> None:
     running = started(folder, count=1)
     try:
         again = parse_config(settings_text(folder, ["cpu"]))
-        with pytest.raises(DeviceBusy, match="another ugpud listens"):
+        with pytest.raises(DeviceBusy, match="another ugpud is listening"):
             Listeners(again, running.daemon.serve, {})
         with running.lease() as gpu:
             assert scaled(gpu), "the probe does no harm"

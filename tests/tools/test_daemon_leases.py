@@ -72,7 +72,7 @@ def test_a_device_that_fits_is_given() -> None:
         (USER, {"memory": 1 << 40}, DeviceNotFound, "largest="),
         (USER, {"kind": "shared"}, NotSupported, "as 'shared': it has one; lease it exclusively"),
         (USER, {"kind": "transport"}, NotSupported, "handed out"),
-        (Rights("x", "observe"), {}, AccessDenied, "needs the role 'use'"),
+        (Rights("x", "observe"), {}, AccessDenied, "requires the role 'use'"),
         (Rights("x", "use", "two"), {"device": "one"}, AccessDenied, "do not cover one"),
         (USER, {"kind": "half"}, BadArgument, "kind must be one of exclusive"),
         (USER, {"priority": 10}, BadArgument, "priority must be from 0 to 9"),
@@ -243,7 +243,7 @@ def test_waiters_have_a_limit() -> None:
     desk.ask("holder", device="one")
     desk.ask("a", device="one", wait_s=5)
     waiter = desk.ask("b", device="one", wait_s=5)
-    with pytest.raises(DeviceBusy, match="too many requests wait"):
+    with pytest.raises(DeviceBusy, match="too many requests are waiting"):
         desk.ask("c", device="one", wait_s=5)
     desk.table.leave(waiter)
     desk.table.leave(waiter)

@@ -222,5 +222,5 @@ def test_udev_rules_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.M
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "write_text", refuse)
-    with pytest.raises(AccessDenied, match="may not be written"):
+    with pytest.raises(AccessDenied, match="no permission to write"):
         udev_rules.write(tmp_path / "70-ugpu.rules", Output(True))

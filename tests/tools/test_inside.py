@@ -90,7 +90,7 @@ def capsys_cleared(capsys: pytest.CaptureFixture[str]) -> pytest.CaptureFixture[
         (["mem", "write", "--yes", "virtual:navi31", "0", "0x100000000"], "32-bit words"),
         (["mem", "write", "virtual:navi31", "0"], "usage"),
         (["fw", "state", "cpu"], "expected pci:ADDRESS"),
-        (["fw", "state", "--boot", "cpu"], "shows nothing of its inside"),
+        (["fw", "state", "--boot", "cpu"], "does not expose its internal state"),
         (["waves", "virtual:gh100"], "belong to a kernel driver"),
     ],
 )

@@ -138,8 +138,8 @@ def test_writing_asks_and_says_what_it_may_do(capsys: pytest.CaptureFixture[str]
     [
         (["SCRATCH_REG0"], "expected REGISTER=NUMBER"),
         (["SCRATCH_REG0=-1"], "expected REGISTER=NUMBER"),
-        (["SCRATCH_REG0=0x100000000"], "a register holds 32 bits"),
-        (["CP_HQD_ACTIVE.ACTIVE=2"], "field ACTIVE holds 0 to 0x1"),
+        (["SCRATCH_REG0=0x100000000"], "a register value must fit in 32 bits"),
+        (["CP_HQD_ACTIVE.ACTIVE=2"], "field ACTIVE must be 0 to 0x1"),
         (["CP_HQD_ACTIVE.COLOUR=1"], "has no field COLOUR"),
         (["SCRATCH_REG*=1"], "expected 1 to 1"),
         (["MP0_SMN_C2PMSG_33=1"], "is in several blocks|expected 1 to 1"),
@@ -188,7 +188,7 @@ def test_lookup_by_name_and_place(capsys: pytest.CaptureFixture[str]) -> None:
     assert found[1]["register"] == "nbio.RCC_DEV0_EPF0_RCC_CONFIG_MEMSIZE"
     for words, text in (
         (["navi31", "0x3"], "multiple of 4"), (["navi31", "0xfffffffc"], "no register at"),
-        (["navi99", "CP_STAT"], "expected a chip"), (["gh100", "CP_STAT"], "no registers to show"),
+        (["navi99", "CP_STAT"], "expected a chip"), (["gh100", "CP_STAT"], "does not expose registers"),
     ):  # fmt: skip
         code, refused = answer(capsys, "lookup", *words)
         assert code in (1, 2) and text in refused["message"]

@@ -167,7 +167,7 @@ def test_the_power_action_runs_while_the_card_is_off_the_bus(
     ("command", "error", "words"),
     [
         ("", NotSupported, "no power action is configured"),
-        ("no-such-command-anywhere", NotSupported, "there is no command"),
+        ("no-such-command-anywhere", NotSupported, "command 'no-such"),
         ("sh 'unclosed", BadArgument, "UGPU_POWER_COMMAND"),
         ("sh -c 'echo the outlet is locked >&2; exit 3'", HostError, "outlet is locked"),
     ],

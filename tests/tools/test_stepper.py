@@ -171,7 +171,7 @@ def test_a_wrong_command_at_a_halt_ends_the_program(debug: Debug, command: str, 
 def test_other_devices_are_refused(debug: Debug, device: str) -> None:
     code, shown = debug("import ugpu\nugpu.open()\n", "run\n", b"", "--device", device)
     assert code == 1
-    assert f"NotSupported: {device} cannot be halted at an instruction" in shown
+    assert f"NotSupported: {device} does not support breakpoints" in shown
 
 
 def test_json(debug: Debug) -> None:

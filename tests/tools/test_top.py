@@ -166,7 +166,7 @@ def test_a_wedged_device_among_eight_delays_no_other(tmp_path: Path) -> None:
         once = {card.device: card for card in fleet.once()}
         assert [once[f"pci:{n}"].state for n in (0, 1, 2, 4, 5, 6, 7)] == ["ok"] * 7
         wedged = next(card for card in once.values() if card.state == "no answer")
-        assert wedged.problem.endswith(": no answer within 1.0 s")
+        assert wedged.problem.endswith(": no response within 1.0 s")
         assert once["pci:9"].state == "not open"
         fleet.interval_s = 0.01
 

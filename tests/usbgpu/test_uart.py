@@ -113,7 +113,7 @@ def test_the_verb_shows_records_and_shows_again(
     assert cli.main(["bridge", "uart", str(kept)]) == 0
     assert capsys.readouterr().out == first
     assert cli.main(["bridge", "uart", str(kept), "--record", str(kept)]) != 0
-    assert "cannot be made" in capsys.readouterr().err
+    assert "cannot be created" in capsys.readouterr().err
 
 
 def test_a_broken_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

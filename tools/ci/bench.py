@@ -175,7 +175,7 @@ class Bench:
         try:
             place.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise HostError(f"cannot make {place}: {error.strerror}") from None
+            raise HostError(f"cannot create {place}: {error.strerror}") from None
         return place
 
     def _tell(self, case: Case, one: Attempt, skipped: bool, seconds: float) -> None:

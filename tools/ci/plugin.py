@@ -85,7 +85,7 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Any]:
     refusal = ""
     try:
         if marker is not None and marker.args:
-            raise BadArgument(f"gpu() takes keywords alone, got {marker.args[0]!r}")
+            raise BadArgument(f"gpu() accepts only keywords, got {marker.args[0]!r}")
         demand = Demand.from_words(**(marker.kwargs if marker is not None else {}))
         limit_s = request.config.getoption("--gpu-wait")
         borrowed.loan = pool.take(demand, avoid=borrowed.avoid, limit_s=limit_s)

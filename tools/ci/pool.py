@@ -124,7 +124,7 @@ class Pool:
                 why = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
                 raise DeviceNotFound(f"expected {demand}, got {len(free)} ({why or 'no devices'})")
             if self._clock.now() >= end:
-                raise DeviceBusy(f"{demand}: all are lent to other tests for {limit_s:g} s")
+                raise DeviceBusy(f"{demand}: all were in use by other tests for {limit_s:g} s")
             self._clock.sleep(PAUSE_S)
 
     def _borrow(self, name: str, demand: Demand, loan: Loan) -> str:

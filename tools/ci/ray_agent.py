@@ -63,10 +63,11 @@ class Agent:
                 if info.state == 0  # GcsNodeInfo.ALIVE
             }
         except Exception as error:  # RpcError and others, which have no common class
-            raise HostError(f"Ray does not answer at {address}: {error}") from None
+            raise HostError(f"Ray does not respond at {address}: {error}") from None
         if not hasattr(self._ray, "resize_raylet_resource_instances"):
             raise HostError(
-                "this Ray cannot change the resources of a node", remedy="pip install 'ugpu[ray]'"
+                "this version of Ray cannot change the resources of a node",
+                remedy="pip install 'ugpu[ray]'",
             )
         if not node:
             own = _own_address()
@@ -74,7 +75,7 @@ class Agent:
             if len(mine) != 1:
                 raise DeviceNotFound(
                     f"expected one Ray node with the address {own}, got {len(mine)}",
-                    remedy="give --node, from `ray list nodes`",
+                    remedy="pass --node with a value from `ray list nodes`",
                 )
             node = mine[0]
         if node not in nodes:
@@ -114,7 +115,7 @@ class Agent:
             if gone:
                 self._resize(dict.fromkeys(gone, 0.0))
         except Exception as error:  # as above
-            raise HostError(f"Ray does not take resources of node {self.node}: {error}") from None
+            raise HostError(f"Ray rejected the resources of node {self.node}: {error}") from None
 
     def _resize(self, resources: Mapping[str, float]) -> Mapping[str, float]:
         found: Mapping[str, float] = self._ray.resize_raylet_resource_instances(

@@ -77,7 +77,7 @@ def _suite(table: Mapping[str, object], folder: Path) -> Suite:
     names = [one.name for one in cases]
     for name in names:
         if names.count(name) > 1:
-            raise BadArgument(f"expected names that differ, got two cases named {name!r}")
+            raise BadArgument(f"names of cases must differ, got two cases named {name!r}")
     return Suite(
         cases,
         _words(table, "before"),

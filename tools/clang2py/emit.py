@@ -26,7 +26,7 @@ def register_text(registers: Sequence[Register]) -> str:
     """The table that hcq.fields.RegisterMap reads."""
     hidden = [register.name for register in registers if register.name in _TAKEN]
     if hidden:
-        raise ValueError(f"register names that collide with our own attributes: {hidden}")
+        raise ValueError(f"register names that collide with attributes of ugpu's classes: {hidden}")
     return "".join(f"{register!r}\n" for register in registers)
 
 

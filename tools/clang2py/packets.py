@@ -43,7 +43,7 @@ def read_packets(text: str, constants: Mapping[str, tuple[int, str]]) -> dict[st
                 raise HeaderError(f"{packet} {name}: no macro {missing}") from None
             width = mask.bit_length()
             if mask != (1 << width) - 1 or not 0 < width <= 32 - shift:
-                raise HeaderError(f"{packet} {name}: mask {mask:#x} at bit {shift} is no field")
+                raise HeaderError(f"{packet} {name}: mask {mask:#x} at bit {shift} is not a field")
             if (shift, width) == (0, 32):
                 members[packet].append((name, "u32", dword * _WORD_BYTES, 0, 0))
             else:

@@ -59,7 +59,7 @@ def read_header(folder: Path, table: HeaderTable) -> Header:
     for name, size in table.sizes:
         if header.rows[name].size != size:
             found = header.rows[name].size
-            raise HeaderError(f"{table.header}: {name} has {found} bytes, not {size}")
+            raise HeaderError(f"{table.header}: expected {name} to have {size} bytes, got {found}")
     return header
 
 

@@ -219,14 +219,16 @@ class Client:
         the connection goes on with an earlier one's session."""
         message = self.channel.receive(HELLO_LIMIT_S)
         if message is None:
-            raise WireError("no message came after connecting", limit_s=HELLO_LIMIT_S)
+            raise WireError("expected a message after connecting, got none", limit_s=HELLO_LIMIT_S)
         check(message, REQUESTS)
         if message.operation != "hello":
             raise WireError(f"expected hello, got {message.operation}")
         version, token, session = message.arguments
         try:
             if version != VERSION:
-                raise BadArgument(f"this ugpud speaks version {VERSION}, the client {version}")
+                raise BadArgument(
+                    f"this ugpud uses protocol version {VERSION}, the client {version}"
+                )
             if self.rights is None or token is not None:
                 self.rights = self.daemon.rights(token)
                 self.name = f"{self.rights.name} ({self.peer.name})"
@@ -319,13 +321,15 @@ class Client:
 
     def _ask(self, call: int, given: dict[str, Any]) -> None:
         if not call:
-            raise WireError("a lease is asked for by a call")
+            raise WireError("a lease must be requested by a call")
         if self.lease is not None or self._waiter is not None:
-            raise BadArgument("this connection has a lease; each lease takes a connection")
+            raise BadArgument(
+                "this connection already has a lease; each lease requires its own connection"
+            )
         try:
             request = LeaseRequest.from_map(given)
         except TypeError as error:
-            raise BadArgument(f"a lease's property has another type: {error}") from None
+            raise BadArgument(f"a property of the lease has the wrong type: {error}") from None
         assert self.rights is not None
         if request.kind == "transport" and self.peer.rights is None:
             raise NotSupported(
@@ -432,7 +436,7 @@ class Client:
         held = self._held()
         with self._lock:
             if self._watches >= MOST_WATCHES:
-                raise BadArgument("too many waits at a time", limit=MOST_WATCHES)
+                raise BadArgument("too many simultaneous waits", limit=MOST_WATCHES)
             self._watches += 1
 
         def wait() -> None:
@@ -453,7 +457,7 @@ class Client:
 
 
 def _lost() -> DeviceLost:
-    return DeviceLost("ugpud does not have this session any more; its lease is lost")
+    return DeviceLost("ugpud no longer has this session; its lease is lost")
 
 
 def _plain(found: dict[str, object]) -> dict[str, object]:

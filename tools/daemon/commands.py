@@ -90,11 +90,11 @@ class Decoder:
             take = takers.get(operation)
             if take is None:
                 raise BadArgument(
-                    f"word {self._at - 1} of a submission is no operation", word=operation
+                    f"word {self._at - 1} of a submission is not an operation", word=operation
                 )
             self._found.commands.append(take())
         if self._places:
-            raise BadArgument("a replay fills words that hold no address or argument")
+            raise BadArgument("a replay fills words that do not contain an address or argument")
         return self._found
 
     # ---- operations --------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class Decoder:
         flags, size = self._word(), self._word()
         count = -(-size // 4)
         if self._at + count > len(self._words):
-            raise BadArgument("the arguments of a launch are cut short", kernel=kernel.name)
+            raise BadArgument("the arguments of a launch are truncated", kernel=kernel.name)
         start = self._at
         references = self._references(start, size)
         self._at += count
@@ -149,7 +149,9 @@ class Decoder:
             groups = cluster[0] * cluster[1] * cluster[2]
             whole = groups and not any(g % c for g, c in zip(grid, cluster, strict=True))
             if not whole or groups > target.max_cluster:
-                raise BadArgument(f"{kernel.name}: bad cluster", cluster=cluster, grid=grid)
+                raise BadArgument(
+                    f"{kernel.name}: the cluster size is out of range", cluster=cluster, grid=grid
+                )
         if flags & ~wire.COOPERATIVE:
             raise BadArgument("unknown flags of a launch", flags=flags)
         if flags & wire.COOPERATIVE and not target.cooperative:
@@ -162,7 +164,7 @@ class Decoder:
             for slot, lsb, width in self._places.pop(word, ()):
                 offset = 4 * (word - start) + lsb // 8
                 if offset + width // 8 > size or offset % min(width // 8, 4):
-                    raise BadArgument("a replay fills bytes outside of the arguments")
+                    raise BadArgument("a replay fills bytes outside the arguments")
                 self._found.extents.setdefault(slot, 0)
                 found.append(Reference(offset, width // 8, Symbol("parameter", slot=slot)))
         return tuple(found)
@@ -198,14 +200,14 @@ class Decoder:
 
     def _word(self) -> int:
         if self._at >= len(self._words):
-            raise BadArgument("a command of a submission is cut short")
+            raise BadArgument("a command of a submission is truncated")
         self._at += 1
         return self._words[self._at - 1]
 
     def _peek(self, at: int) -> int:
         """A 64-bit number further on, which must not be filled in later."""
         if at + 2 > len(self._words):
-            raise BadArgument("a command of a submission is cut short")
+            raise BadArgument("a command of a submission is truncated")
         return self._words[at] | self._words[at + 1] << 32
 
     def _number(self) -> int:
@@ -220,7 +222,7 @@ class Decoder:
         if found is None:
             return None
         if len(found) != 1 or found[0][2] != 64:
-            raise BadArgument("an operand of 64 bits can only be filled as a whole")
+            raise BadArgument("a 64-bit operand must be filled as a whole")
         return found[0][0]
 
     def _value(self) -> Symbol:
@@ -244,13 +246,13 @@ class Decoder:
 def table_of(data: bytes | memoryview, words: int) -> dict[int, list[tuple[int, int, int]]]:
     """Check a table of places (PLACE) and return slot, first bit and width by word; BadArgument."""
     if len(data) % PLACE.itemsize:
-        raise BadArgument("a table of places is cut short")
+        raise BadArgument("a table of places is truncated")
     places: dict[int, list[tuple[int, int, int]]] = {}
     for slot, (word, lsb, width, zero) in enumerate(np.frombuffer(data, PLACE).tolist()):
         whole = 2 if width == 64 else 1
         if width not in _WIDTHS or zero or word + whole > words:
-            raise BadArgument("a place of an image is outside of it")
+            raise BadArgument("a place is outside the image")
         if lsb % 8 or (lsb and width == 64) or lsb + min(width, 32) > 32:
-            raise BadArgument("a place of an image is not a whole operand")
+            raise BadArgument("a place must be a whole operand of the image")
         places.setdefault(word, []).append((slot, lsb, width))
     return places

@@ -145,7 +145,8 @@ def read(path: Path | None) -> Settings:
     found = path or next((each for each in FILES if each.exists()), None)
     if found is None:
         raise HostError(
-            f"there is no {FILES[0]}", remedy="write one (docs/daemon.md), or ugpud --config FILE"
+            f"{FILES[0]} does not exist",
+            remedy=("create it (docs/daemon.md), or run ugpud --config FILE"),
         )
     try:
         return parse(found.read_text("utf-8"), str(found))
@@ -226,7 +227,7 @@ def _tcp(section: _Section) -> TcpSettings:
     certificate, key = (section.take(each, str, "") for each in ("certificate", "key"))
     if not certificate or not key:
         missing = "key" if certificate else "certificate"
-        raise section.bad(missing, "a file: TCP is served with TLS only", "nothing")
+        raise section.bad(missing, "a file, because TCP requires TLS", "nothing")
     section.end()
     return TcpSettings(host, port, Path(certificate), Path(key))
 

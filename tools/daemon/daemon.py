@@ -128,7 +128,7 @@ class Daemon(Ward):
             waiter = client.leave()
             if waiter is not None:
                 self.table.leave(waiter)
-        self.end(client, "the client is gone")
+        self.end(client, "the client has disconnected")
         client.channel.release()
         with self._tick:
             self._sessions.pop(client.number, None)
@@ -152,7 +152,7 @@ class Daemon(Ward):
         with self._tick:
             found = self._sessions.get(number)
         if found is None or found.rights != rights:
-            raise DeviceLost("ugpud does not have this session any more; its lease is lost")
+            raise DeviceLost("ugpud no longer has this session; its lease is lost")
         return found
 
     def rights(self, token: str | None) -> Rights:
@@ -207,7 +207,7 @@ class Daemon(Ward):
         with self._tick:
             lease = self.table.find(number, rights)
             if not rights.covers(lease.card):
-                raise AccessDenied(f"these rights ({rights.name}) do not cover {lease.card.name}")
+                raise AccessDenied(f"the rights of {rights.name} do not include {lease.card.name}")
         lease.end(f"released by {rights.name}")
 
     def _lease(self, client: Client, number: int | None, rights: Rights) -> Lease:

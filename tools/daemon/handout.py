@@ -38,7 +38,7 @@ class Handout:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise HostError(f"cannot make {folder}: {error.strerror}") from None
+            raise HostError(f"cannot create {folder}: {error.strerror}") from None
         self.socket = folder / "gpu.sock"
         self.firmware = folder / "firmware"
         write_firmware(chip.facts, self.firmware)

@@ -64,7 +64,7 @@ class Holder:
         whole = max(1, -(-size // GRANULE)) * GRANULE
         if self.used + whole > self.quota:
             raise OutOfMemory(
-                "the lease's memory is used up", size=size, limit=self.quota, used=self.used
+                "the lease has no memory left", size=size, limit=self.quota, used=self.used
             )
         if len(self._buffers) >= MOST_OBJECTS:
             raise OutOfMemory("the lease has too many buffers", limit=MOST_OBJECTS)
@@ -124,7 +124,7 @@ class Holder:
             if address + size <= int(buffer.address) + buffer.size:
                 return buffer
         raise BadArgument(
-            f"{size} bytes at {address:#x} are not memory of this lease", address=address
+            f"{size} bytes at {address:#x} are outside the memory of this lease", address=address
         )
 
     def _part(self, address: int, size: int) -> Buffer:
@@ -186,7 +186,7 @@ class Holder:
         """See Scope."""
         found = self._kernels.get(handle)
         if found is None:
-            raise BadArgument("this lease has no such kernel", kernel=handle)
+            raise BadArgument("this lease does not contain this kernel", kernel=handle)
         return found
 
     # ---- queues ------------------------------------------------------------------------------

@@ -166,7 +166,9 @@ class Table:
             request, rights, holder, next(self._orders), self.now() + request.wait_s, give, end
         )
         if len(self.waiters) >= self.policy.waiters:
-            raise DeviceBusy("too many requests wait at this ugpud", limit=self.policy.waiters)
+            raise DeviceBusy(
+                "too many requests are waiting at this ugpud", limit=self.policy.waiters
+            )
         self.waiters.append(waiter)
         if self.policy.preempt:
             self._preempt_for(waiter)
@@ -206,7 +208,7 @@ class Table:
         """Return a lease by its number; for those who may end or extend others' leases."""
         lease = self.leases.get(number)
         if lease is None:
-            raise BadArgument(f"there is no lease {number}; see `ugpu lease ls`")
+            raise BadArgument(f"lease {number} does not exist; see `ugpu lease ls`")
         if not rights.admin:
             raise AccessDenied(
                 f"lease {number} is held by {lease.holder}: only an admin may change it",
@@ -320,7 +322,7 @@ class Table:
         allowed = [card for card in named if rights.covers(card)]
         if not allowed:
             raise AccessDenied(
-                f"these rights ({rights.name}) do not cover {named[0].name}",
+                f"the rights of {rights.name} do not include {named[0].name}",
                 remedy=f"ugpud token create --device '{request.device}' --role use",
             )
         large = [card for card in allowed if request.memory <= card.memory]

@@ -51,7 +51,8 @@ class Listeners:
                 local = made.family == socket.AF_UNIX
                 if not local and context is None:
                     raise HostError(
-                        "systemd passed a TCP socket; it needs a [tcp] section with a certificate"
+                        "systemd passed a TCP socket, which requires a [tcp] section with "
+                        "a certificate"
                     )
                 self._sockets.append((made, None if local else context))
             if not any(made.family == socket.AF_UNIX for made in passed):
@@ -142,8 +143,8 @@ class Listeners:
         except OSError as error:
             made.close()
             raise HostError(
-                f"cannot listen at {path}: {error.strerror or error}",
-                remedy="set socket in [daemon] to a path in a folder that this user may write to",
+                f"cannot listen on {path}: {error.strerror or error}",
+                remedy="set socket in [daemon] to a path in a folder writable by this user",
             ) from None
         except BaseException:
             made.close()
@@ -172,14 +173,16 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise HostError(f"{path} is there and is not a socket", remedy="remove it")
+        raise HostError(f"{path} exists and is not a socket", remedy="remove it")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
             path.unlink()
             return
-    raise DeviceBusy(f"another ugpud listens at {path}", remedy="stop it, or set another socket")
+    raise DeviceBusy(
+        f"another ugpud is listening on {path}", remedy="stop it, or set another socket"
+    )
 
 
 def _passed(environment: Mapping[str, str]) -> list[socket.socket]:

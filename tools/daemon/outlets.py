@@ -48,5 +48,6 @@ def _needs(extra: str, module: str, what: str) -> Iterator[None]:
         if (error.name or "").partition(".")[0] != module:
             raise
         raise MissingDependency(
-            f"[{extra}] needs {what}, not installed", install=f"pip install 'ugpu[{extra}]'"
+            f"[{extra}] requires {what}, which is not installed",
+            install=f"pip install 'ugpu[{extra}]'",
         ) from None

@@ -21,7 +21,7 @@ def bound(host: str, port: int, section: str) -> socket.socket:
         )
     except OSError as error:
         raise HostError(
-            f"cannot listen at {host}:{port}: {error.strerror or error}",
+            f"cannot listen on {host}:{port}: {error.strerror or error}",
             remedy=f"set listen in [{section}] to a free address and port",
         ) from None
 
@@ -35,6 +35,9 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     except (OSError, ssl.SSLError) as error:
         raise HostError(
             f"cannot use {certificate} with {key}: {error}",
-            remedy="both are PEM files, the key is of that certificate, and ugpud may read them",
+            remedy=(
+                "both must be PEM files readable by ugpud, and the key must belong to "
+                "the certificate"
+            ),
         ) from None
     return context

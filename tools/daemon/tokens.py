@@ -53,8 +53,8 @@ class Rights:
         """AccessDenied unless the role allows the request."""
         if self.role == "observe" and request.kind != "observer":
             raise AccessDenied(
-                f"the rights of {self.name} are to observe, a lease of kind {request.kind!r} needs "
-                "the role 'use'",
+                f"the role of {self.name} is 'observe', a lease of kind {request.kind!r} "
+                "requires the role 'use'",
                 remedy="ugpud token create --role use",
             )
 
@@ -92,7 +92,7 @@ class Tokens:
             left = [each for each in self._all() if each.name != name]
             if len(left) == len(self._all()):
                 have = ", ".join(each.name for each in self._all()) or "none"
-                raise BadArgument(f"there is no token named {name!r}; there are: {have}")
+                raise BadArgument(f"token {name!r} does not exist; existing tokens: {have}")
             self._write(left)
 
     def listed(self) -> list[dict[str, object]]:
@@ -103,7 +103,7 @@ class Tokens:
         """Return what a token allows; AccessDenied says what is wrong with it."""
         if not token:
             raise AccessDenied(
-                "this ugpud asks for a token",
+                "this ugpud requires a token",
                 remedy="ugpud token create on its machine, then token= or UGPU_DAEMON_TOKEN",
             )
         digest = _digest(token)
@@ -114,7 +114,7 @@ class Tokens:
                         f"the token {each.name!r} has expired", remedy="ugpud token create"
                     )
                 return Rights(each.name, each.role, each.device)
-        raise AccessDenied("this ugpud does not have this token", remedy="ugpud token create")
+        raise AccessDenied("this ugpud does not know this token", remedy="ugpud token create")
 
     def _all(self) -> list[_Entry]:
         try:

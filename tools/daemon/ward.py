@@ -124,9 +124,9 @@ class Ward:
         """Return a device's telemetry as JSON; BadArgument, AccessDenied, Closed."""
         owned = next((each for each in self.owned if each.name == name), None)
         if owned is None:
-            raise BadArgument(f"no device is named {name!r}")
+            raise BadArgument(f"there is no device named {name!r}")
         if not rights.covers(owned.card):
-            raise AccessDenied(f"these rights ({rights.name}) do not cover {name}")
+            raise AccessDenied(f"the rights of {rights.name} do not include {name}")
         return owned.telemetry()
 
     def owned_by(self, card: Card) -> Owned:
@@ -319,7 +319,9 @@ class Ward:
                     if each.card.state is State.QUARANTINED or each.name in self._barred
                 ]
                 if not rights.admin or not all(rights.covers(each.card) for each in bad):
-                    raise AccessDenied(f"{rights.name} may not have devices recovered: admins may")
+                    raise AccessDenied(
+                        f"{rights.name} may not recover devices: the role must be admin"
+                    )
                 if not bad:
                     have = "; ".join(f"{each.name}: {each.card.state.value}" for each in self.owned)
                     raise BadArgument(f"no quarantined device matches {pattern!r}: {have}")
@@ -338,13 +340,13 @@ class Ward:
             owned = next((each for each in self.owned if each.name == name), None)
             if owned is None:
                 have = ", ".join(each.name for each in self.owned)
-                raise BadArgument(f"no device is named {name!r}; there are: {have}")
+                raise BadArgument(f"there is no device named {name!r}; there are: {have}")
             if not rights.admin or not rights.covers(owned.card):
-                raise AccessDenied(f"{rights.name} may not reset {name}: admins may")
+                raise AccessDenied(f"{rights.name} may not reset {name}: the role must be admin")
             if owned.card.state is not State.READY or self._closed:
                 raise DeviceBusy(
-                    f"{name} is {owned.card.state.value}: only a ready device is reset",
-                    remedy="end its leases first; a quarantined device is recovered",
+                    f"{name} must be ready to be reset, it is {owned.card.state.value}",
+                    remedy="end its leases first; for a quarantined device use recover",
                 )
             self.table.changed(owned.card, State.RECOVERING, f"reset by {rights.name}")
             self._tick.notify_all()
@@ -376,7 +378,9 @@ class Ward:
             with self._tick:
                 named = [each for each in self.owned if each.card.matches(pattern)]
                 if not rights.admin or not all(rights.covers(each.card) for each in named):
-                    raise AccessDenied(f"{rights.name} may not quarantine devices: admins may")
+                    raise AccessDenied(
+                        f"{rights.name} may not quarantine devices: the role must be admin"
+                    )
                 if not named:
                     have = ", ".join(each.name for each in self.owned)
                     raise BadArgument(f"no device matches {pattern!r}; there are: {have}")
@@ -391,8 +395,8 @@ class Ward:
                          operator=rights.name)  # fmt: skip
         if not all(stored):
             raise HostError(
-                f"{pattern} is quarantined until ugpud stops, since that was not stored: "
-                f"{self.history.trouble}"
+                f"the quarantine of {pattern} could not be stored and lasts until ugpud "
+                f"stops: {self.history.trouble}"
             )
         return [each.name for each in named]
 

@@ -158,7 +158,8 @@ class Api:
         rights = await self._rights(request)
         if not rights.admin:
             raise AccessDenied(
-                f"{rights.name} may not fetch bundles, which hold memory of the card: admins may"
+                f"{rights.name} may not download bundles, which contain memory of the card: "
+                "the role must be admin"
             )
         name = request.match_info["name"]
         content = await self._wait(self.fleet.bundle, name)
@@ -174,7 +175,7 @@ class Api:
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         rights = await self._rights(request)
         if len(self._watchers) >= WATCHERS:
-            raise DeviceBusy("too many pages watch this ugpud", limit=WATCHERS)
+            raise DeviceBusy("too many pages are connected to this ugpud", limit=WATCHERS)
         number = self.feed.number_of(request.headers.get("Last-Event-ID", ""))
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}

@@ -124,7 +124,7 @@ class Fleet:
         """Return a bundle's file; BadArgument where there is none of that name."""
         path = next((each for each in self._bundle_paths() if each.name == name), None)
         if path is None:
-            raise BadArgument(f"there is no bundle {name!r}")
+            raise BadArgument(f"bundle {name!r} does not exist")
         try:
             return path.read_bytes()
         except OSError as error:

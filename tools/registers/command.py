@@ -119,7 +119,7 @@ def write(
     checked before the first access. Without `yes` it asks on a terminal, and refuses elsewhere."""
     with open_source(device, boot=boot) as source:
         if not isinstance(source, Live):
-            raise UsageError(f"{device} is a file: registers are written to devices alone")
+            raise UsageError(f"{device} is a file: only registers of devices can be written")
         wanted = [parse_assignment(text, source.blocks) for text in texts]
         for one in wanted:
             register = _bound(source, one).register
@@ -247,7 +247,7 @@ def _is_number(word: str) -> bool:
 
 def _at(blocks: Mapping[str, hcq.fields.RegisterBlock], offset: int) -> list[str]:
     if offset % 4:
-        raise BadArgument(f"expected a multiple of 4, as registers have 4 bytes, got {offset:#x}")
+        raise BadArgument(f"the offset must be a multiple of 4, got {offset:#x}")
     found = [(name, block.find(offset // 4)) for name, block in blocks.items()]
     names = [f"{name}.{bound.register.name}" for name, bound in found if bound is not None]
     if not names:
@@ -288,5 +288,5 @@ def diff(left: str, right: str, patterns: Sequence[str], out: Output, *, boot: b
 def _values(place: str, patterns: Sequence[str], boot: bool) -> dict[str, RegisterValue]:
     with open_source(place, boot=boot) as source:
         if isinstance(source, Live) and not patterns:
-            raise UsageError(f"{place} is a device: say which registers to read, as in 'gc.CP_*'")
+            raise UsageError(f"{place} is a device: pass the registers to read, such as 'gc.CP_*'")
         return {name: source.read(name) for name in _chosen(source, patterns or ["*"])}

@@ -87,7 +87,7 @@ class Kept:
             name for name in self.values if fnmatch.fnmatchcase(bare_name(name), bare)
         ]
         if not found:
-            raise BadArgument(f"{self.title} has no value of {pattern!r}")
+            raise BadArgument(f"{self.title} has no value for {pattern!r}")
         return found
 
     def read(self, name: str) -> RegisterValue:
@@ -159,11 +159,11 @@ def _of_file(path: Path, stage: str) -> Kept:
     try:
         text = path.read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise BadArgument(f"{path} is neither a recording nor a file of registers") from error
+        raise BadArgument(f"{path} is neither a recording nor a register file") from error
     if not text.startswith("{"):
         return _of_recording(path, Recording.load(text), stage)
     if stage:
-        raise BadArgument(f"{path} is one state; stages (@{stage}) are of recordings")
+        raise BadArgument(f"{path} contains one state; stages (@{stage}) require a recording")
     return _of_values(str(path), RegisterFile.loads(text, str(path)))
 
 
@@ -195,7 +195,7 @@ def _of_recording(path: Path, recording: Recording, stage: str) -> Kept:
     if stage and stage not in stages:
         raise BadArgument(f"{path} has no stage {stage!r}, expected one of {', '.join(stages)}")
     if not values:
-        raise BadArgument(f"{path} has no access to a register that has a name")
+        raise BadArgument(f"{path} has no access to a named register")
     return Kept(f"{path}@{stage}" if stage else str(path), values)
 
 

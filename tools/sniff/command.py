@@ -114,7 +114,7 @@ def run_device(name: str, options: SniffOptions, out: Output) -> int:
     driver = options.driver or _driver_of(attachment)
     if not driver:
         raise UsageError(
-            "the driver does not report its version; name it, such as --driver 580.142"
+            "the driver does not report its version; pass it, such as --driver 580.142"
         )
     node.record_device(attachment, name, options.output, driver, exercise, options.memory)
     found = read(options.output)

@@ -81,7 +81,7 @@ class Tracer:
         error = ctypes.get_errno()
         if error == errno.ESRCH:
             return False
-        raise HostError(f"the system refused ptrace: {os.strerror(error)}", request=request)
+        raise HostError(f"the system does not allow ptrace: {os.strerror(error)}", request=request)
 
     def run(self, command: Sequence[str]) -> int:
         """Run a program to its end; return its exit code, 128 + the signal where one killed it."""

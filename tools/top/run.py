@@ -30,7 +30,7 @@ def run(
             screen = importlib.import_module(".screen", __package__)
         except ImportError:
             raise MissingDependency(
-                "Textual is not installed (`ugpu top --once` works without)",
+                "Textual is not installed (`ugpu top --once` works without it)",
                 install="pip install 'ugpu[top]'",
             ) from None
         fleet.interval_s = interval_s

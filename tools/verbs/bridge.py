@@ -58,5 +58,5 @@ def bridge(arguments: argparse.Namespace, out: Output) -> int:
         size = place[1] if len(place) == 2 else "1"
         return bridges.xdata(arguments.name, place[0], size, arguments.bank, out)
     raise UsageError(
-        "info, power and uart take one name, flash NAME IMAGE, xdata NAME ADDRESS [SIZE]"
+        "expected info NAME, power NAME, uart TTY, flash NAME IMAGE or xdata NAME ADDRESS [SIZE]"
     )

@@ -60,7 +60,7 @@ def ci(arguments: argparse.Namespace, out: Output) -> int:
 def _names(arguments: argparse.Namespace) -> list[str]:
     names = arguments.devices or os.environ.get("UGPU_TEST_DEVICES", "").split()
     if not names:
-        raise UsageError("no devices; name some by --devices or UGPU_TEST_DEVICES")
+        raise UsageError("no devices: pass --devices or set UGPU_TEST_DEVICES")
     return list(names)
 
 

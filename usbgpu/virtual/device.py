@@ -188,7 +188,7 @@ class VirtualUsb:
             except Stalled:
                 box.meter.control(_way(setup.inward), 0)
                 raise EndpointStalled(
-                    "the device refused a control request",
+                    "the device rejected a control request",
                     request=setup.request, value=setup.value, index=setup.index,
                 ) from None  # fmt: skip
             box.meter.control(_way(setup.inward), len(answer or data))
@@ -204,7 +204,7 @@ class VirtualUsb:
             if answer is None or box.clock.now() - start > limit_s:
                 box.clock.advance(max(0.0, start + limit_s - box.clock.now()))
                 raise TransferTimeout(
-                    f"no answer to request {setup.request:#04x} within {limit_s} s",
+                    f"no response to request {setup.request:#04x} within {limit_s} s",
                     request=setup.request, length=setup.length, limit_s=limit_s,
                 )  # fmt: skip
             return answer if setup.inward else b""
@@ -229,7 +229,7 @@ class VirtualUsb:
         self._check_open()
         self._check_endpoint(endpoint)
         if bool(endpoint & IN) is not inward:
-            raise BadArgument(f"endpoint {endpoint:#04x} does not carry data that way")
+            raise BadArgument(f"endpoint {endpoint:#04x} does not support this direction")
         most = self._streams if endpoint in self._stream_endpoints else 0
         if not (1 if most else 0) <= stream <= most:
             raise BadArgument(

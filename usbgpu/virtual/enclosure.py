@@ -131,9 +131,9 @@ class Enclosure:
         """
         with self.lock:
             if not self._plugged:
-                raise DeviceLost(f"nothing is plugged into {self.options.port}")
+                raise DeviceLost(f"no device is plugged into {self.options.port}")
             if self._device is not None:
-                raise DeviceBusy(f"the USB device at {self.options.port} is open already")
+                raise DeviceBusy(f"the USB device at {self.options.port} is already open")
             self._device = VirtualUsb(self, self.identity, at_close)
             return self._device
 
@@ -163,7 +163,7 @@ class Enclosure:
         """Plug it in, maybe with another cable: the bridge chip starts anew."""
         with self.lock:
             if self._plugged:
-                raise BadArgument("the enclosure is plugged in already")
+                raise BadArgument("the enclosure is already plugged in")
             self._plugged = True
             self._address += 1
             self._degraded = False

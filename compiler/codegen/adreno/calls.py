@@ -62,7 +62,7 @@ def call(selection: Selection, one: Instruction) -> tuple[int, ...]:
     if name in _IGNORED:
         return ()
     if kind is None:
-        raise NotSupported(f"calls of {one.kind} for Adreno", code=one.line.strip())
+        raise NotSupported(f"calls of {one.kind} on Adreno", code=one.line.strip())
     if name in _NUMBERS:
         vector = build.intrinsic(_NUMBERS[name], (), 3, 32)
         return (build.alu("mov", 32, vector, channel="xyz".index(rest or "x")),)
@@ -101,7 +101,7 @@ def call(selection: Selection, one: Instruction) -> tuple[int, ...]:
         )
     plain = _PLAIN.get(name)
     if plain is None:
-        raise NotSupported(f"calls of {one.kind} for Adreno", code=one.line.strip())
+        raise NotSupported(f"calls of {one.kind} on Adreno", code=one.line.strip())
     return tuple(build.alu(plain, kind.bits, *sources) for sources in zip(*given, strict=True))
 
 

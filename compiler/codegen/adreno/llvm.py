@@ -248,7 +248,7 @@ class _Reader:
         if token.startswith("@"):
             name = self.take()
             if name not in self.local:
-                raise self.fault(f"{name} is not local memory")
+                raise self.fault(f"{name} must be in local memory")
             return Operand(kind, "", (self.local[name],))
         return Operand(kind, "", self._lanes(kind))
 

@@ -210,10 +210,10 @@ class Memory:
             raise NotSupported("atomic operations of this type for Adreno", code=code)
         space = "global" if pointer.type.bits == 64 else "shared"
         if bits > _WORD and space == "shared":
-            raise CompileError("Adreno has no atomics of 64 bits in local memory", code=code)
+            raise CompileError("Adreno has no 64-bit atomics in local memory", code=code)
         if bits > _WORD and not self.selection.wide_atomics:
             raise CompileError(
-                "this Adreno has no atomics of 64 bits; the 740, the 750 and the X1-85 have",
+                "this Adreno has no 64-bit atomics; the 740, the 750 and the X1-85 do",
                 code=code,
             )
         return space, bits

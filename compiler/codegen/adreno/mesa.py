@@ -298,7 +298,7 @@ def check(mesa: Mesa, compiler: Compiler) -> None:
     )  # fmt: skip
     if missing or found != (1236, True, 4, 0, True, 0, 0xFC, 1, True):
         raise CompileError(
-            "this build of Mesa lays out its structs differently from the pinned version",
+            "this build of Mesa has a different struct layout than the pinned version",
             expected=MESA, missing=missing, found=found,
         )  # fmt: skip
 
@@ -308,7 +308,7 @@ def library() -> Mesa:
     """The library of the installed package."""
     found = importlib.util.find_spec("tinymesa")
     if found is None or found.origin is None:
-        raise CompileError("compiling for Adreno needs tinymesa", install=INSTALL)
+        raise CompileError("compiling for Adreno requires tinymesa", install=INSTALL)
     version = metadata.version("tinymesa")
     if version != MESA:
         raise CompileError("another version of tinymesa is installed", expected=MESA, found=version)

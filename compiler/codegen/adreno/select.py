@@ -187,7 +187,7 @@ class Selection:
         if operand.name:
             known = self.values.get(operand.name) or self.memory.address(operand.name)
             if known is None:
-                raise CompileError("a value is used before it is defined", value=operand.name)
+                raise CompileError("the value is used before it is defined", value=operand.name)
             return known
         bits = operand.type.bits
         return tuple(self.build.constant(bits, lane or 0) for lane in operand.lanes)

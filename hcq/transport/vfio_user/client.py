@@ -148,7 +148,7 @@ class VfioUserTransport(TransportLife):
         with self.lock:
             self.check_open()
             if not 0 <= index <= 5:
-                raise BadArgument("a BAR's index is 0 to 5", index=index)
+                raise BadArgument("the index of a BAR must be 0 to 5", index=index)
             if index not in self._windows:
                 self._windows[index] = regions.open_window(self._connection, self.name, index)
             return self._windows[index]
@@ -168,7 +168,7 @@ class VfioUserTransport(TransportLife):
     def allocate_dma(self, size: int, *, contiguous: bool = False) -> ClientAllocation:
         """Allocate memory that the device reaches; always one run on the bus."""
         if size <= 0:
-            raise BadArgument("size of DMA memory must be positive", size=size)
+            raise BadArgument("the size of DMA memory must be positive", size=size)
         size = -(-size // PAGE) * PAGE
         with self.lock:
             self.check_open()
@@ -248,9 +248,9 @@ class VfioUserTransport(TransportLife):
         its bus's, as nothing else is on that bus."""
         self.check_open()
         if kind is ResetKind.POWER:
-            raise NotSupported("vfio-user cannot cut a device's power; start its server again")
+            raise NotSupported("vfio-user cannot power off a device; restart its server")
         if not self._flags & constants("vfio").VFIO_DEVICE_FLAGS_RESET:
-            raise NotSupported(f"{self.name} has no reset")
+            raise NotSupported(f"{self.name} does not support a reset")
         self._connection.call(Command.DEVICE_RESET)
 
     # ---- life --------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class VfioUserTransport(TransportLife):
         answer = self._connection.call(Command.DEVICE_GET_INFO, (request,))
         _, flags, region_count, irq_count = wire.unpack(wire.DEVICE_INFO, answer)
         if not flags & constants("vfio").VFIO_DEVICE_FLAGS_PCI:
-            raise NotSupported(f"{self.name} is no PCI device", flags=flags)
+            raise NotSupported(f"{self.name} is not a PCI device", flags=flags)
         if region_count <= Region.CONFIG:
             raise NotSupported(f"{self.name} has no configuration space", regions=region_count)
         return flags, region_count, irq_count
@@ -286,19 +286,19 @@ class VfioUserTransport(TransportLife):
 
 def _connect(path: str) -> socket.socket:
     if not path or len(os.fsencode(path)) > 107:
-        raise BadArgument("a socket's path has 1 to 107 bytes", path=path)
+        raise BadArgument("the path of a socket must have 1 to 107 bytes", path=path)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(path)
     except PermissionError as error:
         connection.close()
         raise AccessDenied(
-            f"{path} may not be connected to", remedy=f"sudo setfacl -m u:$USER:rw {path}"
+            f"no permission to connect to {path}", remedy=f"sudo setfacl -m u:$USER:rw {path}"
         ) from error
     except OSError as error:
         connection.close()
         raise DeviceNotFound(
-            f"no vfio-user server answers at {path}",
+            f"no vfio-user server is listening on {path}",
             reason=error.strerror or error.errno,
             remedy=f"ugpu serve --vfio-user {path} virtual:CHIP",
         ) from error

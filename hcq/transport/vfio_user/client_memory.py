@@ -92,4 +92,4 @@ class Memories:
         for start, memory in self._all.items():
             if start <= address and address + size <= start + memory.size:
                 return memory.view[address - start : address - start + size]
-        raise BadArgument("no memory is mapped there", address=address, size=size)
+        raise BadArgument("no memory is mapped at this address", address=address, size=size)

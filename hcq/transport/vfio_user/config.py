@@ -52,7 +52,7 @@ class ServedConfig:
 
     def _check(self, offset: int, size: int) -> None:
         if offset + size > SIZE:
-            raise BadArgument("outside configuration space", offset=offset, size=size)
+            raise BadArgument("the access is outside configuration space", offset=offset, size=size)
 
     def _byte(self, at: int) -> int:
         if _BARS <= at < _BARS_END and self._transport.present():

@@ -78,12 +78,12 @@ class Connection:
         major, minor, self.peer = version.parse(answer.payload)
         if (major, minor) != (wire.MAJOR, wire.MINOR):
             answer.close()
-            raise NotSupported(f"{self._name} speaks version {major}.{minor}")
+            raise NotSupported(f"{self._name} uses unsupported version {major}.{minor}")
         if self.peer.twin_socket:
             index = self.peer.twin_index
             if not twin_socket or index is None or index >= len(answer.descriptors):
                 answer.close()
-                raise TransportError(f"{self._name} offers a second socket and gives none")
+                raise TransportError(f"{self._name} announced a second socket and did not send it")
             self._serve_twin(answer.descriptors.pop(index))
         answer.close()
 
@@ -171,7 +171,7 @@ class Connection:
         """What the answer to a read holds."""
         message.close()
         if len(message.payload) != _ACCESS + size:
-            raise TransportError(f"{self._name} answers a read with another size", size=size)
+            raise TransportError(f"{self._name} replied to a read with a different size", size=size)
         return message.payload[_ACCESS:]
 
     def read_many(self, region: int, offset: int, size: int) -> bytes:
@@ -324,16 +324,18 @@ class Connection:
 
     def _access(self, message: Message) -> tuple[bytes, ...]:
         if message.command not in (Command.DMA_READ, Command.DMA_WRITE):
-            raise BadArgument("a server commands only DMA", command=message.command)
+            raise BadArgument("expected a DMA command from the server", command=message.command)
         address, count = wire.unpack(wire.DMA_ACCESS, message.payload)
         if count > wire.LARGEST_TRANSFER:
-            raise BadArgument("too much at once", count=count)
+            raise BadArgument("the request is too large", count=count)
         head = message.payload[: wire.DMA_ACCESS.size]
         data = message.payload[wire.DMA_ACCESS.size :]
         if message.command == Command.DMA_READ:
             return head, self._memory.read(address, count)
         if len(data) != count:
-            raise BadArgument("the data has another size", count=count, size=len(data))
+            raise BadArgument(
+                "the data has a different size than announced", count=count, size=len(data)
+            )
         self._memory.write(address, data)
         return (head,)
 
@@ -343,7 +345,7 @@ class Connection:
         if not self.alive:
             if self._closed:
                 raise Closed(f"{self._name} was closed")
-            raise DeviceLost(f"the server of {self._name} is gone")
+            raise DeviceLost(f"the server of {self._name} has disconnected")
         self._number = (self._number + 1) & 0xFFFF
         self.messages += 1
         return self._number
@@ -352,7 +354,7 @@ class Connection:
         if self._closed:
             raise Closed(f"{self._name} was closed") from error
         self.alive = False
-        raise DeviceLost(f"the server of {self._name} is gone") from error
+        raise DeviceLost(f"the server of {self._name} has disconnected") from error
 
     def _fail(self, error: TransportError) -> NoReturn:
         """The stream cannot be trusted any more."""

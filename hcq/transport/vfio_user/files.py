@@ -47,7 +47,9 @@ def sealed_memory(name: str, size: int) -> int:
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
     except OSError as error:
         os.close(descriptor)
-        raise OutOfMemory("no memory to share", size=size) from error
+        raise OutOfMemory(
+            "expected a file descriptor of shared memory, got none", size=size
+        ) from error
     return descriptor
 
 
@@ -60,25 +62,27 @@ def check_shared(descriptor: int, offset: int, size: int) -> None:
     alike, and the client says how many are free.
     """
     if offset % PAGE or size % PAGE or size <= 0 or offset < 0:
-        raise BadArgument("shared memory is given in pages", offset=offset, size=size)
+        raise BadArgument("shared memory must be whole pages", offset=offset, size=size)
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError:
         seals = 0
     if not seals & fcntl.F_SEAL_SHRINK:
-        raise BadArgument("shared memory must be a memfd that is sealed against shrinking")
+        raise BadArgument("shared memory must be a memfd sealed against shrinking")
     if _file_system(descriptor) != _TMPFS:
         raise BadArgument("shared memory must be a memfd of ordinary pages, got huge ones")
     length = os.fstat(descriptor).st_size
     if offset + size > length:
-        raise BadArgument("the file is shorter than that", offset=offset, size=size, length=length)
+        raise BadArgument(
+            "the file is shorter than the requested range", offset=offset, size=size, length=length
+        )
 
 
 def _file_system(descriptor: int) -> int:
     """What statfs(2) calls f_type, the first member of its structure on all 64-bit processors."""
     room = (ctypes.c_ulong * 32)()
     if _library.fstatfs(ctypes.c_int(descriptor), room):
-        raise BadArgument("the file cannot be looked at", reason=ctypes.get_errno())
+        raise BadArgument("the file's status cannot be read", reason=ctypes.get_errno())
     return int(room[0])
 
 
@@ -124,8 +128,8 @@ def _map(address: int, length: int, flags: int, descriptor: int) -> int:
     if found == _FAILED or found is None:
         number = ctypes.get_errno()
         if number == errno.EACCES:
-            raise BadArgument("the file may not be mapped for what it is offered for")
-        raise OutOfMemory("the shared file does not map", size=length, reason=number)
+            raise BadArgument("the file's access mode does not allow the requested mapping")
+        raise OutOfMemory("the shared file cannot be mapped", size=length, reason=number)
     return int(found)
 
 
@@ -158,7 +162,7 @@ class SharedFiles:
         place = _place_for(length)
         if len(self._files) >= MOST_FILES or self._bytes + place > MOST_BYTES:
             raise OutOfMemory(
-                f"a client shares at most {MOST_FILES} files and {MOST_BYTES >> 40} TiB of them",
+                f"a client may share at most {MOST_FILES} files and {MOST_BYTES >> 40} TiB",
                 files=len(self._files), size=length,
             )  # fmt: skip
         address = _PLACES.take(place)

@@ -45,7 +45,7 @@ class ClientMemory:
     ) -> None:
         """Map a range that overlaps no other; the descriptor stays the caller's."""
         if (address | size) % PAGE or not size or address + size > _TOP:
-            raise BadArgument("bus memory is given in pages", address=address, size=size)
+            raise BadArgument("bus memory must be whole pages", address=address, size=size)
         host, key = None, None
         if descriptor is not None:
             host, key = self._files.map(descriptor, offset, size, writable=writable)
@@ -65,7 +65,7 @@ class ClientMemory:
         for count, edge in ((first, address), (last, address + size)):
             before = self._ranges[self._starts[count - 1]] if count else None
             if before is not None and before.address + before.size > edge:
-                raise BadArgument("an unmap would cut a range in two", address=address)
+                raise BadArgument("an unmap must cover whole ranges", address=address)
         self._drop(first, last)
 
     def clear(self) -> None:

@@ -53,7 +53,7 @@ def _region_info(connection: Connection, index: int) -> tuple[tuple[int, ...], l
         try:
             info = wire.unpack(wire.REGION_INFO, payload)
             if info[2] != index or info[4] >= 1 << 62 or info[5] >= 1 << 62:
-                raise TransportError("a region's description makes no sense", index=index)
+                raise TransportError("a region's description is invalid", index=index)
             if info[0] > _LARGEST_INFO:
                 raise TransportError("a region's description is too long", size=info[0])
             if info[0] <= room:
@@ -74,16 +74,16 @@ def _first_area(payload: bytes, info: tuple[int, ...]) -> tuple[int, ...]:
     at, seen = info[3], 0
     while at:
         if at < wire.REGION_INFO.size or at + wire.CAPABILITY.size > len(payload) or seen > 64:
-            raise TransportError("a region's capabilities lead nowhere", offset=at)
+            raise TransportError("a region's capability offsets are invalid", offset=at)
         kind, _, following = wire.CAPABILITY.unpack_from(payload, at)
         if kind == names.VFIO_REGION_INFO_CAP_SPARSE_MMAP:
             start = at + wire.CAPABILITY.size
             if start + wire.SPARSE.size > len(payload):
-                raise TransportError("a list of areas is cut short")
+                raise TransportError("a list of areas is truncated")
             count, _ = wire.SPARSE.unpack_from(payload, start)
             areas = payload[start + wire.SPARSE.size :][: count * wire.AREA.size]
             if len(areas) != count * wire.AREA.size:
-                raise TransportError("a list of areas is cut short", areas=count)
+                raise TransportError("a list of areas is truncated", areas=count)
             return tuple(number for area in wire.AREA.iter_unpack(areas) for number in area)
         at, seen = following, seen + 1
     return ()
@@ -110,7 +110,7 @@ class MessageWindow:
 
     def _refuse(self, offset: int, width: int) -> None:
         raise BadArgument(
-            f"BAR {self.index}: an access is aligned to its width and lies inside the window",
+            f"BAR {self.index}: the access must be aligned to its width and inside the window",
             offset=offset, width=width, size=self.size,
         )  # fmt: skip
 

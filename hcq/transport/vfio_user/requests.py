@@ -56,13 +56,15 @@ class Requests:
             try:
                 answer = self._ask(number, command, parts)
             except (Disconnected, OSError) as error:
-                raise TransportError("the client is gone") from error
+                raise TransportError("the client has disconnected") from error
         answer.close()
         if answer.command != command or answer.number != number:
-            raise TransportError("the client answers another command", command=answer.command)
+            raise TransportError("the client replied to another command", command=answer.command)
         if answer.flags & wire.ERROR:
             raise TransportError(
-                "the client refuses", command=command, reason=wire.errno_name(answer.error)
+                "the client rejected the request",
+                command=command,
+                reason=wire.errno_name(answer.error),
             )
         return answer.payload
 
@@ -81,14 +83,14 @@ class Requests:
             self._answered.wait_for(lambda: self._answer or self._ended, ANSWER_LIMIT_S)
             self._expected = None
             if self._answer is None:
-                raise TransportError("the client does not answer", command=command)
+                raise TransportError("the client does not respond", command=command)
             return self._answer
 
     def _take(self, message: Message) -> None:
         with self._answered:
             if self._expected is None:
                 message.close()
-                raise TransportError("an answer to nothing", command=message.command)
+                raise TransportError("a reply without a request", command=message.command)
             self._answer = message
             self._answered.notify_all()
 

@@ -138,7 +138,7 @@ class Server:
 
 def _listen(path: Path) -> socket.socket:
     if len(os.fsencode(path)) > 107:
-        raise BadArgument("a socket's path has at most 107 bytes", path=str(path))
+        raise BadArgument("the path of a socket must have at most 107 bytes", path=str(path))
     if path.exists():
         _clear(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -149,7 +149,7 @@ def _listen(path: Path) -> socket.socket:
     except OSError as error:
         listener.close()
         raise TransportError(
-            f"no socket can be made at {path}", reason=error.strerror or error.errno
+            f"cannot create a socket at {path}", reason=error.strerror or error.errno
         ) from error
     return listener
 

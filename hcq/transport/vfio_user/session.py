@@ -129,7 +129,7 @@ class Session:
         self._events.release()
 
     def gone(self, limit_s: float) -> bool:
-        """Whether the client is gone, or goes within `limit_s` seconds."""
+        """Whether the client has disconnected, or disconnects within `limit_s` seconds."""
         if self.ended.wait(limit_s):
             return True
         leaves = self._leaving or self.channel.hung_up()
@@ -150,7 +150,7 @@ class Session:
             head = wire.DMA_ACCESS.pack(start, count)
             answer = self._requests.ask(Command.DMA_READ, (head,))
             if len(answer) != wire.DMA_ACCESS.size + count or answer[:16] != head:
-                raise TransportError("the client answers a DMA read with something else")
+                raise TransportError("the client's reply to a DMA read is invalid")
             parts.append(answer[wire.DMA_ACCESS.size :])
         return b"".join(parts)
 
@@ -164,7 +164,7 @@ class Session:
     def _limit(self) -> int:
         peer = self._peer
         if peer is None:
-            raise TransportError("the client has not said who it is")
+            raise TransportError("the client has not sent its version")
         return min(peer.transfer, wire.LARGEST_TRANSFER)
 
     # ---- commands ----------------------------------------------------------------------------
@@ -202,9 +202,9 @@ class Session:
     def _command(self, message: Message) -> Callable[[Message], Reply]:
         command = self._commands.get(message.command)
         if command is None:
-            raise Refused(errno.ENOTSUP, "no such command here")
+            raise Refused(errno.ENOTSUP, "unknown command")
         if self._peer is None and message.command != Command.VERSION:
-            raise Refused(errno.EINVAL, "the version comes first")
+            raise Refused(errno.EINVAL, "the version must be sent first")
         return command
 
     def _attempt(self, command: Callable[[Message], Outcome], message: Message) -> Outcome:
@@ -224,7 +224,7 @@ class Session:
 
     def _version(self, message: Message) -> Reply:
         if self._peer is not None:
-            raise Refused(errno.EINVAL, "the version is agreed on once")
+            raise Refused(errno.EINVAL, "the version was already negotiated")
         major, _, peer = version.parse(message.payload)
         if major != wire.MAJOR:
             raise Refused(errno.ENOTSUP, f"major version {major}")
@@ -252,7 +252,7 @@ class Session:
     def _dma_map(self, message: Message) -> Reply:
         argsz, flags, offset, address, size = wire.unpack(wire.DMA_MAP, message.payload, exact=True)
         if argsz < wire.DMA_MAP.size or not flags or flags & ~3 or len(message.descriptors) > 1:
-            raise Refused(errno.EINVAL, "a DMA map that makes no sense")
+            raise Refused(errno.EINVAL, "the DMA map request is invalid")
         if self._memory.overlaps(address, size):
             raise Refused(errno.EEXIST, f"{address:#x} is mapped")
         if len(self._memory) >= version.MOST_DMA_MAPS:
@@ -284,7 +284,7 @@ class Session:
         """A request's fields; its argsz must leave room for the fixed part of the reply."""
         fields = wire.unpack(layout, message.payload)
         if fields[0] < layout.size:
-            raise Refused(errno.EINVAL, f"argsz {fields[0]} leaves no room for the reply")
+            raise Refused(errno.EINVAL, f"argsz {fields[0]} is too small for the reply")
         return fields
 
     def _region_info(self, message: Message) -> Reply:
@@ -338,7 +338,9 @@ class Session:
         if argsz < wire.SET_IRQS.size or index >= wire.INTERRUPTS or start + count > vectors:
             raise Refused(errno.EINVAL, f"no interrupts {start} to {start + count} of {index}")
         if flags & ~kind != names.VFIO_IRQ_SET_ACTION_TRIGGER:
-            raise Refused(errno.EINVAL, f"messages know no such action, flags {flags:#x}")
+            raise Refused(
+                errno.EINVAL, f"unsupported action of an interrupt request, flags {flags:#x}"
+            )
         if kind == names.VFIO_IRQ_SET_DATA_EVENTFD:
             self._events.assign(start, count, message.descriptors)
         elif kind == names.VFIO_IRQ_SET_DATA_NONE and count == 0 and index == Interrupt.MSI:
@@ -346,7 +348,7 @@ class Session:
         elif kind not in (names.VFIO_IRQ_SET_DATA_NONE, names.VFIO_IRQ_SET_DATA_BOOL):
             raise Refused(errno.EINVAL, f"interrupt flags {flags:#x}")
         if kind == names.VFIO_IRQ_SET_DATA_BOOL and len(data) != count:
-            raise Refused(errno.EINVAL, f"{count} booleans are {len(data)} bytes")
+            raise Refused(errno.EINVAL, f"expected {count} booleans, got {len(data)} bytes")
         if kind != names.VFIO_IRQ_SET_DATA_EVENTFD:
             for vector in range(start, start + count):
                 if kind == names.VFIO_IRQ_SET_DATA_NONE or data[vector - start]:
@@ -396,7 +398,7 @@ class Session:
         data = memoryview(message.payload)[wire.REGION_ACCESS.size :]
         self._check(offset, region, count)
         if len(data) != count:
-            raise Refused(errno.EINVAL, f"{count} bytes are {len(data)}")
+            raise Refused(errno.EINVAL, f"expected {count} bytes, got {len(data)}")
         self._write(offset, region, data)
         return (message.payload[:16],), ()
 

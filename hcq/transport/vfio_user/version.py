@@ -47,7 +47,7 @@ def parse(payload: bytes) -> tuple[int, int, Capabilities]:
         raise TransportError("version data is not JSON") from error
     given = data.get("capabilities", {}) if isinstance(data, dict) else None
     if not isinstance(given, dict):
-        raise TransportError("version data holds no object of capabilities")
+        raise TransportError("version data does not contain an object of capabilities")
     twin = given.get("twin_socket", {})
     if not isinstance(twin, dict):
         raise TransportError("twin_socket is not an object")
@@ -75,12 +75,12 @@ def _number(given: Mapping[str, Any], name: str, default: int, least: int, most:
     if name not in given:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise TransportError(f"{name} is not a number that can be", value=str(value)[:40])
+        raise TransportError(f"{name} is out of range", value=str(value)[:40])
     return value
 
 
 def _truth(given: Mapping[str, Any], name: str) -> bool:
     value = given.get(name, False)
     if not isinstance(value, bool):
-        raise TransportError(f"{name} is not true or false", value=str(value)[:40])
+        raise TransportError(f"{name} must be true or false", value=str(value)[:40])
     return value

@@ -143,7 +143,9 @@ def close_all(descriptors: Iterable[int]) -> None:
 def unpack(layout: struct.Struct, payload: bytes, *, exact: bool = False) -> tuple[int, ...]:
     """The fixed part of a payload; TransportError if it is too short, or longer than `exact`."""
     if len(payload) < layout.size or (exact and len(payload) != layout.size):
-        raise TransportError("a payload has the wrong size", size=len(payload), needed=layout.size)
+        raise TransportError(
+            "the payload has the wrong size", size=len(payload), needed=layout.size
+        )
     return layout.unpack_from(payload)
 
 
@@ -199,7 +201,7 @@ class Channel:
             with self._sending:
                 self._send(head, parts, size, descriptors)
         except BlockingIOError as stalled:
-            raise TransportError("the peer reads no messages") from stalled
+            raise TransportError("the peer does not read messages") from stalled
 
     def _send(
         self,
@@ -228,7 +230,7 @@ class Channel:
                 if sent < len(message):
                     self.socket.sendall(message[sent:])
         except BlockingIOError as stalled:
-            raise TransportError("the peer reads no messages") from stalled
+            raise TransportError("the peer does not read messages") from stalled
 
     def _send_rest(self, sent: int, parts: list[bytes | bytearray | memoryview]) -> None:
         for part in parts:
@@ -244,9 +246,9 @@ class Channel:
         try:
             number, command, size, flags, error = HEADER.unpack(head)
             if not _HEAD <= size <= self.largest + _HEAD:
-                raise TransportError("a message has an impossible size", size=size)
+                raise TransportError("the message has an invalid size", size=size)
             if flags & TYPE_MASK > REPLY:
-                raise TransportError("a message is neither command nor reply", flags=flags)
+                raise TransportError("the message is neither a command nor a reply", flags=flags)
             payload = self._rest(b"", size - _HEAD) if size > _HEAD else b""
         except BaseException:
             close_all(descriptors)
@@ -264,12 +266,12 @@ class Channel:
                 break
             except BlockingIOError as silence:
                 if not patient:
-                    raise TransportError("the peer does not answer") from silence
+                    raise TransportError("the peer does not respond") from silence
         if carried or flags & _CUT:
             descriptors = _descriptors(carried)
             try:
                 if flags & _CUT:
-                    raise TransportError("a message carries too many descriptors")
+                    raise TransportError("the message contains too many descriptors")
                 return self._rest(head, _HEAD), descriptors
             except BaseException:
                 close_all(descriptors)
@@ -298,9 +300,9 @@ class Channel:
         try:
             some = self.socket.recv(size, _WHOLE)
         except BlockingIOError as stalled:
-            raise TransportError("a message stops half-way") from stalled
+            raise TransportError("the message is incomplete") from stalled
         if not some:
-            raise TransportError("the connection ended within a message")
+            raise TransportError("the connection ended in the middle of a message")
         return some
 
     def receive_into(self, room: memoryview) -> None:
@@ -309,9 +311,9 @@ class Channel:
             try:
                 count = self.socket.recv_into(room, len(room), _WHOLE)
             except BlockingIOError as stalled:
-                raise TransportError("a message stops half-way") from stalled
+                raise TransportError("the message is incomplete") from stalled
             if not count:
-                raise TransportError("the connection ended within a message")
+                raise TransportError("the connection ended in the middle of a message")
             room = room[count:]
 
     def answer(self, size: int) -> bytes:

@@ -120,7 +120,7 @@ class Runlist:
             if group is None:
                 return
             if not self._wait_while(lambda: group.running is channel, group):
-                raise TimeoutError(f"{self.name}: work of a channel that was stopped goes on")
+                raise TimeoutError(f"{self.name}: work of a stopped channel is still running")
             group.channels.remove(channel)
             channel.attention.group = None
             if not group.channels:

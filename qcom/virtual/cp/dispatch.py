@@ -69,7 +69,7 @@ class ComputeState:
             if len(body) != 3 + count:
                 raise GpuFault(
                     Cause.HANG,
-                    f"CP_LOAD_STATE6 with {len(body) - 3} words of data, NUM_UNIT wants {count}",
+                    f"CP_LOAD_STATE6 with {len(body) - 3} words of data, NUM_UNIT requires {count}",
                     at,
                 )
             return body[3:]

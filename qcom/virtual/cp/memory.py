@@ -164,7 +164,7 @@ def wait_mem_gte(cp: CommandProcessor, body: list[int], at: int) -> None:
 def _until(cp: CommandProcessor, probe: Callable[[], bool], name: str, at: int) -> None:
     while not probe():
         if not cp.engine.poll_memory(cp.machine.options.hang_limit_s):
-            raise GpuFault(Cause.HANG, f"{name} waits for a value that does not come", at)
+            raise GpuFault(Cause.HANG, f"{name} waits for a value that is never written", at)
 
 
 HANDLERS: dict[str, Callable[[CommandProcessor, list[int], int], None]] = {

@@ -155,7 +155,7 @@ class Calls:
                 self._codes.KGSL_TIMESTAMP_QUEUED: context.queued,
             }
             if call.type not in known:
-                raise refused(errno.EINVAL, f"no timestamp of type {call.type}")
+                raise refused(errno.EINVAL, f"unknown timestamp type {call.type}")
             call.timestamp = known[call.type]
 
     def _event(self, call: Any) -> None:
@@ -184,7 +184,7 @@ class Calls:
             found = self._property(call)
             if found is None:
                 self._machine.asked[f"property {call.type:#x}"] += 1
-                raise refused(errno.EINVAL, f"no property {call.type:#x}")
+                raise refused(errno.EINVAL, f"unknown property {call.type:#x}")
             if call.sizebytes != len(found):
                 raise refused(
                     errno.EINVAL,

@@ -201,7 +201,7 @@ def _sync(node: VirtualNode, found: MemoryObject, op: int, offset: int, length: 
         offset, length = 0, found.mapped_size
     op &= codes.KGSL_GPUMEM_CACHE_FLUSH
     if not op:
-        raise refused(errno.EINVAL, "no cache operation")
+        raise refused(errno.EINVAL, "expected a cache operation")
     if op & codes.KGSL_GPUMEM_CACHE_CLEAN:
         found.clean(offset, offset + length)
     if op & codes.KGSL_GPUMEM_CACHE_INV:

@@ -110,11 +110,13 @@ def _syncs(node: VirtualNode, call: Any) -> tuple[SyncPoint, ...]:
             node.machine.asked[f"sync point of type {entry.type}"] += 1
             raise refused(errno.EINVAL, f"sync point of type {entry.type} is not modelled")
         if entry.size != at.size:
-            raise refused(errno.EINVAL, f"a timestamp sync point has {entry.size} bytes")
+            raise refused(
+                errno.EINVAL, f"invalid size of a timestamp sync point: {entry.size} bytes"
+            )
         point = at.view(node.memory.read(entry.priv, at.size))
         context = node.machine.contexts.get(point.context_id)
         if context is None:
-            raise refused(errno.EINVAL, f"there is no context {point.context_id}")
+            raise refused(errno.EINVAL, f"context {point.context_id} does not exist")
         if context.id == call.context_id and after(point.timestamp, context.queued):
             raise refused(errno.EINVAL, "a submission would wait for a later one of its context")
         found.append(SyncPoint(context, point.timestamp))

@@ -163,7 +163,7 @@ def _set_address(node: MsmNode, found: GemObject, address: int) -> None:
     """An address of the program's choice, or 0: none."""
     if found.gpuaddr:
         if address:
-            raise refused(errno.EBUSY, f"handle {found.id} lies at {found.gpuaddr:#x}")
+            raise refused(errno.EBUSY, f"handle {found.id} is mapped at {found.gpuaddr:#x}")
         if is_busy(node, found, for_writing=True):
             raise refused(errno.EBUSY, f"handle {found.id} is in use")
         node.space.remove(found)
@@ -173,7 +173,7 @@ def _set_address(node: MsmNode, found: GemObject, address: int) -> None:
         if address % PAGE or not start <= address <= end - found.mapped_size:
             raise refused(errno.EINVAL, f"address {address:#x}")
         if node.space.overlaps(address, found.mapped_size):
-            raise refused(errno.EBUSY, f"something lies at {address:#x}")
+            raise refused(errno.EBUSY, f"another object is mapped at {address:#x}")
         found.gpuaddr = address
 
 

@@ -59,7 +59,7 @@ def format_of(number: int) -> Format:
     """Raises NotSupported for those that the shader processors do not know."""
     found = FORMATS.get(number)
     if found is None:
-        raise NotSupported("the virtual shader processors do not know a texel format",
+        raise NotSupported("the virtual shader processors do not support the texel format",
                            format=hex(number))  # fmt: skip
     return found
 

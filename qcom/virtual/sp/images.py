@@ -53,9 +53,9 @@ class Texture:
         """Read a descriptor. Raises NotSupported for what is not executed."""
         w = [int(word) for word in words]
         if _bits(w[0], 0, 1):
-            raise NotSupported("tiled images are not executed", tile_mode=_bits(w[0], 0, 1))
+            raise NotSupported("tiled images are not implemented", tile_mode=_bits(w[0], 0, 1))
         if _bits(w[0], 30, 31) or _bits(w[0], 2, 2) or _bits(w[0], 20, 21):
-            raise NotSupported("swapped, sRGB and multisampled images are not executed",
+            raise NotSupported("swapped, sRGB and multisampled images are not implemented",
                                word=hex(w[0]))  # fmt: skip
         form = format_of(_bits(w[0], 22, 29))
         kind = _bits(w[2], 29, 31)
@@ -124,7 +124,7 @@ class Sampler:
         w = [int(word) for word in words]
         magnified = _bits(w[0], 1, 2)
         if magnified > 1 or _bits(w[2], 0, 1):
-            raise NotSupported("anisotropic, cubic and reduction filters are not executed")
+            raise NotSupported("anisotropic, cubic and reduction filters are not implemented")
         wraps = (_bits(w[0], 5, 7), _bits(w[0], 8, 10), _bits(w[0], 11, 13))
         return cls(magnified == 1, wraps, bool(_bits(w[1], 5, 5)), _bits(w[2], 7, 31) << 7)
 
@@ -213,7 +213,7 @@ class Images:
     def _sample(self, op: Op, image: Texture, sampler: Sampler, given: Array) -> Array:
         _one_level(op, image, given)
         if image.kind == CUBE:
-            raise NotSupported("cube maps are not executed")
+            raise NotSupported("cube maps are not implemented")
         sizes = (image.width, image.height, image.depth)
         floats = _as_float(given[:_COORDINATES], not op.raw("FULL"))
         scaled = [
@@ -271,7 +271,7 @@ def _one_level(op: Op, image: Texture, given: Array) -> None:
     if op.name not in ("isaml", "saml") or not image.levels:
         return
     if given[_COORDINATES].any():
-        raise NotSupported("levels of an image other than the first are not executed")
+        raise NotSupported("levels of an image other than the first are not implemented")
 
 
 def _as_float(words: Array, half: bool) -> Array:

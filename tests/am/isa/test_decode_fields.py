@@ -103,7 +103,7 @@ def test_flat_atomic_returns_only_with_glc() -> None:
         (0x7E0002FF,),  # the literal is missing
         (0xD5010000,),
         (0xF40C0000 | 105 << 6, 0xF8000000),  # s[105:112]
-        (0x7E0002D1,),  # no such source
+        (0x7E0002D1,),  # unknown source
         (0xBF860000,),  # no such SOPP
     ],
 )

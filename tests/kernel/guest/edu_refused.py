@@ -190,5 +190,5 @@ def test_a_write_that_the_kernel_refuses_undoes_the_steps_before(
         real(self, path, text)
 
     monkeypatch.setattr(System, "write_text", refusing)
-    with nothing_changes(), pytest.raises(UgpuError, match="refused a write"):
+    with nothing_changes(), pytest.raises(UgpuError, match="rejected a write"):
         Binding.bind(function)

@@ -138,7 +138,7 @@ def test_memory_beyond_the_device_s_reach_is_not_handed_out() -> None:
     Path("/proc/sys/vm/compact_unevictable_allowed").write_text("0")
     with (
         SysfsTransport(edu.address(), reach_bits=28) as transport,
-        pytest.raises(OutOfMemory, match="outside the device's reach"),
+        pytest.raises(OutOfMemory, match="which the device cannot address"),
     ):
         above(transport, 1 << 28)
 

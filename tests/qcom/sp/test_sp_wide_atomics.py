@@ -126,7 +126,7 @@ def test_exchanges_are_one_instruction() -> None:
 @pytest.mark.parametrize("chip", ["a630", "a690", "a730"])
 @pytest.mark.parametrize("body", [CHANGE.format("add"), EXCHANGE])
 def test_gpus_that_have_none(chip: str, body: str) -> None:
-    with pytest.raises(CompileError, match="no atomics of 64 bits; the 740, the 750 and the X1-85"):
+    with pytest.raises(CompileError, match="no 64-bit atomics; the 740, the 750 and the X1-85"):
         compiled(module(body, PARAMETERS), chip)
 
 
@@ -137,7 +137,7 @@ def test_none_in_local_memory() -> None:
   %was = atomicrmw add ptr addrspace(3) %cell, i64 1 monotonic
   store i64 %was, ptr addrspace(1) %cells, align 8"""
     extra = "@k.m = internal addrspace(3) global [64 x i64] poison, align 8"
-    with pytest.raises(CompileError, match="no atomics of 64 bits in local memory"):
+    with pytest.raises(CompileError, match="no 64-bit atomics in local memory"):
         compiled(module(body, PARAMETERS, extra=extra), "a740")
 
 

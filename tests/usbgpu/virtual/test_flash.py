@@ -125,9 +125,9 @@ def test_a_part_that_fails_for_good_says_so(setup: Setup) -> None:
         setup.model.dropped = 1 << 20
 
     stop_after(setup, 10, fail)
-    with pytest.raises(FirmwareError, match=r"no whole firmware.*then") as failed:
+    with pytest.raises(FirmwareError, match=r"does not contain complete firmware.*then") as failed:
         setup.update()
-    assert "still runs" in str(failed.value)
+    assert "is still running" in str(failed.value)
 
 
 def interrupt() -> None:

@@ -118,7 +118,7 @@ def _field(macro: _Macro) -> Bits | None:
         return None
     width = high[0] - low[0] + 1
     if width <= 0 or high[1] != low[1]:
-        raise DrfError(f"{macro.name}: {macro.body} is no range of bits")
+        raise DrfError(f"{macro.name}: {macro.body} is not a range of bits")
     return Bits(low[0], width, low[1])
 
 
@@ -230,7 +230,7 @@ def sized(group: Group, size: int) -> Group:
     """Give a descriptor its size in bytes; DrfError if a field lies outside of it."""
     reach = max(bits.lsb + bits.width for bits in group.fields.values())
     if reach > size * 8 or group.size not in (0, size):
-        raise DrfError(f"{size} bytes are not enough or not what the header says")
+        raise DrfError(f"{size} bytes are too few or differ from the size in the header")
     group.size = size
     return group
 

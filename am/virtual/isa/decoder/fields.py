@@ -123,7 +123,7 @@ class Words:
         """Return a scalar destination."""
         found = self.scalar_register(code, max(1, kind.bits // 32), kind)
         if found is None:
-            raise self.unknown("no such scalar destination")
+            raise self.unknown("unknown scalar destination")
         return found
 
 
@@ -159,7 +159,7 @@ def scalar_source(words: Words, code: int, kind: Type, signed: bool = False) -> 
     if code < 128:
         found = words.scalar_register(code, width, kind)
         if found is None:
-            raise words.unknown("no such scalar source")
+            raise words.unknown("unknown scalar source")
         return found
     if code <= 208:
         number = code - 128 if code <= 192 else 192 - code
@@ -173,5 +173,5 @@ def scalar_source(words: Words, code: int, kind: Type, signed: bool = False) -> 
         return Operand(Kind.APERTURE, code - 235, width, kind)
     special = {251: Kind.VCCZ, 252: Kind.EXECZ, 253: Kind.SCC}.get(code)
     if special is None:
-        raise words.unknown("no such source")
+        raise words.unknown("unknown source")
     return Operand(special, 0, width, kind)

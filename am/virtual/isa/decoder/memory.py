@@ -31,13 +31,13 @@ def decode_smem(words: Words) -> Instruction:
         return words.finish(Format.SMEM, shape, opcode)
     base = words.scalar_register((first & 0x3F) << 1, shape.base, _WIDE[shape.base])
     if base is None:
-        raise words.unknown("no such base register")
+        raise words.unknown("unknown base register")
     dst = words.scalar_register(first >> 6 & 0x7F, shape.data, _WIDE[shape.data])
     if dst is None:
-        raise words.unknown("no such scalar destination")
+        raise words.unknown("unknown scalar destination")
     soffset = words.scalar_register(second >> 25, 1, Type.B32)
     if soffset is None:
-        raise words.unknown("no such offset register")
+        raise words.unknown("unknown offset register")
     return words.finish(
         Format.SMEM,
         shape,
@@ -81,7 +81,7 @@ def decode_flat(words: Words) -> Instruction:
     shape = words.look_up(opcodes.flat(), opcode)
     segment = first >> 16 & 3
     if segment == 3 or "fsg"[segment] not in shape.segments:
-        raise words.unknown("no such segment")
+        raise words.unknown("unknown segment")
     encoding = (Format.FLAT, Format.SCRATCH, Format.GLOBAL)[segment]
     glc = bool(first >> 14 & 1)
     returns = bool(shape.dst) and (glc or not shape.name.startswith("atomic"))
@@ -90,7 +90,7 @@ def decode_flat(words: Words) -> Instruction:
         width = 2 if encoding is Format.GLOBAL else 1
         saddr = words.scalar_register(second >> 16 & 0x7F, width, _WIDE[width])
         if saddr is None:
-            raise words.unknown("no such address register")
+            raise words.unknown("unknown address register")
     if "addtid" in shape.name or (encoding is Format.SCRATCH and not second >> 23 & 1):
         addr = None
     else:
@@ -132,7 +132,7 @@ def decode_buffer(words: Words) -> Instruction:
         dst = _vector(words, data.index, data.width // halves)
     srsrc = words.scalar_register((second >> 16 & 0x1F) << 2, 4, Type.B128)
     if srsrc is None:
-        raise words.unknown("no such resource registers")
+        raise words.unknown("unknown resource registers")
     offen, idxen = bool(second >> 22 & 1), bool(second >> 23 & 1)
     return words.finish(
         encoding,
@@ -162,4 +162,4 @@ def _buffer_offset(words: Words, code: int) -> Operand:
     elif code <= 208:
         number = code - 128 if code <= 192 else 192 - code
         return Operand(Kind.INTEGER, code, 1, Type.B32, number & 0xFFFF_FFFF)
-    raise words.unknown("no such buffer offset")
+    raise words.unknown("unknown buffer offset")

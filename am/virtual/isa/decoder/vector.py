@@ -60,7 +60,7 @@ def _dpp_control(words: Words, code: int) -> tuple[Dpp16 | Dpp8, int]:
             or control >> 4 in (0x15, 0x16)
         )
         if not valid:
-            raise words.unknown("no such DPP control")
+            raise words.unknown("unknown DPP control")
         return Dpp16(
             control=control,
             row_mask=word >> 28,
@@ -81,7 +81,7 @@ def _short_sources(
     dpp: Dpp16 | Dpp8 | None = None
     if code in (_DPP16, _DPP8, _DPP8_FI):
         if "literal" in shape.srcs or _width(kinds[0]) > 1:
-            raise words.unknown("no DPP form")
+            raise words.unknown("the instruction has no DPP form")
         dpp, word = _dpp_control(words, code)
         sources = [_vector(words, word & 0xFF, kinds[0], halves=True)]
         if isinstance(dpp, Dpp16):
@@ -154,7 +154,7 @@ def _long_sources(
     register = 0
     if codes and codes[0] in (_DPP16, _DPP8, _DPP8_FI):
         if _width(sized(shape.srcs[0])) > 1:
-            raise words.unknown("no DPP form")
+            raise words.unknown("the instruction has no DPP form")
         dpp, word = _dpp_control(words, codes[0])
         register = word & 0xFF
     sources = []
@@ -274,7 +274,7 @@ def decode_vinterp(words: Words) -> Instruction:
     for number, name in enumerate(shape.srcs):
         code = second >> 9 * number & 0x1FF
         if code < 256:
-            raise words.unknown("a source that is not a vector register")
+            raise words.unknown("the source must be a vector register")
         operand = words.vector(code - 256, 1, sized(name))
         if operand.type is Type.F16 and selected >> number & 1:
             operand = replace(operand, high=True)

@@ -62,7 +62,7 @@ def apply_dpp(e: Registers, i: Instruction) -> None:
     assert control is not None
     operand = i.srcs[0]
     if operand.kind is not Kind.VGPR or operand.width != 1:
-        raise Unsupported("DPP of something that is not one vector register")
+        raise Unsupported("DPP requires a single vector register")
     if isinstance(control, Dpp8):
         sources, zero_invalid = dpp8_sources(control.selectors, e.lanes), True
         written = [True] * e.lanes

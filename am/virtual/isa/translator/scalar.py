@@ -60,7 +60,7 @@ def _define_logic() -> None:
     def saveexec(operation: str, bits: int, write_result: bool) -> Handler:
         def emit(e: Registers, i: Instruction) -> None:
             if bits == 64 and not e.wide:
-                raise Unsupported("64 bits of EXEC in a wave of 32 lanes")
+                raise Unsupported("a wave of 32 lanes has only 32 bits of EXEC")
             source = _read(e, i.srcs[0], bits)
             old = e.exec() if bits == 64 or not e.wide else e.exec_low()
             result = _logic(e, operation, bits, source, old)

@@ -43,7 +43,7 @@ def _lop3(k: Kernel, i: Instruction) -> None:
         raise k.bad("expected five operands, and a predicate to join with")
     table = i.operands[4]
     if not isinstance(table, Integer) or not 0 <= table.value <= 255:
-        raise k.bad("the table is a constant of 8 bits")
+        raise k.bad("the table must be a constant of 8 bits")
     a, b, c = (k.source(operand, "b32") for operand in i.operands[1:4])
     result: Value = number("i32", 0)
     ones = number("i32", -1)

@@ -53,7 +53,7 @@ def _convert(k: Kernel, i: Instruction) -> None:
         result = _integer_to_float(k, value, target, source, flags)
     else:
         if "sat" in flags and not _may_leave(target, source):
-            raise k.bad(".sat where every number fits")
+            raise k.bad(".sat has no effect, since every value is in range")
         result = _integer_to_integer(k, value, target, source, "sat" in flags)
     _write(k, i.operands[0], result, target)
 

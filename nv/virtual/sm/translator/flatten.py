@@ -283,7 +283,7 @@ def _call(module: Module, frame: _Frame, flat: Flat, instruction: Instruction) -
             _enter(module, frame, flat, line, name, results, given)
             _add(flat, line, "bra", ("uni",), Name(done))
     else:
-        raise bad(line, "a call of neither a function nor a register")
+        raise bad(line, "the target of a call must be a function or a register")
     flat.labels[done] = len(flat.code)
 
 
@@ -294,7 +294,7 @@ def _enter(
     """Write a function out where it is called, or go to where it is written."""
     callee = module.functions.get(name)
     if callee is None or not callee.defined:
-        raise NotSupported(f"PTX line {line}: call of {name}, which this module lacks")
+        raise NotSupported(f"PTX line {line}: call of {name}, which is not defined in this module")
     if len(results) != len(callee.results) or len(given) != len(callee.parameters):
         raise bad(line, f"the call of {callee.name} has the wrong number of parameters")
     taking = [(formal, frame.names.get(actual, actual))

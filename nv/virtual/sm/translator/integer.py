@@ -43,7 +43,7 @@ def _add_sub(operation: str) -> Handler:
         x, y = sources(k, i, kind, 2)
         if "sat" in flags:
             if kind != "s32":
-                raise k.bad(".sat is for .s32")
+                raise k.bad(".sat requires .s32")
             result = k.call_op(f"s{operation}.sat", x, y)
         else:
             result = k.op(operation, x, y)
@@ -114,7 +114,7 @@ def _product(k: Kernel, i: Instruction, x: Value, y: Value, kind: str, flags: se
         wide = _WIDER[x.element]
         extend = "sext" if is_signed(kind) else "zext"
         return k.op("mul", k.cast(extend, x, wide), k.cast(extend, y, wide))
-    raise k.bad("expected one of .lo, .hi and .wide")
+    raise k.bad("expected .lo, .hi or .wide")
 
 
 def _multiply(k: Kernel, i: Instruction) -> None:
@@ -135,7 +135,7 @@ def _multiply_add(carry_in: bool) -> Handler:
         c = k.source(i.operands[3], f"b{product.width}")
         if "sat" in flags:
             if kind != "s32" or "hi" not in flags:
-                raise k.bad(".sat is for .hi.s32")
+                raise k.bad(".sat requires .hi.s32")
             k.write(i.operands[0], k.call_op("sadd.sat", product, c))
             return
         first = k.op("add", product, c)
@@ -157,7 +157,7 @@ def _multiply24(add: bool) -> Handler:
         kind = type_of(k, i)
         flags = only(k, i, "lo", "hi", "sat")
         if kind not in ("u32", "s32"):
-            raise k.bad("the type is .u32 or .s32")
+            raise k.bad("the type must be .u32 or .s32")
         operands = sources(k, i, kind, 3 if add else 2)
         eight = number("i32", 8)
         right = "ashr" if is_signed(kind) else "lshr"

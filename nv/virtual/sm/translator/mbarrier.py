@@ -40,7 +40,7 @@ def act(k: Kernel, operation: str, where: Operand, value: Value, space: str) -> 
 
 def _emit(k: Kernel, i: Instruction) -> None:
     if type_of(k, i) != "b64":
-        raise k.bad("the type is .b64")
+        raise k.bad("the type must be .b64")
     name, rest = i.modifiers[0], set(i.modifiers[1:])
     space = space_of(i.modifiers)
     parity = "parity" in rest

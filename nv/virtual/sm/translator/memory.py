@@ -317,7 +317,7 @@ def _unit(k: Kernel, i: Instruction) -> tuple[str, int, int]:
     count = next((int(m[1:]) for m in i.modifiers if m in ("v2", "v4", "v8")), 1)
     unit = SIZES[kind]
     if unit * count > 32:
-        raise k.bad("more than 32 bytes a lane")
+        raise k.bad("more than 32 bytes per lane")
     return kind, unit, count
 
 

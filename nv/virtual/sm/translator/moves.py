@@ -37,7 +37,7 @@ def _move(k: Kernel, i: Instruction) -> None:
 def _unpack(k: Kernel, target: Vector, value: Value) -> None:
     bits = value.width // len(target.items)
     if bits * len(target.items) != value.width or bits not in (8, 16, 32, 64):
-        raise k.bad("the parts do not fill the whole")
+        raise k.bad("the widths of the parts must add up to the width of the whole")
     parts = []
     for n in range(len(target.items)):
         moved = k.op("lshr", value, number(value.element, n * bits)) if n else value
@@ -49,7 +49,7 @@ def _unpack(k: Kernel, target: Vector, value: Value) -> None:
 def _pack(k: Kernel, source: Vector, bits: int) -> Value:
     each = bits // len(source.items)
     if each * len(source.items) != bits or each not in (8, 16, 32, 64):
-        raise k.bad("the parts do not fill the whole")
+        raise k.bad("the widths of the parts must add up to the width of the whole")
     element = f"i{bits}"
     result: Value = number(element, 0)
     for n, operand in enumerate(source.items):
@@ -73,7 +73,7 @@ def _boolean(k: Kernel, i: Instruction, a: Value, b: Value) -> Value:
     """Join two predicates; .ftz may come before the operation or after it."""
     operation = next((m for m in i.modifiers[1:] if m in ("and", "or", "xor")), "")
     if not operation:
-        raise k.bad("expected one of .and, .or and .xor")
+        raise k.bad("expected .and, .or or .xor")
     return k.op(operation, a, b)
 
 

@@ -167,7 +167,7 @@ def emit(k: Kernel, i: Instruction) -> None:
         handler(k, i)
     except (KeyError, IndexError) as error:
         raise NotSupported(
-            f"PTX line {i.line}: {i.opcode} with operands that are not understood ({error})",
+            f"PTX line {i.line}: {i.opcode} with unsupported operands ({error})",
             line=i.line, instruction=i.opcode,
         ) from error  # fmt: skip
     finally:

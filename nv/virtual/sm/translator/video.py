@@ -22,7 +22,7 @@ def register_of(k: Kernel, operand: Operand) -> tuple[Operand, str]:
     """Return an operand without its selector, and the selector."""
     if isinstance(operand, Selected):
         if operand.negated:
-            raise k.bad("a negative operand")
+            raise k.bad("negative operands are not supported")
         return operand.register, operand.part
     return operand, ""
 

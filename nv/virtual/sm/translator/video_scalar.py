@@ -115,12 +115,14 @@ def _multiply_add(k: Kernel, i: Instruction) -> None:
             plain.append(operand)
     turned, less = negative[0] != negative[1], negative[2]
     if (turned and less) or ("po" in flags and any(negative)):
-        raise k.bad("of the product and what is added one is negative at most, with .po none")
+        raise k.bad(
+            "at most one of the product and the addend may be negative, and neither with .po"
+        )
     signed = "s32" in types[1:] or turned or less
     product = k.op("mul", _given(k, plain[0], types[1]), _given(k, plain[1], types[2]))
     register, part = register_of(k, plain[2])
     if part:
-        raise k.bad("what is added is a whole register")
+        raise k.bad("the addend must be a whole register")
     c = k.source(register, "b32")
     ones = number(_WIDE, -1)
     if turned:

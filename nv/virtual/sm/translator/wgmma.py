@@ -41,7 +41,7 @@ class _Kind:
 
 def _emit(k: Kernel, i: Instruction) -> None:
     if not {"sync", "aligned"} <= set(i.modifiers):
-        raise k.bad("it is .sync.aligned")
+        raise k.bad("expected .sync.aligned")
     what = i.modifiers[0]
     mask = _whole(k)
     if mask is not None:
@@ -93,13 +93,13 @@ def _kind(k: Kernel, i: Instruction) -> _Kind:
     if depth != _DEPTHS[first] or columns % 8 or not 8 <= columns <= 256:
         raise k.bad(f"shape {shape} does not exist for {first}")
     if first != second and not any({first, second} <= mates for mates in _MATES):
-        raise k.bad(f"no products of {first} and {second}")
+        raise k.bad(f"products of {first} and {second} are not supported")
     whole = first in _INTEGERS
     if whole and columns % 16 and columns not in _INTEGER_COLUMNS:
         raise k.bad(f"shape {shape} does not exist for {first}")
     results = ("s32",) if whole else ("f32",) if first in ("bf16", "tf32") else ("f16", "f32")
     if result not in results:
-        raise k.bad(f"no sums of {result} for {first}")
+        raise k.bad(f"sums of {result} are not supported for {first}")
     return _Kind(columns, result, first, second)
 
 
@@ -109,7 +109,7 @@ def _product(k: Kernel, i: Instruction) -> None:
     if len(d) != kind.sums or (a and len(a) != 4):
         raise k.bad(f"expected {kind.sums} registers of D, and 4 or a descriptor of A")
     if set(a) & set(d):
-        raise k.bad("a register is both of A and of D")
+        raise k.bad("a register is used in both A and D")
     rest = list(i.operands[4:])
     negated = [False, False]
     if kind.first not in _INTEGERS:

@@ -138,14 +138,14 @@ def _access(k: Kernel, i: Instruction) -> _Access:
     if lead is None or order not in ("row", "col"):
         raise k.unsupported()
     if space not in ("global", "shared", ""):
-        raise k.bad(f"memory is .global or .shared, not .{space}")
+        raise k.bad(f"memory must be .global or .shared, got .{space}")
     sums = which in "cd"
     found = [name for name, (shapes, results) in _KINDS.items()
              if shape in shapes and (kind in results if sums else kind == name)]  # fmt: skip
     if not found:
         raise k.unsupported()
     if not sums and _BITS[kind] < 8 and order != ("row" if which == "a" else "col"):
-        raise k.unsupported("elements of less than a byte lie along k")
+        raise k.unsupported("elements smaller than a byte must be along k")
     fragment = _sum(shape, kind) if sums else _factor(shape, kind, which == "b")
     return _Access(fragment, lead[order == "col"], order == "row", space)
 
@@ -260,7 +260,7 @@ def _product(k: Kernel, i: Instruction) -> _Product:
     if "rn" in flags and first != "f64":
         raise k.unsupported()
     if _BITS[first] < 8 and rest[:2] != ["row", "col"]:
-        raise k.unsupported("elements of less than a byte lie along k")
+        raise k.unsupported("elements smaller than a byte must be along k")
     return _Product(shape, first, added, result, operation, saturates)
 
 

@@ -119,7 +119,7 @@ class Scope:
         field, bits, _ = found
         encoding = match(self._state, self._state.table.encodings[field.root], bits)
         if encoding is None:
-            raise BadCodeObject("no operand is encoded like this", field=name, bits=hex(bits))
+            raise BadCodeObject("unknown operand encoding", field=name, bits=hex(bits))
         return Scope(self._state, encoding, bits, self, field)
 
     # ---- text ----------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def _check(dispatch: Dispatch) -> None:
     if dispatch.code_size <= 0:
         raise BadDispatch("expected code, got an instruction length of 0")
     if not dispatch.merged_registers:
-        raise BadDispatch("half registers apart from full ones (MERGEDREGS off) are not executed")
+        raise BadDispatch("separate half registers (MERGEDREGS off) are not implemented")
     if not 0 <= dispatch.full_registers <= 64 or not 0 <= dispatch.half_registers <= 64:
         raise BadDispatch(f"expected footprints of at most 64 vec4, got "
                           f"{dispatch.full_registers} and {dispatch.half_registers}")  # fmt: skip

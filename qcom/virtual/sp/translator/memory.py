@@ -352,12 +352,12 @@ def atomic_name(op: Op) -> str:
     """The operation, as `hcq.emu.atomics` names it."""
     name = op.name.rsplit(".", 1)[1]
     if op.raw("TYPE") == WIDE and name not in _NAMES:
-        raise Unsupported(f"{op.name} of 64 bits: Mesa makes exchanges alone")
+        raise Unsupported(f"{op.name} of 64 bits: only exchanges are implemented, as in Mesa")
     if name in _SIGNED:
         number = op.raw("TYPE")
         return (_SIGNED if TYPES[number] == "s32" else _UNSIGNED)[name]
     if name in ("inc", "dec"):
-        raise Unsupported(f"{op.name}: no public source says where it wraps")
+        raise Unsupported(f"{op.name}: the wrap-around is not documented in public sources")
     return _NAMES.get(name, name)
 
 
