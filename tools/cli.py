@@ -43,7 +43,11 @@ def parser() -> argparse.ArgumentParser:
     shared = _Parser(add_help=False)
     shared.add_argument(JSON, action="store_true", help="print JSON instead of text")
     shared.add_argument(
-        "-v", "--verbose", action="count", default=0, help="log; up to three times for more"
+        "-v",
+        "--verbose",
+        action="count",
+        default=0,
+        help=("print log messages; repeat up to three times for more"),
     )
     each = top.add_subparsers(dest="verb", required=True, metavar="VERB", help=argparse.SUPPRESS)
     for verb in verbs.values():

@@ -159,16 +159,18 @@ class Doctor:
         for function in functions:
             name = f"pci:{function.address} {function.vendor:04x}:{function.device:04x}"
             if function.known:
-                yield Finding("device", "ok", f"{name} is a chip we drive")
+                yield Finding("device", "ok", f"{name} is supported")
                 known = pci_drivers()[function.vendor, function.device].chip
                 if known is not None and not known.proven:
                     yield Finding(
-                        "device", "note", f"no board with {known.title} has run the driver yet"
+                        "device",
+                        "note",
+                        f"the driver has not been tested on a board with {known.title} yet",
                     )
             elif function.vendor == NVIDIA and function.driver == "nvidia":
-                yield Finding("device", "ok", f"{name} is reached through the nvidia driver")
+                yield Finding("device", "ok", f"{name} is used through the nvidia driver")
             else:
-                yield Finding("device", "note", f"{name} is not a chip we drive yet")
+                yield Finding("device", "note", f"{name} is not supported yet")
 
     def iommu(self) -> Iterator[Finding]:
         groups = self.root / "sys/kernel/iommu_groups"
@@ -178,7 +180,7 @@ class Doctor:
         yield Finding(
             "iommu",
             "missing",
-            "the IOMMU is off; VFIO needs it to keep the device's DMA inside our memory",
+            "the IOMMU is off; VFIO requires it to limit the device's DMA",
             "sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&intel_iommu=on iommu=pt /' /etc/default/grub "
             "&& sudo update-grub && sudo reboot   # AMD hosts: enable IOMMU in the BIOS",
         )
@@ -199,11 +201,11 @@ class Doctor:
             yield Finding(
                 "vfio access",
                 "missing",
-                "/dev/vfio/vfio may not be opened by this user",
+                "this user has no permission to open /dev/vfio/vfio",
                 ACCESS_REMEDY,
             )
         else:
-            yield Finding("vfio access", "ok", "/dev/vfio/vfio may be opened")
+            yield Finding("vfio access", "ok", "this user can open /dev/vfio/vfio")
 
     def memory_lock(self) -> Iterator[Finding]:
         soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -211,12 +213,12 @@ class Doctor:
             yield Finding(
                 "locked memory",
                 "missing",
-                f"only {soft >> 10} KiB may be locked; DMA buffers are locked memory",
+                f"the limit of locked memory is {soft >> 10} KiB; DMA buffers are locked memory",
                 'echo "$USER - memlock unlimited" | sudo tee /etc/security/limits.d/ugpu.conf'
                 "   # then log in again",
             )
         else:
-            yield Finding("locked memory", "ok", "enough memory may be locked for DMA")
+            yield Finding("locked memory", "ok", "the limit of locked memory is sufficient for DMA")
 
     def firmware(self, present: Sequence[ChipFacts | None]) -> Iterator[Finding]:
         """Of each chip that is there, the images that its driver reads; of one where none is."""
@@ -253,12 +255,12 @@ class Doctor:
             yield Finding(check, "ok", "bound to vfio-pci")
             node = self.root / f"dev/vfio/{function.group}"
             if node.exists() and not os.access(node, os.R_OK | os.W_OK):
-                what = f"/dev/vfio/{function.group}, its group's node, may not be opened"
+                what = f"/dev/vfio/{function.group}, its group's node, cannot be opened"
                 yield Finding(check, "missing", f"{what} by this user", ACCESS_REMEDY)
         else:
             holder = "unbound"
             if function.driver is not None:
-                holder = f"held by the kernel driver {function.driver}"
+                holder = f"bound to the kernel driver {function.driver}"
             yield Finding(check, "missing", f"{holder}; must be bound to vfio-pci", bind(function))
         vram = function.bar_sizes[0]
         if vram == 0:
@@ -278,7 +280,9 @@ class Doctor:
         else:
             yield Finding(check, "ok", f"the VRAM BAR is {vram >> 30} GiB")
         if function.group is None:
-            yield Finding(check, "missing", "the device is in no IOMMU group; see iommu above")
+            yield Finding(
+                check, "missing", "the device does not belong to an IOMMU group; see iommu above"
+            )
         yield from self.reachable(function)
 
     def reachable(self, function: PciFunction) -> Iterator[Finding]:
@@ -298,7 +302,7 @@ class Doctor:
             yield Finding(
                 "no-IOMMU mode",
                 "note",
-                "switched on: any process with access to /dev/vfio can have a device read and "
+                "enabled: any process with access to /dev/vfio can make a device read and "
                 "write all memory",
                 f"echo N | sudo tee {switch}",
             )

@@ -21,12 +21,12 @@ def findings(root: Path = Path("/")) -> Iterator[Finding]:
     nodes += [(f"msm:{index}", path) for index, path in listed_msm(dev, root / "sys/class/drm")]
     for name, path in nodes:
         if os.access(path, os.R_OK | os.W_OK):
-            yield Finding(_CHECK, "ok", f"{name} is reached through {path}")
+            yield Finding(_CHECK, "ok", f"{name} is used through {path}")
         else:
             yield Finding(
                 _CHECK,
                 "missing",
-                f"{path} ({name}) may not be opened",
+                f"no permission to open {path} ({name})",
                 f"sudo chmod a+rw {path}   # or join the group that owns it",
             )
     if not nodes and _is_qualcomm(root):
@@ -35,7 +35,7 @@ def findings(root: Path = Path("/")) -> Iterator[Finding]:
             "missing",
             "this is a Qualcomm machine, and neither KGSL (/dev/kgsl-3d0) nor msm "
             "(/dev/dri/renderD*) has a node",
-            "sudo modprobe msm   # sudo dmesg | grep -i adreno says what it lacks",
+            "sudo modprobe msm   # sudo dmesg | grep -i adreno shows what is missing",
         )
 
 

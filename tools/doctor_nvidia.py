@@ -21,7 +21,7 @@ def findings(machine: NvidiaMachine, *, expected: bool) -> Iterator[Finding]:
             yield Finding(
                 _CHECK,
                 "missing",
-                "an NVIDIA GPU is here and no NVIDIA kernel module is loaded",
+                "there is an NVIDIA GPU, but no NVIDIA kernel module is loaded",
                 "sudo modprobe nvidia nvidia-uvm   # or install it: sudo apt install nvidia-driver",
             )
         return
@@ -40,7 +40,7 @@ def findings(machine: NvidiaMachine, *, expected: bool) -> Iterator[Finding]:
         yield Finding(
             _CHECK,
             "note",
-            "no persistence daemon: the first open after the last close starts the GPU anew, "
+            "no persistence daemon: the first open after the last close initialises the GPU again, "
             "which takes seconds",
             "sudo systemctl enable --now nvidia-persistenced",
         )
@@ -48,8 +48,8 @@ def findings(machine: NvidiaMachine, *, expected: bool) -> Iterator[Finding]:
         yield Finding(
             _CHECK,
             "missing",
-            "the driver has taken no GPU",
-            "sudo dmesg | grep -i nvrm   # says why",
+            "the driver is not bound to any GPU",
+            "sudo dmesg | grep -i nvrm   # shows the reason",
         )
     for gpu in driver.gpus:
         yield from _gpu(gpu)
@@ -65,24 +65,24 @@ def usable(machine: NvidiaMachine) -> bool:
 
 def _versions(driver: StockDriver) -> Iterator[Finding]:
     if not driver.version:
-        yield Finding(_CHECK, "missing", "it does not say its version", "sudo modprobe nvidia")
+        yield Finding(_CHECK, "missing", "it does not report its version", "sudo modprobe nvidia")
         return
     what = f"version {driver.version}, {driver.flavour} kernel module"
     if abi.select(driver.version).exact:
-        yield Finding(_CHECK, "ok", f"{what}; a branch we know")
+        yield Finding(_CHECK, "ok", f"{what}; a known branch")
     else:
         known = ", ".join(abi.branches())
         yield Finding(
             _CHECK,
             "note",
-            f"{what}; not a release we know, taken for branch {driver.branch}",
-            f"install a driver of branch {known}, or report what fails",
+            f"{what}; unknown release, treated as branch {driver.branch}",
+            f"install a driver of branch {known}, or report problems",
         )
     if driver.module and driver.module != driver.version:
         yield Finding(
             _CHECK,
             "missing",
-            f"procfs says {driver.version}, sysfs says {driver.module}",
+            f"procfs reports version {driver.version}, sysfs {driver.module}",
             "sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia; sudo modprobe nvidia-uvm"
             "   # or reboot",
         )
@@ -95,11 +95,11 @@ def _access(node: Node, check: str) -> Finding:
         return Finding(
             check,
             "missing",
-            f"/dev/{node.path.name} may not be opened by this user",
+            f"this user has no permission to open /dev/{node.path.name}",
             f"ls -l /dev/{node.path.name}   # join the group that owns it: "
             "sudo usermod -aG GROUP $USER; then log in again",
         )
-    return Finding(check, "ok", f"/dev/{node.path.name} may be opened")
+    return Finding(check, "ok", f"this user can open /dev/{node.path.name}")
 
 
 def _gpu(gpu: Gpu) -> Iterator[Finding]:
@@ -108,7 +108,8 @@ def _gpu(gpu: Gpu) -> Iterator[Finding]:
             gpu.name,
             "missing",
             f"{gpu.model} at {gpu.address} is excluded by the driver's configuration",
-            "grep -r NVreg_ExcludedGpus /etc/modprobe.d   # take it out, then load nvidia again",
+            "grep -r NVreg_ExcludedGpus /etc/modprobe.d   # remove the GPU from it, then "
+            "reload nvidia",
         )
         return
     yield Finding(
@@ -120,6 +121,8 @@ def _gpu(gpu: Gpu) -> Iterator[Finding]:
         yield Finding(
             gpu.name,
             "ok" if mine else "missing",
-            f"MIG is on: {len(gpu.mig)} instances, {mine} may be used",
-            "" if mine else "ls -l /dev/nvidia-caps   # ask for the capability of an instance",
+            f"MIG is on: {len(gpu.mig)} instances, {mine} usable",
+            ""
+            if mine
+            else ("ls -l /dev/nvidia-caps   # request access to the capability of an instance"),
         )

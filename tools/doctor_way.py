@@ -54,7 +54,7 @@ def _enclosure(system: System, enclosure: Enclosure) -> Iterator[Finding]:
         yield Finding(
             check,
             "note",
-            f"{name} is authorised, and no PCI function is known to be in it",
+            f"{name} is authorised, but no PCI function was found in it",
             "seat the card, switch the enclosure's power supply on, then: "
             "echo 1 | sudo tee /sys/bus/pci/rescan",
         )
@@ -64,7 +64,7 @@ def _enclosure(system: System, enclosure: Enclosure) -> Iterator[Finding]:
         yield Finding(
             check,
             "note",
-            "the firmware does not confine the DMA of what is plugged in (Kernel DMA Protection)",
+            "the firmware does not restrict the DMA of external devices (Kernel DMA Protection)",
             "enable Kernel DMA Protection, or VT-d or AMD-Vi at boot, in the firmware setup",
         )
 
@@ -80,7 +80,7 @@ def lockdown(system: System) -> Iterator[Finding]:
         "note",
         f"the kernel is locked down ({mode}) {cause}: via='sysfs' and no_iommu=True do not work, "
         "nor do unsigned kernel modules; VFIO works",
-        "sudo mokutil --disable-validation && sudo reboot   # only where VFIO will not do",
+        "sudo mokutil --disable-validation && sudo reboot   # only if VFIO is not sufficient",
     )
 
 
@@ -115,7 +115,7 @@ def _generation(check: str, function: PciFunction) -> Iterator[Finding]:
                 "note",
                 f"the link {hop} could run at {hop.expected.speed:g} GT/s; cards slow it down "
                 "while they are idle",
-                "if it stays so under load: seat the card, use a shorter or better cable",
+                "if it remains slow under load: reseat the card, use a shorter or better cable",
             )
 
 
@@ -131,7 +131,7 @@ def _siblings(check: str, function: PciFunction) -> Iterator[Finding]:
         yield Finding(
             check,
             "missing",
-            f"the card's {kind} {member.address} is held by the kernel driver {member.driver}",
+            f"the card's {kind} {member.address} is bound to the kernel driver {member.driver}",
             f"echo {member.address} | sudo tee {_outside(member.folder)}/driver/unbind",
         )
 
@@ -147,8 +147,8 @@ def _runtime_power(check: str, function: PciFunction) -> Iterator[Finding]:
         yield Finding(
             check,
             "note",
-            "runtime power management may put these to sleep while no program has the card open, "
-            f"and not every card wakes again: {', '.join(one.address for one in asleep)}",
+            "runtime power management may suspend these while no program has the card open, "
+            f"and some cards do not wake up again: {', '.join(one.address for one in asleep)}",
             f"echo on | sudo tee {files}",
         )
 
@@ -164,7 +164,7 @@ def _link_power(check: str, function: PciFunction) -> Iterator[Finding]:
         yield Finding(
             check,
             "note",
-            "ASPM is on: links that sleep and wake again and again may drop the card",
+            "ASPM is on: repeated link power transitions may disconnect the card",
             f"echo 0 | sudo tee {' '.join(files)}",
         )
 
@@ -180,7 +180,7 @@ def _link_errors(check: str, function: PciFunction) -> Iterator[Finding]:
                 check,
                 "note",
                 f"{one.address} has corrected many link errors since boot: {shown}",
-                "replace the cable or riser; a link that floods errors drops in the end",
+                "replace the cable or riser; a link with many errors eventually fails",
             )
 
 
@@ -228,7 +228,7 @@ def _absent(check: str, function: PciFunction) -> Iterator[Finding]:
         yield Finding(
             check,
             "missing",
-            f"BAR {index} has no address: it does not fit into the window of {_size(window)} of "
+            f"BAR {index} has no address: it does not fit in the window of {_size(window)} of "
             f"the bridge {bridge.address}",
             f"add {_reserve(function, max(least, 2 * window))} to the kernel command line and "
             "reboot",

@@ -123,7 +123,7 @@ def client(device: str) -> Iterator[Fact]:
     with contextlib.closing(attachment.node) as node, contextlib.closing(RmClient(node)) as made:
         yield "version", made.version
         yield "branch", made.abi.branch
-        yield "a branch we know", made.abi.exact
+        yield "a known branch", made.abi.exact
         for card in made.cards():
             yield "GPU", {"minor": int(card.minor_number), "id": int(card.gpu_id)}
 

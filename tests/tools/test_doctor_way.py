@@ -85,7 +85,7 @@ def small_bar(tree: ThunderboltTree) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (audio_held, f"audio function {AUDIO} is held by the kernel driver snd_hda_intel"),
+        (audio_held, f"audio function {AUDIO} is bound to the kernel driver snd_hda_intel"),
         (runtime_power, f"{GPU}, {AUDIO}, {SOCKET}, {PORT}"),
         (aspm, "ASPM is on"),
         (not_authorised, "Core X is not authorised (security level 'user')"),
@@ -150,7 +150,7 @@ def test_a_bar_that_the_kernel_gave_up_names_the_bridge(tree: ThunderboltTree) -
 def test_a_security_level_without_pcie(tree: ThunderboltTree, level: str) -> None:
     (tree.machine.root / "sys/bus/thunderbolt/devices/domain0/security").write_text(level)
     (finding,) = bad(tree)
-    assert finding.state == "missing" and "no PCIe tunnel" in finding.detail
+    assert finding.state == "missing" and "not create a PCIe tunnel" in finding.detail
 
 
 def test_an_empty_enclosure_and_no_protection(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_an_empty_enclosure_and_no_protection(tmp_path: Path) -> None:
     tree.host_on_die(protection="0")
     tree.enclosure()
     details = [one.detail for one in doctor_way.machine(tree.machine)]
-    assert "no PCI function" in details[0] and "does not confine the DMA" in details[1]
+    assert "no PCI function" in details[0] and "does not restrict the DMA" in details[1]
 
 
 def test_lockdown_and_secure_boot(tree: ThunderboltTree) -> None:

@@ -93,7 +93,7 @@ def test_mig_instances_are_recognised(machine: NvMachine) -> None:
     )
     assert entries(NvidiaMachine(machine.root))[0].facts["mig"] == "3 instances"
     details = [each.detail for each in _findings(machine)]
-    assert "MIG is on: 3 instances, 2 may be used" in details
+    assert "MIG is on: 3 instances, 2 usable" in details
 
 
 def test_a_whole_machine_is_ready_without_vfio(machine: NvMachine) -> None:
@@ -104,7 +104,7 @@ def test_a_whole_machine_is_ready_without_vfio(machine: NvMachine) -> None:
     assert _missing(found) == set()
     assert doctor.as_json(found)["ready"] is True
     assert any("open kernel module; a branch we know" in each.detail for each in found)
-    assert any("reached through the nvidia driver" in each.detail for each in found)
+    assert any("used through the nvidia driver" in each.detail for each in found)
 
 
 def test_a_card_without_a_driver_is_told(machine: NvMachine) -> None:
@@ -115,8 +115,8 @@ def test_a_card_without_a_driver_is_told(machine: NvMachine) -> None:
 def test_what_is_broken_is_named_with_a_remedy(machine: NvMachine) -> None:
     machine.add_driver("580.142", module="570.144")
     found = {each.detail: each for each in _findings(machine)}
-    assert "procfs says 580.142, sysfs says 570.144" in found
-    assert "the driver has taken no GPU" in found
+    assert "procfs reports version 580.142, sysfs 570.144" in found
+    assert "the driver is not bound to any GPU" in found
     machine.add_gpu(excluded="Yes")
     (machine.root / "dev/nvidiactl").unlink()
     (machine.root / "dev/nvidia-uvm-tools").unlink()

@@ -15,16 +15,16 @@ USAGE = """ugpu bridge flash NAME IMAGE [--backup FILE] [--configuration FILE]
        ugpu bridge power NAME
        ugpu bridge uart TTY|FILE [--record FILE] [--lines N]
        ugpu bridge xdata NAME ADDRESS [SIZE] [--bank 1]"""
-FORMS = """NAME is usb:0, usb:SERIAL or usb:PORT, as `ugpu ls` shows it; the card is not in use.
+FORMS = """NAME is usb:0, usb:SERIAL or usb:PORT, as shown by `ugpu ls`; the card must not be in use.
 
 flash    write firmware into the bridge's flash and read it back; IMAGE must be for this bridge.
-         FILE is new and receives what the flash held; without --backup nothing is written.
-         --configuration: the backup of a write that was cut off, to take the configuration from
-info     identity, firmware, and whether the link to the card is up
-power    volts, amperes and watts by the enclosure's sensor (INA231), where it has one
-uart     what the firmware says on its serial line (921,600 baud), with its meaning, until Ctrl-C;
-         --record keeps it in a new file, which is shown later in the same way
-xdata    bytes of the bridge's own registers; bank 1: those of its PHY and switch"""
+         FILE must be new; the old flash content is stored in it. Without --backup nothing is written.
+         --configuration: take the configuration from the backup of an interrupted write
+info     show identity, firmware and the state of the link to the card
+power    read volts, amperes and watts of the enclosure's sensor (INA231), if it has one
+uart     show and explain the firmware's output on its serial line (921,600 baud) until Ctrl-C;
+         --record stores it in a new file, which can be shown later with the same command
+xdata    read bytes of the bridge's own registers; bank 1: those of its PHY and switch"""
 
 
 def _bridge(parser: argparse.ArgumentParser) -> None:
@@ -34,11 +34,12 @@ def _bridge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--record", type=Path, metavar="FILE")
     parser.add_argument("--backup", type=Path, metavar="FILE")
     parser.add_argument("--configuration", type=Path, metavar="FILE")
-    parser.add_argument("--lines", type=int, metavar="N", help="end after so many lines")
+    parser.add_argument("--lines", type=int, metavar="N", help="exit after N lines")
     parser.add_argument("--bank", type=int, choices=(0, 1), default=0)
 
 
-@register("debug", "look at a USB bridge: identity, link, power, registers", _bridge, usage=USAGE,
+@register("debug", "show a USB bridge: identity, link, power, "
+                   "registers; flash its firmware", _bridge, usage=USAGE,
           epilog=FORMS)  # fmt: skip
 def bridge(arguments: argparse.Namespace, out: Output) -> int:
     from .. import bridge as bridges

@@ -23,11 +23,11 @@ def _ci(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--history", type=Path, metavar="FILE", help="SQLite file of all verdicts")
     run.add_argument(
         "--variable", default="UGPU_DEVICE", metavar="NAME",
-        help="environment variable that names a case's device; default: %(default)s",
+        help="environment variable with the name of a case's device; default: %(default)s",
     )  # fmt: skip
     run.add_argument(
         "--wait", type=float, default=600.0, metavar="S",
-        help="how long a case waits for devices that others have; default: %(default)g",
+        help="time limit for a case to wait for devices; default: %(default)g",
     )  # fmt: skip
     run.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     devices = actions.add_parser("devices", help="show which devices are free")
@@ -37,10 +37,12 @@ def _ci(parser: argparse.ArgumentParser) -> None:
             "--devices", nargs="+", metavar="NAME", default=[],
             help="names as for ugpu.open; default: UGPU_TEST_DEVICES",
         )  # fmt: skip
-    extend = actions.add_parser("extend", help="in a command of a suite: extend its time limit")
+    extend = actions.add_parser(
+        "extend", help=("extend the time limit of the calling command of a suite")
+    )
     extend.add_argument("seconds", type=float)
     history = actions.add_parser("history", help="name flaky tests and weak devices")
-    history.add_argument("file", type=Path, help="what `pytest --gpu-history` has written")
+    history.add_argument("file", type=Path, help="file written by `pytest --gpu-history`")
 
 
 @register("run", "hardware CI: run a suite of commands, show devices and history", _ci)

@@ -22,14 +22,14 @@ RECORD_USAGE = """ugpu record DEVICE FILE [-- CMD [argument ...]]
        ugpu record replay FILE
        ugpu record show [--all] FILE
        ugpu record compare FILE FILE"""
-RECORD_FORMS = """DEVICE FILE           open DEVICE and close it; FILE keeps every access to it
-DEVICE FILE -- CMD    run CMD, and keep all that it does to DEVICE (as the default device)
-replay FILE           do the same again without the device; fails where an access differs
-show FILE             stages, failure and most used registers; --all: every entry
-compare FILE FILE     the first difference, by the names of registers; exit code 1 if there is one
+RECORD_FORMS = """DEVICE FILE           open DEVICE, close it, and record every access in FILE
+DEVICE FILE -- CMD    run CMD with DEVICE as the default device, and record its accesses
+replay FILE           repeat the accesses without the device; fail at the first that differs
+show FILE             show stages, failure and most used registers; --all: every entry
+compare FILE FILE     show the first difference, by register name; exit code 1 if there is one
 
-DEVICE is behind a PCI transport: pci:ADDRESS, vfio-user:PATH or a virtual chip with registers.
-hcq.open(name, record=FILE) and UGPU_RECORD=FILE record without this program."""
+DEVICE must have a PCI transport: pci:ADDRESS, vfio-user:PATH or a virtual chip with registers.
+hcq.open(name, record=FILE) and UGPU_RECORD=FILE also record."""
 _DEVICE_WORDS = 2
 TRACE_USAGE = """ugpu trace [-o FILE] [--device NAME] -- CMD [argument ...]
        ugpu trace show FILE
@@ -44,7 +44,8 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
                         metavar="FILE", help=written)  # fmt: skip
 
 
-@register("debug", "list what this machine lacks to reach real hardware, each with its remedy",
+@register("debug", "list what prevents this machine from using real hardware, with a "
+                   "remedy for each",
           _doctor)  # fmt: skip
 def doctor(arguments: argparse.Namespace, out: Output) -> int:
     if arguments.write_udev is not None:
@@ -97,7 +98,7 @@ def _filter(words: list[str]) -> argparse.Namespace:
     add("--field", action="append", default=[], metavar="NAME[=VALUE]",
         help="accesses in which the field is not zero, or has the value")  # fmt: skip
     add("--stage", default="", metavar="NAME", help="accesses of this stage; * and ? as in a shell")
-    add("--only", choices=("read", "write"), default="", help="reads or writes alone")
+    add("--only", choices=("read", "write"), default="", help="only reads or only writes")
     add("--since", type=float, default=0.0, metavar="SECONDS", help="from this time on")
     add("--until", type=float, default=float("inf"), metavar="SECONDS", help="up to this time")
     return parser.parse_args(words)

@@ -27,11 +27,11 @@ for _name, _help in pci.VERBS.items():
 
 def _reset(parser: argparse.ArgumentParser) -> None:
     levels = ", ".join(level.label for level in Level)
-    parser.add_argument("--to", metavar="RUNG", help=f"this rung and no other: {levels}")
+    parser.add_argument("--to", metavar="RUNG", help=f"use only this rung: {levels}")
     _card(parser)
 
 
-@register("hand over", "bring a device back by the mildest reset that works", _reset)
+@register("hand over", "recover a device by the mildest reset that works", _reset)
 def reset(arguments: argparse.Namespace, out: Output) -> int:
     # Loads what proves a device, which other verbs do not need.
     from .. import reset as resets
@@ -40,14 +40,16 @@ def reset(arguments: argparse.Namespace, out: Output) -> int:
 
 
 def _serve(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--vfio-user", required=True, metavar="SOCKET", help="where to listen")
-    parser.add_argument("--firmware", metavar="DIR", help="where its images go; default: a new one")
-    parser.add_argument("--vram", type=float, metavar="GIB", help="default: as its boards have")
+    parser.add_argument("--vfio-user", required=True, metavar="SOCKET", help="socket to listen on")
+    parser.add_argument(
+        "--firmware", metavar="DIR", help=("folder for its firmware images; default: a new folder")
+    )
+    parser.add_argument("--vram", type=float, metavar="GIB", help="default: as on its boards")
     parser.add_argument("--map-vram", action="store_true", help="clients map VRAM (for guests)")
-    parser.add_argument("device", help="virtual:CHIP, an AMD one of `ugpu ls`")
+    parser.add_argument("device", help="virtual:CHIP, an AMD chip of `ugpu ls`")
 
 
-@register("hand over", "offer a virtual chip to other processes by vfio-user", _serve)
+@register("hand over", "serve a virtual chip to other processes by vfio-user", _serve)
 def serve(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the model of the chip, which other verbs do not need.
     from .. import serve

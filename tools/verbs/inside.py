@@ -21,23 +21,21 @@ def number(text: str) -> int:
 
 def _source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", help=SOURCE)
-    parser.add_argument("--boot", action="store_true", help="bring the device up first")
+    parser.add_argument("--boot", action="store_true", help="boot the device first")
 
 
 def _shell(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("device", help="a name that `ugpu ls` shows")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--no-boot", dest="how", action="store_const", const="look", default="boot",
-                     help="look at the device as it is")  # fmt: skip
+                     help="do not boot the device")  # fmt: skip
     how.add_argument("--steps", dest="how", action="store_const", const="steps",
                      help="boot it stage by stage: boot.next(), boot.until(STAGE)")  # fmt: skip
     parser.add_argument("-c", dest="commands", action="append", default=[], metavar="CODE",
-                        help="run this and end; may be repeated")  # fmt: skip
+                        help="run CODE and exit; may be repeated")  # fmt: skip
 
 
-@register(
-    "debug", "IPython with a device, its registers and the stages of its boot at hand", _shell
-)
+@register("debug", "start IPython with a device, its registers and its boot stages", _shell)
 def shell(arguments: argparse.Namespace, out: Output) -> int:
     from .. import shell as interactive
 
@@ -96,7 +94,7 @@ def _mem(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="write without asking")
 
 
-@register("debug", "read or write VRAM by its own addresses", _mem,
+@register("debug", "read or write VRAM at VRAM addresses", _mem,
           usage="ugpu mem read DEVICE ADDRESS [SIZE]\n       "
           "ugpu mem write DEVICE ADDRESS WORD ... [--yes]", source_at=1)  # fmt: skip
 def mem(arguments: argparse.Namespace, out: Output) -> int:

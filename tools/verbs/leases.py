@@ -10,31 +10,35 @@ from .verb import register
 
 def _lease(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(dest="what", required=True, metavar="VERB")
-    ls = what.add_parser("ls", help="list devices, leases and those who wait")
-    take = what.add_parser("take", help="hold a lease, so that no other client gets the device")
+    ls = what.add_parser("ls", help="list devices, leases and waiting requests")
+    take = what.add_parser("take", help="lease a device until Ctrl-C")
     release = what.add_parser("release", help="end a lease of another holder (admins)")
-    recover = what.add_parser("recover", help="have a quarantined device recovered again (admins)")
+    recover = what.add_parser("recover", help="try again to recover a quarantined device (admins)")
     quarantine = what.add_parser("quarantine", help="take a device out of use (admins)")
     for each in (ls, take, release, quarantine, recover):
         each.add_argument("--daemon", metavar="WHERE", help="a socket, or tls://HOST[:PORT]")
         each.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     take.add_argument("device", nargs="?", default="*", help='a pattern, such as "gfx11*"')
     take.add_argument(
-        "--transport", action="store_true", help="without a driver: a vfio-user socket, for QEMU"
+        "--transport",
+        action="store_true",
+        help=("lease a vfio-user socket without a driver, for QEMU"),
     )
     take.add_argument(
         "--kind", choices=["exclusive", "shared", "observer"], default="exclusive",
-        help="shared: with other holders of shared leases; observer: be told when the device "
-        "leaves, keeps nobody from it",
+        help="shared: share the device with other shared leases; observer: only get notified when "
+        "the device is removed",
     )  # fmt: skip
-    take.add_argument("--memory", default="0", metavar="SIZE", help="what it must have: 8G")
-    take.add_argument("--wait", type=float, default=0.0, metavar="S", help="how long to queue")
-    take.add_argument("--limit", type=float, default=0.0, metavar="S", help="how long to hold it")
+    take.add_argument("--memory", default="0", metavar="SIZE", help="required memory, such as 8G")
+    take.add_argument(
+        "--wait", type=float, default=0.0, metavar="S", help="time limit in the queue"
+    )
+    take.add_argument("--limit", type=float, default=0.0, metavar="S", help="duration of the lease")
     take.add_argument("--priority", type=int, default=5, metavar="N", help="0 to 9, 9 is first")
     quarantine.add_argument("device", help='a pattern, such as "gfx11*"')
-    quarantine.add_argument("reason", nargs="*", help="why, for `ugpu lease ls`")
+    quarantine.add_argument("reason", nargs="*", help="shown by `ugpu lease ls`")
     recover.add_argument("device", help='a pattern, such as "gfx11*"')
-    release.add_argument("lease", type=int, help="its number in `ugpu lease ls`")
+    release.add_argument("lease", type=int, help="lease number, from `ugpu lease ls`")
 
 
 @register("hand over", "lease devices of a ugpud: ls, take, release, quarantine, recover", _lease)

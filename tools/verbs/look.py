@@ -14,7 +14,7 @@ DEVICE = "a name that `ugpu ls` shows"
 
 
 def _ls(parser: argparse.ArgumentParser) -> None:
-    words = "then show the cards that arrive and depart"
+    words = "then report cards that are added or removed"
     parser.add_argument("--watch", action="store_true", help=words)
 
 
@@ -42,12 +42,12 @@ def smi(arguments: argparse.Namespace, out: Output) -> int:
 def _top(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="print the devices and return")
     parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS",
-                        help="between two looks; default: %(default)s")  # fmt: skip
+                        help="time between updates; default: %(default)s")  # fmt: skip
     parser.add_argument("--daemon", nargs="?", const="", metavar="WHERE",
                         help="the devices of a ugpud: a socket, or tls://HOST[:PORT]")  # fmt: skip
 
 
-@register("look", "watch the devices that processes have open", _top)
+@register("look", "monitor the devices that processes have open", _top)
 def top(arguments: argparse.Namespace, out: Output) -> int:
     from ..top.run import run
 
@@ -62,13 +62,13 @@ def _metrics(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--listen", default=LISTEN, metavar="ADDRESS:PORT", help="default: %(default)s")
     add("--once", action="store_true", help="print the metrics and return")
-    add("--textfile", type=Path, metavar="FILE", help="write them for node_exporter instead")
+    add("--textfile", type=Path, metavar="FILE", help="write the metrics to FILE for node_exporter")
     add(
         "--interval",
         type=float,
         default=5.0,
         metavar="SECONDS",
-        help="between two writes of --textfile; default: %(default)s",
+        help="time between writes of --textfile; default: %(default)s",
     )
     add(
         "--expect",
@@ -79,7 +79,7 @@ def _metrics(parser: argparse.ArgumentParser) -> None:
     )
     add("--daemon", nargs="?", const="", metavar="WHERE",
         help="also the cards and leases of a ugpud: a socket, or tls://HOST[:PORT]")  # fmt: skip
-    add("--compat", choices=["dcgm"], help="metrics under NVIDIA's names besides")
+    add("--compat", choices=["dcgm"], help="also export metrics under dcgm-exporter's names")
     add("--print", choices=sorted(FILES), dest="file",
         help="print the alert rules for Prometheus or the dashboard for Grafana")  # fmt: skip
 

@@ -23,10 +23,10 @@ be named by --from SOURCE too. DEVICE is booted as for work, which changes its s
 it is looked at as it is (pci:ADDRESS, vfio-user:PATH).
 
 read     show values and fields
-write    show what changes and what that may do, and ask
+write    show the change and its possible effects, and ask for confirmation
 watch    show each change until Ctrl-C
-lookup   place and fields of registers of a chip, by name or place; needs no device
-diff     the registers that differ, first the one that differed first; exit code 1 if one does"""
+lookup   show address and fields of a chip's registers, by name or address, without a device
+diff     show the registers that differ, the earliest first; exit code 1 if there are any"""
 
 
 def _peek(parser: argparse.ArgumentParser) -> None:
@@ -45,11 +45,13 @@ def peek(arguments: argparse.Namespace, out: Output) -> int:
 def _reg(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("word", choices=("read", "write", "watch", "lookup", "diff"))
     parser.add_argument("names", nargs="+", metavar="NAME", help="see below")
-    parser.add_argument("--no-boot", action="store_true", help="look at the device as it is")
-    parser.add_argument("--yes", action="store_true", help="write without asking")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="with read: keep the values")
+    parser.add_argument("--no-boot", action="store_true", help="do not boot the device")
+    parser.add_argument("--yes", action="store_true", help="write without confirmation")
+    parser.add_argument(
+        "--save", type=Path, metavar="FILE", help="with read: store the values in FILE"
+    )
     parser.add_argument("--every", type=float, default=0.1, metavar="SECONDS")
-    parser.add_argument("--looks", type=int, metavar="N", help="with watch: look N times and end")
+    parser.add_argument("--looks", type=int, metavar="N", help="with watch: exit after N polls")
 
 
 @register("debug", "registers of a device or recording: read, write, watch, look up, compare", _reg,
@@ -79,10 +81,10 @@ CRASH_USAGE = """ugpu crash ls
        ugpu crash show BUNDLE [PART ...]
        ugpu crash diff BUNDLE BUNDLE|RECORDING[@STAGE]
        ugpu crash export BUNDLE FILE|FOLDER/"""
-CRASH_FORMS = """When a device fails, the evidence of the first failure is kept in a file:
+CRASH_FORMS = """When a device fails, a crash bundle of its first failure is written:
 registers, queues, waves, page tables, programs. BUNDLE is such a file, the beginning of its name,
-or its number in `ls`. `ugpu reg` reads the registers of a bundle too. UGPU_CRASHES names the
-folder; 0 keeps nothing."""
+or its number in `ls`. `ugpu reg` also reads the registers of a bundle. UGPU_CRASHES sets the
+folder; 0 disables bundles."""
 
 
 def _crash(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +92,7 @@ def _crash(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="see below")
 
 
-@register("debug", "what failures of devices left: list, show, compare, export", _crash,
+@register("debug", "inspect crash bundles of failed devices: ls, show, diff, export", _crash,
           usage=CRASH_USAGE, epilog=CRASH_FORMS)  # fmt: skip
 def crash(arguments: argparse.Namespace, out: Output) -> int:
     from .. import crash as kept

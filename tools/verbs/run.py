@@ -25,14 +25,14 @@ def demo(arguments: argparse.Namespace, out: Output) -> int:
 
 def _script(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("script", help="a Python file that uses ugpu.Tensor")
-    parser.add_argument("--device", help="the default device while it runs")
+    parser.add_argument("--device", help="default device of the script")
 
 
 def _explain(parser: argparse.ArgumentParser) -> None:
     _script(parser)
-    parser.add_argument("--ir", action="store_true", help="also each kernel's IR")
+    parser.add_argument("--ir", action="store_true", help="also show each kernel's IR")
     parser.add_argument("--show", default="", metavar="PARTS",
-                        help="also these: graph, schedule, kernels (IR), code")  # fmt: skip
+                        help="also show: graph, schedule, kernels (IR), code")  # fmt: skip
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
 
 
@@ -50,14 +50,14 @@ def explain(arguments: argparse.Namespace, out: Output) -> int:
 def _tune(parser: argparse.ArgumentParser) -> None:
     _script(parser)
     parser.add_argument("--beam", type=int, default=4, metavar="N",
-                        help="how many of the best are varied; default: %(default)s")  # fmt: skip
+                        help="number of best candidates to vary; default: %(default)s")  # fmt: skip
     parser.add_argument("--budget", type=float, default=60, metavar="SECONDS",
-                        help="for all kernels together; default: %(default)s")  # fmt: skip
-    parser.add_argument("--details", action="store_true", help="show everything that was tried")
+                        help="total for all kernels; default: %(default)s")  # fmt: skip
+    parser.add_argument("--details", action="store_true", help="show all candidates")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
 
 
-@register("run", "search faster kernels for a script and keep what is found", _tune,
+@register("run", "search for faster kernels for a script and save them", _tune,
           usage="ugpu tune [option ...] SCRIPT [argument of the script ...]")  # fmt: skip
 def tune(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the compiler too.
@@ -72,14 +72,15 @@ def tune(arguments: argparse.Namespace, out: Output) -> int:
 def _compile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("script", help="a Python file that uses ugpu.Tensor")
     parser.add_argument("--target", required=True, metavar="NAME",
-                        help="adreno-a740 and the like, or a device that can be opened here, "
+                        help="a name such as adreno-a740, or a device of this machine, "
                              "as `ugpu ls` names it")  # fmt: skip
     parser.add_argument("-o", "--output", required=True, metavar="FOLDER", type=Path,
-                        help="for the objects: UGPU_CACHE where the device is")  # fmt: skip
+                        help=("output folder; set UGPU_CACHE to it "
+                             "on the target machine"))  # fmt: skip
     parser.add_argument("arguments", nargs="*", help="arguments of the script, options after --")
 
 
-@register("run", "compile a script's kernels for a device that is not here", _compile,
+@register("run", "compile a script's kernels for another device", _compile,
           name="compile",
           usage="ugpu compile SCRIPT --target NAME -o FOLDER [argument ...]")  # fmt: skip
 def compile_ahead(arguments: argparse.Namespace, out: Output) -> int:

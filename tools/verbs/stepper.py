@@ -14,12 +14,13 @@ from .verb import register
 def _debug(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--device", default=f"virtual:{chips.DEFAULT}", help="default: %(default)s")
-    add("--commands", type=Path, metavar="FILE", help="debugger commands, one a line")
+    add("--commands", type=Path, metavar="FILE", help="debugger commands, one per line")
     add("script", help="a Python file that runs kernels on a model")
     add("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
 
 
-@register("debug", "halt a script's kernels at instructions or lines; registers, watches", _debug,
+@register("debug", "debug a script's kernels on a model: breakpoints, registers, "
+                   "watchpoints", _debug,
           usage="ugpu debug [--device NAME] [--commands FILE] SCRIPT [argument ...]")  # fmt: skip
 def debug(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the compiler, which other verbs do not need.

@@ -74,7 +74,7 @@ def mended(words: str) -> str:
 def test_an_audio_function_in_its_drivers_hands(card: PciFunction) -> None:
     slots.wait_for(lambda: audio(card).driver == "snd_hda_intel", "the audio driver")
     detail = mended("audio function")
-    assert f"{audio(card).address} is held by the kernel driver snd_hda_intel" in detail
+    assert f"{audio(card).address} is bound to the kernel driver snd_hda_intel" in detail
     assert audio(card).driver is None
 
 
