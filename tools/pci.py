@@ -16,9 +16,9 @@ from hcq.transport.system import System
 from .console import Output
 
 VERBS = {
-    "bind": "hand a device and its IOMMU group to vfio-pci",
-    "unbind": "give a device and its IOMMU group back to the kernel's drivers",
-    "eject": "take a device off the bus, so that it can be unplugged",
+    "bind": "bind a device and its IOMMU group to vfio-pci",
+    "unbind": "return a device and its IOMMU group to the kernel's drivers",
+    "eject": "remove a device from the bus, so that it can be unplugged",
 }
 
 

@@ -15,10 +15,10 @@ USAGE = """ugpu bridge flash NAME IMAGE [--backup FILE] [--configuration FILE]
        ugpu bridge power NAME
        ugpu bridge uart TTY|FILE [--record FILE] [--lines N]
        ugpu bridge xdata NAME ADDRESS [SIZE] [--bank 1]"""
-FORMS = """NAME is usb:0, usb:SERIAL or usb:PORT, as shown by `ugpu ls`; the card must not be in use.
+FORMS = """NAME is usb:0, usb:SERIAL or usb:PORT, from `ugpu ls`; the card must not be in use.
 
 flash    write firmware into the bridge's flash and read it back; IMAGE must be for this bridge.
-         FILE must be new; the old flash content is stored in it. Without --backup nothing is written.
+         FILE must be new and receives the old content. Without --backup nothing is written.
          --configuration: take the configuration from the backup of an interrupted write
 info     show identity, firmware and the state of the link to the card
 power    read volts, amperes and watts of the enclosure's sensor (INA231), if it has one
