@@ -83,7 +83,7 @@ class Stages:
 def enable_function(transport: Transport) -> None:
     """Let the function decode its BARs, but not yet reach host memory.
 
-    A process that died may have left engines at work on addresses that are now somebody else's.
+    A process that died may have left engines at work on addresses that are now in other use.
     """
     command = transport.config_read(_COMMAND, 2)
     transport.config_write(_COMMAND, (command | _MEMORY) & ~_MASTER, 2)
@@ -186,8 +186,9 @@ def is_warm(chip: Chip, units: Units) -> bool:
 
 
 def make_fresh(units: Units, stages: Stages) -> None:
-    """Bring a chip that is neither warm nor fresh to its bootloader: somebody else left it up, one
-    of ours died with it, or a boot failed half way. One that died while it loaded the PSP is not
+    """Bring a chip that is neither warm nor fresh to its bootloader: another driver left it
+    running, a ugpu process died with it, or a boot failed half way. One that died while it loaded
+    the PSP is not
     reset, which would need the slot: `load_firmware` goes on where it stopped."""
     if units.psp.alive():
         if not units.smu.running():

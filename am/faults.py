@@ -286,7 +286,7 @@ def is_packet_error(interrupt: Interrupt) -> bool:
 
 
 def command_processor_error(interrupt: Interrupt, state: dict[str, object]) -> BadPacket | None:
-    """The error for a CP source; None for sources that are no failures."""
+    """The error for a CP source; None for other sources."""
     if not is_packet_error(interrupt):
         return None
     what = _CP_PACKETS[interrupt.source]

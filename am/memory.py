@@ -160,8 +160,8 @@ class Mapping:
 class AddressSpace:
     """The driver's address space: allocates, maps and unmaps. Not thread-safe.
 
-    `stale` is set by whatever changes the tables; whoever submits work next must flush both hubs'
-    TLBs first (gmc.Gmc.flush_tlb). Unmapping needs the flush before memory is used again: `unmap`
+    `stale` is set by whatever changes the tables; the next submission must flush both hubs' TLBs
+    first (gmc.Gmc.flush_tlb). Unmapping needs the flush before memory is used again: `unmap`
     therefore does not return memory to the heap, `release` does.
     """
 

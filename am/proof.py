@@ -1,6 +1,6 @@
 """Proof that queues work after a reset: a kernel and copies with known results, besides signals.
 
-The driver knows no compiler: the kernel of a generation is machine code in its folder.
+The driver does not depend on a compiler: the kernel of a generation is machine code in its folder.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class RingAhead:
     ) -> list[bytes]:
         """The slots that must be written from `index` on; none where the ring has them.
 
-        image: what tells images apart. free: how many slots from `index` on have ended. make: the
+        image: the identity of an image. free: how many slots from `index` on have ended. make: the
         slot so many submissions from now, if all are of this image. They count as unwritten until
         `written`.
         """

@@ -91,7 +91,7 @@ class Smu:
 
     @batched
     def post(self, number: int, argument: int) -> None:
-        """Send without waiting: for resets, after which nobody may answer."""
+        """Send without waiting: for resets, after which the SMU may not respond."""
         mp1 = self.chip.mp1
         self._idle = False
         mp1.MP1_SMN_C2PMSG_90.write(0)

@@ -307,7 +307,7 @@ def _interrupts(chip: Chip) -> Iterator[State]:
             "IH",
             "overflow",
             False,
-            "interrupts were lost: nobody took them in time",
+            "interrupts were lost: they were not read in time",
             "the driver goes on by itself; reports may be missing",
             registers,
         )

@@ -119,7 +119,7 @@ def walk(chip: Chip, address: int, vmid: int | None, hub: str) -> dict[str, obje
 
 
 class _Nowhere:
-    """The bus of registers that nobody is asked for."""
+    """The bus of registers without a device."""
 
     def read32(self, index: int) -> int:
         raise BadArgument(

@@ -54,7 +54,8 @@ class Tensor(
 
     data: a Python number, nested lists of them, or a NumPy array (copied at once); float64 is
     stored as float32. device: a Device, a name to open (shared, closed at exit), or None for the
-    default. BadArgument for what is no array, has no type of ours, or lists of unequal length.
+    default. BadArgument for data that is not an array, has an unsupported type, or lists of unequal
+    length.
     """
 
     __slots__ = ()

@@ -2,7 +2,7 @@
 
 A limit says how long a chip may take. Whether a chip, a model in this process or a model behind a
 socket is at the other end, only the transport knows: so each has a clock (`transport.clock`,
-`node.clock`), and whoever waits asks that one for the time, for sleep, and whether a limit is used
+`node.clock`), and waiting code uses it for the time, for sleep, and whether a limit is used
 up. A model takes as long as the host lets it; its clock suspends limits while it is at work.
 Recordings watch the looks of those who wait, since memory that changes makes no access.
 """

@@ -4,9 +4,9 @@ It keeps the order of submissions, waits with limits, remembers failures, and fr
 work can reach it. Buffers, programs, queues, timelines and graphs refer to it; users hold
 `hcq.Device`. Thread-safe: one lock serialises submissions.
 
-A failure the hardware reports (ChipError, LinkError, FirmwareError) is raised to whoever waits and
-kept in `failure`: everything submitted afterwards raises it again, until `reset` brings the device
-back. A device that is not closed is kept until the process ends (hcq.life).
+A failure the hardware reports (ChipError, LinkError, FirmwareError) is raised in every waiting
+thread and kept in `failure`: everything submitted afterwards raises it again, until `reset` brings
+the device back. A device that is not closed is kept until the process ends (hcq.life).
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def take_culprit(
     way: object, *, address: int | None = None, pc: int | None = None
 ) -> Culprit | None:
     """The instruction behind a fault that was reported by `way`, a transport or a node; None where
-    nobody knows, as on all real chips."""
+    that is unknown, as on all real chips."""
     ask = getattr(way, "culprit", None)
     found: Culprit | None = ask(address=address, pc=pc) if ask is not None else None
     return found

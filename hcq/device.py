@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 class Device:
     """A device that runs kernels. Thread-safe. A context manager: leaving `with` closes it.
 
-    A failure that the hardware reports (ChipError, LinkError, FirmwareError) is raised to whoever
-    waits and kept in `failure`: everything submitted afterwards raises it again, until `reset`. In
-    a forked child, and while another thread is in `close`, whatever needs the device raises Closed.
+    A failure that the hardware reports (ChipError, LinkError, FirmwareError) is raised in every
+    waiting thread and kept in `failure`: everything submitted afterwards raises it again, until
+    `reset`. In a forked child, and while another thread is in `close`, whatever needs the device
+    raises Closed.
     """
 
     def __init__(self, driver: Driver) -> None:

@@ -4,8 +4,8 @@ Processes of a user may share a folder. An entry is a file named by the hash of 
 depends on; it starts with the hash of that name and of its own bytes, so an entry under another's
 name is found out. It is written beside and moved into place, so a reader sees all of it or nothing;
 one that does not match its hash is deleted. A folder beyond its limit loses the entries longest
-unused. A cache that cannot be written is no error: objects are then compiled again; nor is one that
-others can write, which is not used (hcq.ownfolder).
+unused. A cache that cannot be written is not an error: objects are then compiled again; nor is one
+that others can write, which is not used (hcq.ownfolder).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Life: `__init__` brings the device up and ends with `self.core.opened()`; where 
 what it has acquired and raises. Then `hcq.Device(driver)`, or a subclass of it with what users of
 this vendor need besides, is handed out. `shutdown` is called once at the end, also after failures.
 
-Ownership: buffers and programs that a driver makes belong to whoever asked; their memory comes back
+Ownership: buffers and programs that a driver makes belong to the caller; their memory comes back
 through `free_memory` when no work can reach it any more. What the driver needs itself (rings,
 fences, images) is its own and goes in `shutdown`. A driver owns the transport or node that it was
 given.

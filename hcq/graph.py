@@ -87,7 +87,8 @@ class Capture:
         graph.replay(inputs={x: y}, parameters=[7])
 
     Submissions of other threads run as ever. A submission's value may be awaited by queues inside
-    the same graph, and by nobody else. The graph keeps programs and buffers it uses referenced, not
+    the same graph, and by no other queue. The graph keeps programs and buffers it uses referenced,
+    not
     open: after one is closed, `replay` raises Closed. Owned by the caller: `close` frees the
     images; those of a graph that is dropped are freed some time after its last replay.
     """
@@ -342,7 +343,7 @@ class Capture:
         self._commands.clear()
 
     def _number_points(self) -> dict[tuple[Timeline, int], int]:
-        """Give a number to each (timeline, value) that the graph raises and somebody awaits."""
+        """Give a number to each (timeline, value) that the graph raises and that is waited for."""
         raised: set[tuple[Timeline, int]] = set()
         awaited: set[tuple[Timeline, int]] = set()
         for hardware, commands in self._commands.items():
@@ -378,7 +379,7 @@ class Capture:
         points: Mapping[tuple[Timeline, int], int],
         final: tuple[Timeline, int],
     ) -> list[Command]:
-        """Turn values of this graph into symbols; signals nobody awaits become mere barriers."""
+        """Turn values of this graph into symbols; signals without a wait become barriers."""
         resolved: list[Command] = []
         for command in commands:
             if isinstance(command, Signal | Wait):

@@ -8,7 +8,7 @@ never maps a card that another process drives.
 The owner pays for what is read: between two answers that are made lies at least SHARE times
 what the last one took, so that sampling costs it less than 1%, also where a device answers slowly.
 Earlier requests get the last answer, which says when it was made. Each device has a thread, which
-sleeps in the kernel while nobody is connected; a device that hangs delays only those who ask for
+sleeps in the kernel while no client is connected; a device that hangs delays only those who ask for
 that device. What needs no hardware (owner, counters, failure) is always answered, a failure at
 once.
 """
@@ -161,8 +161,8 @@ class Sampler:
 
 
 def _command() -> str:
-    """This process as a person knows it: the program and its script, no arguments, which may hold
-    what is nobody's business."""
+    """This process as a person knows it: the program and its script, without arguments, which may
+    be confidential."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     return Path(main or sys.executable).name
 

@@ -1,4 +1,4 @@
-"""Folders whose files are executed: ours, and nobody else's to write.
+"""Folders whose files are executed: only this user may write to them.
 
 What lies in a cache of compiled code runs with our rights. A folder or file that belongs to another
 user, or that others can write (group included), is therefore not read and not written. Checks are
@@ -68,8 +68,8 @@ def opened(path: Path, make: bool = False) -> Iterator[int]:
 
 def read(folder: int, name: str, path: Path, most: int) -> bytes:
     """The content of the regular file `name` in an opened folder. path: for messages. Untrusted
-    where it is no such file, not ours, or longer than `most` bytes; FileNotFoundError, OSError.
-    Never waits for a FIFO, never follows a link."""
+    where it is not a regular file, not owned by this user, or longer than `most` bytes;
+    FileNotFoundError, OSError. Never waits for a FIFO, never follows a link."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     file = os.open(name, flags, dir_fd=folder)
     try:

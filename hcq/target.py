@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True)
 class Caches:
     """Bytes of data in the caches that a host's core has for itself: the first level, the second.
-    Those of Zen 4 where nobody knows."""
+    Those of Zen 4 where unknown."""
 
     first: int = 32 << 10
     second: int = 1 << 20

@@ -31,7 +31,7 @@ _ARCHITECTURE = re.compile(r"sm_\d{2,3}[af]?")
 
 
 class Assembler(Protocol):
-    """Something that turns PTX into machine code. `name` tells versions apart in the cache."""
+    """Something that turns PTX into machine code. `name` identifies the version in the cache."""
 
     name: str
 

@@ -27,7 +27,7 @@ def gather(driver: NvDriver, error: UgpuError) -> Evidence:
         return found
     found.take("exceptions.json", driver.faults.exceptions)
     if driver.shared_data is None:
-        found.missing["sensors.json"] = "nobody had asked for them, and a first look takes long"
+        found.missing["sensors.json"] = "they had not been requested, and a first look takes long"
     else:
         found.take("sensors.json", lambda: {one.name: one.read() for one in driver.sensors()})
     return found

@@ -74,7 +74,7 @@ _PLAIN = {
     "INVALID_CONST_ADDR": "it read past the end of its constants",
     "OOR_REG": "it used more registers than it has",
     "OOR_ADDR": "it left its shared or local memory",
-    "MISALIGNED_ADDR": "it accessed an address that is no multiple of the access's size",
+    "MISALIGNED_ADDR": "it accessed an address that is not a multiple of the access's size",
     "INVALID_ADDR_SPACE": "it accessed an address of a kind of memory that the access is not for",
 }
 _HANGING = "the kernel loops, waits for what never comes, or needs a longer limit"

@@ -28,8 +28,8 @@ def import_memory(driver: AdrenoDriver, data: Any, *, read_only: bool) -> Buffer
     The buffer keeps `data` alive and is closed like any other; the memory stays the caller's.
     read_only: for the GPU; needed where `data` is. Where hardware keeps the caches coherent,
     `buffer.placement` is HOST, and nothing else is needed. Elsewhere it is DEVICE: `sync` comes
-    between accesses of the host and work of the GPU. BadArgument for memory that is no whole pages,
-    NotSupported where the kernel driver (msm) has no such import.
+    between accesses of the host and work of the GPU. BadArgument for memory that does not consist
+    of whole pages, NotSupported where the kernel driver (msm) has no such import.
     """
     array = as_array(data)
     if array.dtype.hasobject or not array.flags.c_contiguous:

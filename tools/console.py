@@ -46,7 +46,7 @@ class Output:
         self.lost: OSError | None = None  # why stdout takes no more
 
     def say(self, line: str = "", style: str = "") -> None:
-        """Print a line for people; plain where stdout is no terminal."""
+        """Print a line for people; plain where stdout is not a terminal."""
         if not self.as_json:
             with self._writing():
                 self.console.print(Text(line, style=style))

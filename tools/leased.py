@@ -26,7 +26,7 @@ def sockets() -> list[Path]:
 
 def check_unleased(addresses: Sequence[str], found: Iterable[Path], *, rights: bool = True) -> None:
     """Raise DeviceBusy, with lease and holder, while one of the PCI addresses is leased by a daemon
-    at one of the sockets; observers keep nobody from a card. AccessDenied where a daemon may not be
+    at one of the sockets; observers do not block a card. AccessDenied where a daemon may not be
     asked, unless `rights` is False."""
     for path in found:
         try:

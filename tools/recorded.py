@@ -106,7 +106,7 @@ class Steps:
         yield from reads.values()
 
     def step(self, entry: Entry) -> Step | None:
-        """An entry by names; None for what is no step (memory, waits, times)."""
+        """An entry by names; None for other entries (memory, waits, times)."""
         if isinstance(entry, Content | Wait | Moment):
             return None
         if isinstance(entry, Presence):

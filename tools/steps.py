@@ -1,4 +1,4 @@
-"""A boot in steps: the driver's own, halted after a stage while somebody looks around."""
+"""A boot in steps: the driver's own, halted after a stage for inspection."""
 
 from __future__ import annotations
 

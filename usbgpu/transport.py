@@ -285,7 +285,7 @@ class UsbTransport(TransportLife):
     # ---- life --------------------------------------------------------------------------------
 
     def _silence(self) -> None:
-        """ORDER: no DMA of the card any more, before the SRAM is somebody else's."""
+        """ORDER: no DMA of the card any more, before the SRAM is reused."""
         regs = constants("pci_regs")
         if self._gone:
             return

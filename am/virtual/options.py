@@ -131,7 +131,7 @@ class ChipOptions:
     processes can map; what they write there passes the host data path by. noise: bytes of VRAM,
     from its start, that hold noise after power-on (all of it does on a board; beyond that the
     model's VRAM is sparse and zero). poison: a 32-bit word that fills these bytes instead of noise,
-    such as a NaN, which shows in results that depend on memory nobody has written.
+    such as a NaN, which shows in results that depend on unwritten memory.
     manual_time: the scheduler has no thread; tests call
     `chip.scheduler.advance`. launch_in_order: dispatches of a queue that no wait separates run in
     their order, not the newest first. shader_core: makes the shader cores, at the first dispatch.

@@ -51,7 +51,7 @@ def begin(lines: Lines, name: str) -> str:
 
 
 def end(lines: Lines) -> str:
-    """The call that frees them: whoever switches threads has less to keep."""
+    """The call that frees them: a thread switch then saves less state."""
     lines.declarations.add("declare void @llvm.x86.tilerelease()")
     return "  call void @llvm.x86.tilerelease()"
 

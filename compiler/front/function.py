@@ -23,7 +23,7 @@ def function(wrapped: Callable[Given, Result]) -> Callable[Given, Result]:
     what it is given and what it gives is stored, and calls that compute the same from other tensors
     (a network's layers) share one schedule and one set of kernels, and the memory in between. Other
     shapes, types or plain values make another schedule. Results are looked for in lists, tuples and
-    dicts. A call computes, when one of its results is asked for, all that somebody still has.
+    dicts. A call computes, when one of its results is asked for, all that are still referenced.
     NotSupported for results on several devices.
     """
 

@@ -4,8 +4,8 @@ before: the graph of a call's results, built by the function as if it were not o
 after: the same nodes are results of a "call" node, whose sources are what the function used that
 was there before: arguments, and what it captured.
 
-Inside is what was made while the function ran, besides what is stored by now. What somebody outside
-refers to becomes a result, whether it was returned or kept somewhere. Movement of what was there
+Inside is what was made while the function ran, besides what is stored by now. A node referenced
+from outside becomes a result, whether it was returned or kept somewhere. Movement of what was there
 before, and constants, are taken in: they cost nothing there, and a kernel of their own outside.
 """
 
@@ -89,7 +89,7 @@ def _inside(nodes: list[Node], since: int) -> list[Node]:
 
 
 def _roots(order: list[Node], since: int) -> list[Node]:
-    """The nodes that somebody outside refers to; of what only moves another's elements, that."""
+    """The nodes referenced from outside; of what only moves another's elements, that."""
     used = Counter(id(source) for node in order for source in node.sources)
     places = []
     for place in range(len(order)):

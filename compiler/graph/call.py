@@ -3,7 +3,7 @@
 A Body is a graph of its own, whose leaves are parameters. Bodies of equal structure are one object,
 so what is found out about one (its schedule, its plans) is found for all of its calls. A "call"
 node has the arguments as sources; each of its results is a node of its own ("result"). A call runs
-once: it computes all of its results that somebody still refers to.
+once: it computes all of its results that are still referenced.
 
 compiler.front.outline makes them from functions; compiler.schedule.calls plans them.
 """
@@ -52,7 +52,7 @@ class Call:
         self._results = [None if node is None else weakref.ref(node) for node in results]
 
     def live(self) -> list[tuple[int, Node]]:
-        """Number and node of every result that somebody refers to and that is not computed."""
+        """Number and node of every result that is referenced and not computed."""
         found = []
         for number, ref in enumerate(self._results):
             node = None if ref is None else ref()

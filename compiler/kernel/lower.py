@@ -1,7 +1,7 @@
 """Lowering: from a Computation to a Kernel for a kind of target.
 
 This file chooses the shape of the kernel; the shapes themselves are in host_* and gpu_*: loops,
-matmul (and matrix units), rows and online. Targets are told apart by their ABI, never by name.
+matmul (and matrix units), rows and online. Targets are distinguished by their ABI, never by name.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from hcq.errors import BadArgument, NotSupported
 
 
 class Assignment(Operations):
-    """Replacing elements. Written in place unless somebody may still see the old value: other
+    """Replacing elements. Written in place unless the old value can still be observed: other
     tensors keep what they had."""
 
     __slots__ = ()

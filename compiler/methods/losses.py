@@ -147,7 +147,7 @@ class Losses(Operations):
         )
 
     def _check_labels(self, name: str, target: Any, ignore_index: int) -> None:
-        """Refuse labels that are no class, where they are known."""
+        """Raise for invalid labels, where they are known."""
         classes = self.shape[self._classes(name)]
         if not isinstance(target, np.ndarray | np.generic) or target.dtype.kind not in "iu":
             return

@@ -3,8 +3,8 @@
 before: a group that is a matrix product.
 after: a kernel that packs each factor (kernel.nvidia.packed), and the product of what they made,
 which copies in bulk feed (kernel.nvidia.bulk). What several products of a run take of one
-array in one way is packed once. A product whose results are one factor of one product, and asked
-for by nobody else, stores them packed: then that factor costs no kernel and no passes.
+array in one way is packed once. A product whose results are one factor of one product, and used by
+no other kernel, stores them packed: then that factor costs no kernel and no passes.
 
 Packing reads and writes each factor once. What it saves grows with the product: factors are no
 more fetched by the threads that multiply, and those that have to go through registers on their way
@@ -144,7 +144,7 @@ class _Run:
         self.found.append(group)
 
     def maker(self, node: Node) -> Group | None:
-        """The kernel that computes a value nobody but one kernel reads, if there is one."""
+        """The kernel that computes a value read by only one kernel, or None."""
         place = self.makers.get(id(node))
         if place is None or id(node) in self.asked or self.readers[id(node)] != 1:
             return None

@@ -54,8 +54,8 @@ def structure(
     roots: Sequence[Node], leaves: Set[int] = frozenset()
 ) -> tuple[Structure, list[Node]]:
     """What the roots compute, and the nodes by place, sources first. Equal structures have equal
-    plans. leaves: ids of nodes to take for stored ones. With a call come all of its results that
-    somebody refers to."""
+    plans. leaves: ids of nodes to take for stored ones. A call includes all of its referenced
+    results."""
     places: dict[int, int] = {}
     nodes: list[Node] = []
     key: list[Any] = []
@@ -231,7 +231,7 @@ def _moved(step: Step, there: Mapping[int, int]) -> Step:
 
 
 def wanted_later(plan: Plan, roots: Sequence[Node], nodes: list[Node]) -> set[int]:
-    """Places of results that somebody can still ask for after the run: the roots, and nodes that
+    """Places of results that can still be requested after the run: the roots, and nodes that
     more refers to than this graph (counted by the interpreter, so that nothing is missed)."""
     kept = {id(root) for root in roots}
     inside: dict[int, int] = {}

@@ -25,7 +25,7 @@ class Generator:
             self._key, self._next = _key(seed), 0
 
     def take(self, count: int) -> NDArray[np.uint64]:
-        """The first of `count` numbers that nobody else gets, and the key."""
+        """Reserve `count` numbers of the stream; return the first, and the key."""
         with self._lock:
             if not self._key:
                 self._key = _key(time.time_ns())

@@ -18,8 +18,8 @@ KEEP = 512 << 20  # bytes of unused buffers kept per device
 
 
 class Storage:
-    """The memory of one realized tensor; goes back to its pool when nobody refers to it. writable:
-    whether assignments may be done in place."""
+    """The memory of one realized tensor; returns to its pool when it is no longer referenced.
+    writable: whether assignments may be done in place."""
 
     __slots__ = ("__weakref__", "address", "buffer", "pool", "size")
     writable = True
@@ -51,7 +51,7 @@ class MemoryPool:
     """Unused buffers of one device, by size. Thread-safe.
 
     poison: for tests, a 32-bit value that all memory is filled with when it is taken, so that a
-    kernel which reads what nobody wrote is found out; nothing is kept then. Memory taken during a
+    kernel which reads unwritten memory is detected; nothing is kept then. Memory taken during a
     capture is not filled: the fill would come before work that the graph puts before it.
     """
 

@@ -2,7 +2,7 @@
 
 Everything is cached by content. Groups with equal structure share a loaded kernel; kernels with
 equal LLVM text share an object, on disk too (hcq.config, UGPU_CACHE). Launches are asynchronous:
-a failure of the device is raised by whoever waits next.
+a failure of the device is raised by the next wait.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from compiler.schedule.group import Group
 
 @dataclass(frozen=True)
 class CallGroup(Group):
-    """A call: `root` and `others` are the results that somebody refers to, `inputs` the arguments.
+    """A call: `root` and `others` are the referenced results, `inputs` the arguments.
     numbers: those of the results. granted: parameters whose memory it may write into."""
 
     call: Node = field(kw_only=True)

@@ -1,7 +1,7 @@
 """Which assignments may write into the memory of the value they replace, and what must run first.
 
-An assignment is a value of its own: the old array with a region replaced. It is done in place where
-nobody can see the old array afterwards:
+An assignment is a value of its own: the old array with a region replaced. It is done in place if
+the old array cannot be observed afterwards:
 
 - the old value is in memory, or is itself being assigned in place, or is what a scatter of this run
   makes, and nothing but this graph

@@ -32,7 +32,7 @@ class Order:
     def __init__(
         self, nodes: Sequence[Node], users: Mapping[int, list[Node]], held: Set[int]
     ) -> None:
-        """held: ids of what others hold and nobody asked for."""
+        """held: ids of nodes that are referenced elsewhere and not requested."""
         self.nodes, self.users, self.held = nodes, users, held
         self.places: dict[int, int] = {}
         self.spoiled: set[int] | None = None  # places of what `held` values hang on
@@ -134,7 +134,7 @@ class Order:
         return node
 
     def _spoiled(self) -> set[int]:
-        """Places of what a value hangs on that others hold, and that nobody stores."""
+        """Places of what a value hangs on that is referenced elsewhere, and not stored."""
         found = self.spoiled
         if found is None:
             found = self.spoiled = set()

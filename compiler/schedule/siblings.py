@@ -95,7 +95,7 @@ class _Joins:
 
     def place(self, early: int, late: int, first: Group, second: Group) -> int | None:
         """Where both could run: with the first, if all that the second reads is made by then; with
-        the second, if nobody reads the first's results in between; else None."""
+        the second, if the first's results are not read in between; else None."""
         made = [self.maker.get(id(node), -1) for node in second.inputs]
         if all(slot <= early for slot in made):
             return early

@@ -31,7 +31,7 @@ def preferred(
     clock: Callable[[], float] = time.perf_counter,
 ) -> str | None:
     """The name of the form that was found fastest for `what`, a text that says all it depends on
-    besides the device; None where nobody searched. Searches inside a `tuning` block, once."""
+    besides the device; None without a search. Searches inside a `tuning` block, once."""
     runtime = runtime_of(device)
     store, tuner = runtime.programs.tuned, active()
     if tuner is None and not store.exists():

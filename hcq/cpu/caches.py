@@ -50,7 +50,7 @@ def _text(path: Path) -> str:
 
 
 def _bytes(text: str) -> int:
-    """Of "48K"; 0 where it is no size."""
+    """Of "48K"; 0 where it is not a size."""
     match = re.fullmatch(r"([0-9]{1,9})([KM]?)", text)
     return int(match[1]) * _UNITS[match[2]] if match else 0
 

@@ -143,7 +143,7 @@ class Words:
 
 
 class Bell:
-    """What threads sleep on until somebody rings it."""
+    """A word on which threads sleep until it is rung."""
 
     def __init__(self) -> None:
         self.native = native()
@@ -153,8 +153,8 @@ class Bell:
         self.native.ring(self.state.address)
 
     def wait(self, word: int, value: int, limit_s: float) -> None:
-        """Return when the 64-bit word at an address has reached a value, when a queue meets a word
-        that is no command, or after `limit_s`."""
+        """Return when the 64-bit word at an address has reached a value, when a queue reads a word
+        that is not a command, or after `limit_s`."""
         self.native.wait(self.state.address, word, value, max(0, int(limit_s * 1e9)))
 
 

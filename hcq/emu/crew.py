@@ -87,8 +87,8 @@ class Crew(Generic[W]):
         return self._mates[number]
 
     def close(self) -> None:
-        """End the threads. May be called again; a later launch starts new ones. The threads of a
-        crew that nobody refers to any more end by themselves."""
+        """End the threads. May be called again; a later launch starts new ones. The threads of an
+        unreferenced crew end by themselves."""
         while self._mates:
             self._mates.pop().end()
 
@@ -152,7 +152,7 @@ class _Mate:
         self._thread.join()
 
     def leave(self) -> None:
-        """Have the thread end by itself, once what it does has ended; nobody waits for it."""
+        """Have the thread end by itself, once what it does has ended; it is not joined."""
         self._left = True
         with contextlib.suppress(RuntimeError):  # it has not yet begun what it was asked last
             self._asked.release()

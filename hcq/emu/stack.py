@@ -26,7 +26,7 @@ def frame_of(image: bytes, name: str) -> int:
     """Return the bytes of stack that a function of an x86-64 object takes; 0 for less than 128,
     and for other processors.
 
-    Raises BadCodeObject for what is no object, KeyError for one without the function.
+    Raises BadCodeObject for data that is not an object, KeyError for one without the function.
     """
     elf = read_object(image)
     symbol = elf.find(name)

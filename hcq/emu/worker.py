@@ -23,7 +23,7 @@ def aligned(size: int, at: int = 128) -> NDArray[np.uint8]:
 
 
 class NativeWorker(ABC):
-    """A thread's TLBs, and the way from native code to whoever walks page tables.
+    """A thread's TLBs, and the callback from native code to the page-table walker.
 
     error: what a callback raised; an exception must not pass through native code, so the thread
     that started the launch raises it again. refill: the address of the refill callback.

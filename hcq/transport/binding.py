@@ -260,7 +260,7 @@ def check_rights(path: Path) -> None:
 
 
 def _check_expendable(wanted: PciFunction, member: PciFunction) -> None:
-    """Refuse to take storage or network from the kernel, whoever asks."""
+    """Refuse to take storage or network from the kernel."""
     kind = _KINDS.get(member.base_class)
     if kind is None or member.driver is None:
         return

@@ -124,7 +124,7 @@ def check_siblings(function: PciFunction) -> None:
 def check_bars(function: PciFunction, least: Mapping[int, int]) -> None:
     """BarUnassigned or BarTooSmall unless each BAR named in `least` has its bytes.
 
-    A BAR that exists but has no address is refused even when nobody named it.
+    A BAR that exists but has no address is refused even when it was not named.
     """
     bars = {bar.index: bar for bar in function.bars()}
     for index, bar in bars.items():

@@ -50,7 +50,7 @@ def own_switch(function: PciFunction) -> PciFunction | None:
 
 def ejectable(function: PciFunction, *, rights: bool = True) -> list[PciFunction]:
     """All functions of the card, once none of them is in use: DeviceBusy names the process, or the
-    kernel driver that holds one. An audio function that nobody uses may be held by its driver."""
+    kernel driver that holds one. An unused audio function may be bound to its driver."""
     check_kind(function)
     card = members(function)
     for member in card:

@@ -272,7 +272,7 @@ class RecordingTransport(TransportLife):
         self._look(at_once=True)
 
     def looked(self, found: bool) -> None:
-        """The driver waits, see Clock.looked: what comes later is told apart."""
+        """The driver waits, see Clock.looked: later changes are recorded separately."""
         if not self.closed and self._look():
             self.recording.entries.append(Wait())
 

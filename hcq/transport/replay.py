@@ -4,11 +4,12 @@ The driver is held to the recorded order: each access, allocation and reset must
 and reads give what was read then. Interrupts that are waited for come at once.
 
 Memory shared by DMA changes as it did. What the device had written when an access ended is in place
-when it ends. What changed later, whoever changed it, comes when it was seen: when the driver waits
-(`clock.looked`, or `interrupts.wait`), what had changed when it looked then is in place for its
-next look; and before each entry all that had changed before it. Until then the driver finds what it
-wrote itself, so that it may read that back and go on from it; and a word that it waits for, takes
-back and waits for again is seen each time. At every entry memory must hold what it held then, byte
+when it ends. Later changes, by the device or the driver, appear when they were seen: when the
+driver waits (`clock.looked`, or `interrupts.wait`), what had changed when it looked then is in
+place for its next look; and before each entry all that had changed before it. Until then the driver
+finds what it wrote itself, so that it may read that back and go on from it; and a word that it
+waits for, takes back and waits for again is seen each time. At every entry memory must hold what it
+held then, byte
 for byte: a driver that writes something else is told where. Not seen is that it leaves something
 unwritten. A driver that looks at memory in a loop of its own, with none of these, waits for ever.
 
@@ -142,7 +143,7 @@ class ReplayWindow:
 
 
 class ReplayInterrupts:
-    """Interrupts that have always just come; whoever waits finds memory as it was then."""
+    """Interrupts that are always pending; a wait sets memory to its recorded state."""
 
     def __init__(self, vectors: int, show_next: Callable[[], None]) -> None:
         self.vectors = vectors
@@ -253,7 +254,7 @@ class ReplayTransport(TransportLife):
             self._go_on(to_wait=True)
 
     def _go_on(self, *, to_wait: bool = False) -> None:
-        """Let happen what nobody asks for: all up to the next entry that somebody must repeat, or
+        """Apply the entries that the driver does not repeat: all up to the next access, or
         up to where the driver looked for something."""
         entries = self.recording.entries
         while self.position < len(entries):

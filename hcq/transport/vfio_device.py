@@ -118,7 +118,7 @@ class VfioDevice:
         for a device that was opened by its own node.
 
         Functions of other groups (a card's audio, where the slot separates them) count as ours when
-        vfio-pci holds them and nobody has their group open; DeviceBusy names those that do not.
+        vfio-pci holds them and no process has their group open; DeviceBusy names those that do not.
         """
         with contextlib.ExitStack() as opened:
             groups: dict[str, int] = {}

@@ -58,7 +58,7 @@ def select(version: str) -> Abi:
     """The interface of a driver version such as "580.142", or of the branch nearest to it.
 
     `exact` says whether it is its own; of two equally near branches it is the older one.
-    BadArgument for text that is no version.
+    BadArgument for text that is not a version.
     """
     match = _VERSION.fullmatch(version)
     if match is None:

@@ -154,7 +154,7 @@ class Abi:
         """What an ioctl's request number means; None if not known.
 
         Calls of nvidiactl and nvidiaN carry 'F' and the size of their block; calls of UVM are bare
-        numbers. RM_ALLOC takes two blocks, told apart by their size.
+        numbers. RM_ALLOC takes one of two blocks, distinguished by size.
         """
         if (number >> 8) & 0xFF != _MAGIC or number >> 30 != _READ_WRITE:
             return self._by_number.get(("uvm", number))

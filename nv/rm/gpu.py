@@ -189,7 +189,7 @@ class Gpu:
 
     def boost(self) -> None:
         """Ask for the clocks that compute clients get, for as long as this client lives; a driver
-        that does not give them is no failure."""
+        that does not report them is accepted."""
         client = self.client
         number = client.constants
         flags = number.NV2080_CTRL_PERF_BOOST_FLAGS_CMD_BOOST_TO_MAX

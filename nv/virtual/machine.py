@@ -66,7 +66,7 @@ class VirtualMachine:
         return self.gpus[0]
 
     def new_client_handle(self) -> int:
-        """A root handle that nobody has."""
+        """An unused root handle."""
         return next(h for h in self._client_handles if h not in self.clients)
 
     def inject(self, kind: Fault | str, *, gpu: int | None = None, count: int = 1) -> None:

@@ -28,7 +28,7 @@ class MachineOptions:
     coherence: whether missing barriers and invalidations of global data are violations; grids are
     slower, see nv.virtual.engines.coherence.
     poison: a 32-bit word that fills the video memory of new objects, such as a NaN, which shows in
-    results that depend on memory nobody has written; None: scrubbed, as by the kernel driver.
+    results that depend on unwritten memory; None: scrubbed, as by the kernel driver.
     multiprocessors: makes a GPU's SMs; None for those that execute PTX.
     """
 

@@ -27,7 +27,7 @@ _POWER, _CLOCK, _THERMAL, _PERF, _MEMORY = "POWER", "CLOCK", "THERMAL", "PERF", 
 
 
 class Publisher:
-    """Writes a GPU's page for as long as somebody asks."""
+    """Writes a GPU's page while it is polled."""
 
     def __init__(self, gpu: VirtualGpu) -> None:
         self.gpu = gpu

@@ -23,7 +23,7 @@ class Planted(enum.Enum):
     OPCODE = "opcode error", "the command processor meets an opcode that does not exist"
     PARITY = "packet header parity error", "the command processor meets a damaged header"
     PROTECTED = "protected register", "the next submission writes a protected register"
-    SHADER = "illegal instruction", "the next dispatch executes a word that is no instruction"
+    SHADER = "illegal instruction", "the next dispatch executes a word that is not an instruction"
     FETCH = "instruction fetch fault", "the next dispatch fetches code from an unmapped page"
     EXTERNAL = "external abort", "the bus refuses the next dispatch's first load"
     STUCK = "timestamps stuck", "the next submission is taken and never begins"

@@ -188,7 +188,8 @@ def test_lookup_by_name_and_place(capsys: pytest.CaptureFixture[str]) -> None:
     assert found[1]["register"] == "nbio.RCC_DEV0_EPF0_RCC_CONFIG_MEMSIZE"
     for words, text in (
         (["navi31", "0x3"], "multiple of 4"), (["navi31", "0xfffffffc"], "no register at"),
-        (["navi99", "CP_STAT"], "expected a chip"), (["gh100", "CP_STAT"], "does not expose registers"),
+        (["navi99", "CP_STAT"], "expected a chip"),
+        (["gh100", "CP_STAT"], "does not expose registers"),
     ):  # fmt: skip
         code, refused = answer(capsys, "lookup", *words)
         assert code in (1, 2) and text in refused["message"]

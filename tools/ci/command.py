@@ -80,8 +80,7 @@ def extend(environment: Mapping[str, str], seconds: float) -> None:
 
 
 def extended_s(path: Path | None) -> float:
-    """Return the seconds that a command has added to its limit; lines that are no number count
-    nothing."""
+    """Return the seconds that a command has added to its limit; other lines are ignored."""
     total = 0.0
     if path is not None and path.is_file():
         for line in path.read_text("utf-8", "replace").splitlines():

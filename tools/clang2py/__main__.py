@@ -1,4 +1,4 @@
-"""Regenerate the tables (`make regen`), or check that nobody edited them (`make check`).
+"""Regenerate the tables (`make regen`), or check that they were not edited (`make check`).
 
 python -m tools.clang2py                      fetch the sources, generate everything
 python -m tools.clang2py --kernel-src DIR     take an unpacked Linux 6.12 tree

@@ -1,4 +1,4 @@
-"""The manifest of generated files: what they were made of, and proof that nobody edited them.
+"""The manifest of generated files: what they were made of, and proof that they were not edited.
 
 `MANIFEST.txt` in each folder of tables:
 

@@ -69,7 +69,7 @@ def header_table(tree: KernelTree, table: HeaderTable) -> tuple[Outputs, bool]:
     sources = _sources(tree, table.inputs)
     remark = "NAME value [enumeration]; NAME() lsb width"
     if header.left_out:
-        remark += f"\n# Left out, as they are no integers: {' '.join(header.left_out)}"
+        remark += f"\n# Left out, as they are not integers: {' '.join(header.left_out)}"
     names = constant_text(header.constants, header.placements)
     outputs = {f"{table.name}.constants.txt": heading(sources, remark, table.licence) + names}
     if header.rows:

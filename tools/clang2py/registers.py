@@ -4,7 +4,7 @@ Two headers describe one block (Linux, drivers/gpu/drm/amd/include/asic_reg):
 
     <block>_offset.h     regNAME offset, regNAME_BASE_IDX segment; ixNAME for registers behind an
                          index register; cfgNAME for PCI configuration space in bytes, which is
-                         reached by another way and read here by nobody
+                         reached by another way and not read here
     <block>_sh_mask.h    NAME__FIELD__SHIFT and NAME__FIELD_MASK
 
 The vendor makes mistakes. The bits of a field come from its mask; each place where the shift says

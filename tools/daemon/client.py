@@ -205,7 +205,7 @@ class Client:
             former[0].release()
 
     def cut(self) -> None:
-        """The session is over: nobody comes back to it. Idempotent, from any thread."""
+        """End the session, which cannot be resumed. Idempotent, from any thread."""
         with self._resuming:
             self._over = True
             late, self._next = self._next, None

@@ -167,7 +167,7 @@ def peer_of(connection: socket.socket) -> Peer:
 
 def _remove_stale(path: Path) -> None:
     """Remove a socket's file that nothing listens at. DeviceBusy where something does, HostError
-    where it is no socket."""
+    where it is not a socket."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

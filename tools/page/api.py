@@ -216,7 +216,7 @@ class Api:
         return response
 
     async def _beat(self) -> None:
-        """Have the state sent again and again while somebody watches."""
+        """Send the state repeatedly while a client is connected."""
         while self._watchers and not self._closing:
             self.fleet.readings.ask()
             for changed in self._watchers:

@@ -1,7 +1,7 @@
 """Serves the page in a thread of ugpud's, over HTTP on loopback or over TLS.
 
-aiohttp serves; handlers wait in threads of their own, so that a card that does not answer keeps
-nobody from the page. Files are in `static`: page.js is made from page.ts by `make page`.
+aiohttp serves; handlers wait in threads of their own, so that a card that does not answer does not
+block the page. Files are in `static`: page.js is made from page.ts by `make page`.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def _numbers(array: Array) -> Iterator[int | float]:
 
 
 def members(structure: Struct, prefix: str = "") -> Iterator[tuple[str, Value]]:
-    """Every member of a structure that is no structure itself; elements have [numbers]."""
+    """Every member of a structure that is not a structure itself; elements have [numbers]."""
     for name, member in structure.layout.fields.items():
         value = structure[name]
         if member.layout is None:

@@ -88,7 +88,7 @@ class Session:
     # ---- what halts ---------------------------------------------------------------------------
 
     def add_breakpoint(self, text: str, *, once: bool = False) -> Breakpoint:
-        """Halt there from now on. UsageError for what is no place."""
+        """Halt there from now on. UsageError for an invalid place."""
         current = self.halt.known.name if self.halt is not None else ""
         if text.isdecimal() and not current:
             raise UsageError(f"expected KERNEL:LINE while no kernel runs, got {text!r}")

@@ -66,7 +66,7 @@ class Card:
 
 
 class Watch:
-    """Reads one device. card: what it has found; replaced by nobody else."""
+    """Reads one device. card: what it has found; not replaced by other threads."""
 
     def __init__(self, path: Path, limit_s: float = LIMIT_S) -> None:
         self.card = Card(observe.device_of(path), path)

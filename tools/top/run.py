@@ -18,8 +18,8 @@ def run(
     out: Output, *, once: bool = False, interval_s: float = 1.0, daemon: str | None = None
 ) -> int:
     """Show the devices that processes of this user have open. once: print them and return; so it
-    is with --json, and where stdout is no terminal. daemon: where a ugpud listens whose devices are
-    shown instead; "": the usual place. MissingDependency without Textual."""
+    is with --json, and where stdout is not a terminal. daemon: where a ugpud listens whose devices
+    are shown instead; "": the usual place. MissingDependency without Textual."""
     if not 0.25 <= interval_s <= 60:
         raise UsageError(f"--interval must be 0.25 to 60 seconds, got {interval_s:g}")
     made = Fleet(config().observe_folder, gpus()) if daemon is None else LeasedFleet(daemon)

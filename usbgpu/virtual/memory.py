@@ -1,8 +1,8 @@
 """The bridge chip's memory: XDATA of its 8051, and what of it the card reaches by DMA.
 
 Facts: the windows of tinygrad runtime/ops_amd.py (F000, A000, B800) and asm2464pd-firmware
-pcie/test_sram_verify.py (512 KiB of SRAM at 0x200000 verified). Everything else that the card
-addresses has nobody behind it.
+pcie/test_sram_verify.py (512 KiB of SRAM at 0x200000 verified). All other addresses of the card are
+not backed.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class ConfigSpace:
         return 1 << (self._chip.options.vram - 1).bit_length()
 
     def _reset_vram_bar(self) -> int:
-        """Return BAR0's size after a reset: 256 MiB at most, until somebody enlarges it."""
+        """Return BAR0's size after a reset: 256 MiB at most, until it is enlarged."""
         return self._chip.options.visible_vram or min(self._whole_vram(), 256 << 20)
 
     # ---- sizes --------------------------------------------------------------------------------

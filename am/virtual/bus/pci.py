@@ -205,7 +205,7 @@ class MessageInterrupts:
         self._closed = False
 
     def close(self) -> None:
-        """Wake whoever waits: Closed."""
+        """Wake waiting threads with Closed."""
         self._closed = True
         self._came.set()
 

@@ -81,7 +81,7 @@ def sign(kind: str, body: bytes, version: int) -> bytes:
 
 
 def image_size(header: bytes) -> int | None:
-    """Return the whole size that an image's header states; None if it is no header."""
+    """Return the whole size that an image's header states; None if it is not a header."""
     if len(header) < HEADER or header[0x10:0x14] != _MAGIC:
         return None
     (body,) = struct.unpack_from("<I", header, 0x14)

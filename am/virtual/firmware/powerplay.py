@@ -2,7 +2,7 @@
 
 Facts: Linux 6.12 smu_v13_0_0_pptable.h (the driver's part, packed, before PPTable_t),
 smu13_driver_if_v13_0_0.h. Only fields that a driver of this chip looks at are filled; the board's
-electrical tuning, which nobody but the SMU reads, is zero.
+electrical tuning, which only the SMU reads, is zero.
 """
 
 from __future__ import annotations

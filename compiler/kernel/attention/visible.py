@@ -5,8 +5,8 @@
              which no row of the block sees a key are not computed
 
 A score of minus infinity has weight zero, and zero times a value adds nothing: leaving its key out
-gives the very same numbers. Only where a hidden key's score or value is no finite number do they
-differ: such a key then has no part in the result.
+gives the very same numbers. Only where a hidden key's score or value is not finite do they differ:
+such a key then has no part in the result.
 """
 
 from __future__ import annotations

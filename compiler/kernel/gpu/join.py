@@ -21,7 +21,7 @@ def exchange(source: Value, mask: int) -> Value:
 
 
 def larger(left: Value, right: Value) -> Value:
-    """The greater of two; the left one where the right one is no number."""
+    """The greater of two; the left one where the right one is NaN."""
     above = binary("lt", left, right)
     return value("where", left.dtype, (above, right, left))
 
@@ -47,7 +47,7 @@ def join(
     operation: str, total: Memory, lanes: int, block: int, wave: int, shared: Memory | None
 ) -> list[Statement]:
     """Join the totals of every `lanes` neighbouring threads. shared: of `waves_memory`, for lanes
-    that are the whole group; whoever writes it again puts a barrier before that."""
+    that are the whole group; a later write must be preceded by a barrier."""
     statements = join_lanes(operation, total, min(lanes, wave))
     if shared is None:
         return statements

@@ -5,8 +5,8 @@ The threads of a row take every n-th piece of it. Where a thread's share is smal
 registers from one pass to the next; else it is read and computed again. Totals are joined by
 compiler.kernel.gpu.join.
 
-Where a row's length is no multiple of a vector, rows start anywhere: its vectors are those that lie
-aligned in memory, and what is left at both ends is taken one element a thread.
+Where a row's length is not a multiple of a vector, rows start anywhere: its vectors are those that
+lie aligned in memory, and what is left at both ends is taken one element a thread.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def finish_group(
 ) -> list[Statement]:
     """Epilogue and stores of what a group of four waves holds. lane: of 128; row, column: where the
     group's part of the tile begins; fragments: of 64 rows, and of 8 columns, a multiple of 4.
-    columns: of the output; where they are no multiple of 8, each lane stores what it holds."""
+    columns: of the output; where they are not a multiple of 8, each lane stores what it holds."""
     tall, wide = fragments
     row = row + lane // 32 * 16 + lane % 32 // 4
     whole = columns % RUN == 0

@@ -3,7 +3,7 @@
 To sleep and be woken takes two processes on two cores 10 to 20 us each for every message, more than
 the message itself; to look again and again takes none of that while it has success, and a core's
 time while it has not. So looking is bounded, is left alone for a while where it was
-in vain, and is never done where nobody could answer meanwhile.
+in vain, and is never done where no thread could answer meanwhile.
 
 We never give up the core between two looks: among busy processes sched_yield(2) hands it away for
 milliseconds.

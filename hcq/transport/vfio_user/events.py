@@ -1,4 +1,4 @@
-"""Eventfds of a client, by which it hears of interrupts. It keeps them too, and may do anything to
+"""Eventfds of a client, which deliver interrupts to it. It keeps them too, and may do anything to
 them, so a write must not be trusted to return: eventfd(2) blocks where the count is at its largest
 and O_NONBLOCK is off, and that flag is of the file, the client's as much as ours.
 """
@@ -27,7 +27,7 @@ class Events:
 
     def assign(self, start: int, count: int, events: list[int]) -> None:
         """Give vectors their eventfds, which are taken out of `events`; without any they are taken
-        away. BadArgument for what is no eventfd, or not one for each."""
+        away. BadArgument for a descriptor that is not an eventfd, or a wrong number of them."""
         if events and len(events) != count:
             raise BadArgument(f"expected {count} descriptors for interrupts, got {len(events)}")
         for event in events:

@@ -58,7 +58,7 @@ def check_shared(descriptor: int, offset: int, size: int) -> None:
 
     A file that its owner can shrink would end our process at the next access (SIGBUS), so only
     memory that is sealed against it is taken: memfd_create(2), F_SEAL_SHRINK. Nor is memory of huge
-    pages (MFD_HUGETLB): where none is free for a page that nobody has touched, touching it ends us
+    pages (MFD_HUGETLB): where none is free for an untouched page, touching it ends us
     alike, and the client says how many are free.
     """
     if offset % PAGE or size % PAGE or size <= 0 or offset < 0:

@@ -46,7 +46,7 @@ class Server:
 
     def __init__(self, path: str | Path, model: DeviceModel) -> None:
         """Bind and listen; clients are served by `run`. DeviceBusy if another server answers at
-        `path`; a socket that nobody answers is replaced."""
+        `path`; a stale socket is replaced."""
         self.path = Path(path)
         self.model = model
         self.clients = 0

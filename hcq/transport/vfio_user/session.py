@@ -208,7 +208,7 @@ class Session:
         return command
 
     def _attempt(self, command: Callable[[Message], Outcome], message: Message) -> Outcome:
-        """Do it, with every error that the client is to hear of as Refused."""
+        """Execute a request; errors to be reported to the client become Refused."""
         try:
             return command(message)
         except (BadArgument, TransportError) as error:
@@ -365,7 +365,7 @@ class Session:
     # ---- regions -----------------------------------------------------------------------------
 
     def _read_register(self, message: Message) -> bytes | None:
-        """The whole answer; None for what is no plain read of a register that was used before."""
+        """The whole answer; None unless it is a plain read of a register that was used before."""
         if len(message.payload) != _PLACE.size or message.flags & wire.NO_REPLY:
             return None
         offset, region, count = _PLACE.unpack(message.payload)
@@ -378,7 +378,7 @@ class Session:
         )
 
     def _write_register(self, message: Message) -> bytes | None:
-        """Nothing to answer; None for what is no plain posted write."""
+        """An empty reply; None unless it is a plain posted write."""
         if len(message.payload) != _POSTED.size or not message.flags & wire.NO_REPLY:
             return None
         offset, region, count, value = _POSTED.unpack(message.payload)

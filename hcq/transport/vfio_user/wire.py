@@ -126,7 +126,7 @@ class Message:
         return self.flags & TYPE_MASK == REPLY
 
     def close(self) -> None:
-        """Close the descriptors that nobody took."""
+        """Close the unclaimed descriptors."""
         if self.descriptors:
             close_all(self.descriptors)
             self.descriptors.clear()
@@ -329,7 +329,7 @@ class Channel:
         self._held = data + self._held
 
     def shut(self) -> None:
-        """End the connection, waking whoever waits in `receive`; any thread may call it."""
+        """End the connection, waking a thread that waits in `receive`; any thread may call it."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 

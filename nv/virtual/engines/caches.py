@@ -17,7 +17,7 @@ MOST = 4096
 
 class CacheWatch:
     """One kind of cache of one GPU. `report` is told of each violation. most: addresses that are
-    remembered; the oldest go first. Spaces are anything that can be told apart."""
+    remembered; the oldest go first. Spaces are any distinguishable objects."""
 
     def __init__(self, what: str, report: Callable[[str], None], most: int = MOST) -> None:
         self._what = what

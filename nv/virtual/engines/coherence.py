@@ -58,7 +58,7 @@ def pages_of(runs: Iterable[tuple[int, int]]) -> set[int]:
 
 
 class Coherence:
-    """Of one machine. Any thread may call. Engines are told apart by identity.
+    """Of one machine. Any thread may call. Engines are distinguished by identity.
 
     is_system: whether a page of this process is the system's memory, rather than some GPU's.
     """

@@ -202,7 +202,7 @@ class GridRunner:
 
     def _fetch(self, launch: LaunchDescriptor, entry: str, ptx: str) -> bytes:
         """Code and banks go through caches; return bank 0. A bank is fetched where it is read: one
-        that ends beyond mapped memory is no error by itself."""
+        that ends beyond mapped memory is not an error by itself."""
         first = b""
         gpu, space = self._gpu, self._channel.space
         if launch.invalidates_code:
@@ -274,7 +274,7 @@ class GridRunner:
             ) from error
 
     def _variables(self, address: int, size: int) -> tuple[tuple[str, int], ...]:
-        """The table of variables. Raises UnicodeDecodeError for names that are no text."""
+        """The table of variables. Raises UnicodeDecodeError for names that are not text."""
         if size > _LONGEST_TABLE:
             raise refuse(f"the table of variables has an invalid size: {size} bytes")
         raw = self._channel.space.read(address, size, Client.SM) if size else b""

@@ -386,7 +386,7 @@ def _dependents(read: _Reader, number: int) -> tuple[int, ...]:
     found = []
     if read.has("DEPENDENT_QMD_SCHEDULE_ENABLE"):  # version 2
         if read.get(number, "DEPENDENT_QMD_SCHEDULE_ENABLE"):
-            _need(read.get(number, "DEPENDENT_QMD_TYPE") == 1, "a dependent QMD that is no grid")
+            _need(read.get(number, "DEPENDENT_QMD_TYPE") == 1, "a dependent QMD that is not a grid")
             found.append(read.get(number, "DEPENDENT_QMD_POINTER") << 8)
         return tuple(found)
     arrays = not read.has("DEPENDENT_QMD0_ENABLE")  # version 4.0 has them so

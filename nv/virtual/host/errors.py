@@ -32,4 +32,4 @@ class ChannelError(Exception):
 
 
 class Aborted(Exception):
-    """The channel was taken away while its grid ran: nobody is told."""
+    """The channel was removed while its grid ran: this is not reported."""

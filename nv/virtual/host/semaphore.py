@@ -72,7 +72,7 @@ def store(
 ) -> None:
     """Write a release: `size` bytes of payload, and with `stamp` 16 bytes: payload, time in ns.
 
-    The payload becomes visible last, as whoever waits for it reads the rest after it.
+    The payload becomes visible last, because waiters read the rest after it.
     """
     total = 16 if stamp is not None else size
     if address % total:

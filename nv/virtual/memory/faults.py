@@ -62,7 +62,7 @@ class MmuFault:
 
     @property
     def page(self) -> int:
-        """The address as the fault buffer holds it, and everyone hears of it."""
+        """The address as in the fault buffer, and notify all listeners."""
         return self.address & ~0xFFF
 
     def __str__(self) -> str:

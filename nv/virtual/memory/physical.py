@@ -84,7 +84,7 @@ class VideoMemory:
         self._tables.free(address)
 
     def close(self) -> None:
-        """Give the host its memory back; whoever still looks reads zeros."""
+        """Give the host its memory back; later reads return zeros."""
         self._memory.madvise(mmap.MADV_DONTNEED)
 
 

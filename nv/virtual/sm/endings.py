@@ -26,7 +26,7 @@ _ENDINGS = {
         SmEnding.ILLEGAL_INSTRUCTION,
         "the four warps of a warp group do not execute the same wgmma instructions",
     ),
-    layout.BAD_DESCRIPTOR: (SmEnding.ILLEGAL_INSTRUCTION, "is no matrix descriptor for this"),
+    layout.BAD_DESCRIPTOR: (SmEnding.ILLEGAL_INSTRUCTION, "is not a matrix descriptor for this"),
     layout.STACK_FULL: (SmEnding.ILLEGAL_ADDRESS, "the stack of a thread is full"),
     layout.BAD_RANK: (SmEnding.ILLEGAL_ADDRESS, "in no group of the cluster"),
     layout.GROUP_ENDED: (SmEnding.ILLEGAL_ADDRESS, "in a group that has ended"),

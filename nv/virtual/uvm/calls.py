@@ -39,7 +39,7 @@ class Calls:
     def answer(self, request: int, argument: bytearray | memoryview) -> None:
         """Handle one call; its status goes into the block, and a refusal into the machine's list.
 
-        OSError with EINVAL for a call nobody handles, with EFAULT for a block that is too small.
+        OSError with EINVAL for an unknown call, with EFAULT for a block that is too small.
         """
         found = self._handlers.get(request)
         if found is None:

@@ -93,7 +93,7 @@ class UvmFile:
         return self._initialized
 
     def record(self, gpu: VirtualGpu, fault: MmuFault) -> None:
-        """A fault ends a channel of this space: whoever watches is told."""
+        """Notify the watchers that a fault ends a channel of this space."""
         for watcher in list(self.watchers):
             watcher.fatal_fault(gpu.index, fault)
 

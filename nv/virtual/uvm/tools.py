@@ -126,7 +126,7 @@ class ToolsFile:
     def fatal_fault(self, gpu: int, fault: MmuFault) -> None:
         """A fault ends a channel of the address space; a full queue drops it.
 
-        The real driver holds the pages; here they may be gone, and then nobody is told.
+        The real driver holds the pages; here they may be gone, and then nothing is reported.
         """
         if not self.wanted >> FATAL_FAULT & 1:
             return

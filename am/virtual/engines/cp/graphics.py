@@ -60,7 +60,7 @@ class Graphics(Block):
         return "CP_INT_CNTL_RING0"
 
     def doorbell(self, dword: int, value: int) -> bool:
-        """Take a doorbell write; False if it is no graphics queue's."""
+        """Take a doorbell write; False if it does not belong to a graphics queue."""
         for slot in self.slots:
             if slot.active is not None and slot.doorbell_dword() == dword:
                 slot.active.ring(value)

@@ -144,7 +144,7 @@ class Instruction:
 
 
 class UnknownInstruction(Exception):
-    """Words that are no gfx1100 instruction we know, or that the code ends within.
+    """Words that are not a known gfx1100 instruction, or that the code ends within.
 
     pc: byte offset. words: what there was (at most four).
     """

@@ -1,6 +1,6 @@
 """Code that a debugger can halt: at each instruction it looks at a byte of a table.
 
-The scalar registers and SCC are no stack slots then but lie in the wave state, as do the vector
+The scalar registers and SCC are then in the wave state instead of stack slots, as do the vector
 registers, all of which are pinned; so a debugger sees them and may change them.
 """
 

@@ -70,7 +70,7 @@ class Vector:
 
 @dataclass(frozen=True)
 class Sink:
-    """The operand `_`: a result that nobody wants."""
+    """The operand `_`: a result that is discarded."""
 
 
 @dataclass(frozen=True)

@@ -321,7 +321,7 @@ def _bulk_drain() -> Native:
 
 
 def _end() -> Native:
-    """flights_end(context): carry out the stores that nobody waited for, and what other groups wait
+    """flights_end(context): carry out the stores without a wait, and what other groups wait
     for out of this one's memory; what is on its way here is lost."""
     f = Native(f"{PREFIX}flights_end", "void", ("ptr", "context"))
     area = f.field(layout.FLIGHT, "ptr")

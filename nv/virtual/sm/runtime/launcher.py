@@ -162,7 +162,7 @@ share:
 share.end:
   ret i32 %shared.code
 stuck:
-  ; All that are left wait at barriers that never open: as on the chip, until somebody ends it.
+  ; All that are left wait at barriers that never open: as on the chip, until it is ended.
   %s.told = call i32 @{PREFIX}attend(ptr %context)
   %s.stopped = icmp ne i32 %s.told, 0
   br i1 %no.flights, label %stay, label %look

@@ -1,6 +1,6 @@
 """Code that a debugger can halt: at each instruction it looks at a byte of a table.
 
-The registers are no stack slots then but lie in the warp's state, so that a debugger sees them and
+The registers are then in the warp's state instead of stack slots, so that a debugger sees them and
 may change them; those that are the same in all lanes as one number.
 """
 
