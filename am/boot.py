@@ -187,9 +187,9 @@ def is_warm(chip: Chip, units: Units) -> bool:
 
 def make_fresh(units: Units, stages: Stages) -> None:
     """Bring a chip that is neither warm nor fresh to its bootloader: another driver left it
-    running, a ugpu process died with it, or a boot failed half way. One that died while it loaded
-    the PSP is not
-    reset, which would need the slot: `load_firmware` goes on where it stopped."""
+    running, a ugpu process died with it, or a boot failed half way. A process that died
+    while it loaded the PSP needs no reset, which would require the slot: `load_firmware` continues
+    where it stopped."""
     if units.psp.alive():
         if not units.smu.running():
             # It died between the secure OS and the SMU: nothing else runs, no memory is the

@@ -49,8 +49,8 @@ def halt(e: Registers, offset: int | str, code: int) -> None:
 
 
 def poll_abort(e: Registers, pc: int) -> None:
-    """Leave the function when the dispatch is being aborted; note the wave's program counter and
-    scalar registers when they are inspected (hcq.emu.memory.Abort)."""
+    """Leave the function when the dispatch is being aborted; store the wave's program counter
+    and scalar registers for inspection (hcq.emu.memory.Abort)."""
     asked = e.value("load atomic i64, ptr %abort monotonic, align 8")  # both words of the flag
     halted = e.value("load atomic i32, ptr %stop monotonic, align 4")
     either = e.value(f"or i64 {asked}, {e.value(f'zext i32 {halted} to i64')}")
