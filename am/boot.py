@@ -171,7 +171,7 @@ def first_contact(transport: Transport, facts: ChipFacts, stages: Stages) -> Chi
 
 
 def is_warm(chip: Chip, units: Units) -> bool:
-    """Whether a process of ours left the chip up and clean: nothing else is trusted."""
+    """Whether a ugpu process left the chip running and clean; no other state is trusted."""
     if not units.psp.alive():
         return False
     gc = chip.gc

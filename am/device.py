@@ -29,7 +29,7 @@ def open_device(
     force_cold: bool = False,
     vmid: int = QUEUE_VMID,
 ) -> AmDevice:
-    """Boot the chip behind `attachment`, or take it over if a process of ours left it up.
+    """Boot the chip behind `attachment`, or attach to it if a ugpu process left it running.
 
     on_stage(name, seconds) is called after each stage, on_chip once with the chip before any of its
     registers is read; what they raise ends the boot. firmware: a folder with images, in place of
@@ -86,7 +86,7 @@ class AmDevice(Device):
 
     @property
     def warm(self) -> bool:
-        """Whether it was taken over running, as a process of ours had left it."""
+        """Whether the driver attached to the running chip of an earlier ugpu process."""
         return self._driver.warm
 
     @property

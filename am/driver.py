@@ -191,8 +191,8 @@ class AmDriver(Driver):
             self.vram_lost = False  # nothing was in it yet
 
     def _attach(self) -> bool:
-        """Take over what a process of ours left; False if the chip does not do what a warm one
-        should."""
+        """Attach to the chip of an earlier ugpu process; False if the chip does not do what a warm
+        one should."""
         self.units.memory.own()
         try:
             self.generation.warm_attach(self.units, self.stages)
@@ -279,7 +279,8 @@ class AmDriver(Driver):
         self.memory.release(mapping)
 
     def flush_tlb(self) -> None:
-        """After changes for work of ours; what firmware uses in VMID 0 was mapped at the start."""
+        """After changes for this driver's work; what firmware uses in VMID 0 was mapped at the
+        start."""
         self.units.gmc.flush_tlb((self.vmid,))
         self.memory.stale = False
 
@@ -393,7 +394,7 @@ class AmDriver(Driver):
 
         return gather(self, error)
 
-    # ---- what the chip says of itself --------------------------------------------------------
+    # ---- identity and sensors of the chip --------------------------------------------------------
 
     def sensors(self) -> Sequence[Sensor]:
         told = self.units.thermal.announcements

@@ -199,7 +199,7 @@ class Gfx:
         with self.select(me=MEC, pipe=pipe, queue=queue):
             if gc.CP_HQD_ACTIVE.read() & 1:
                 self._dequeue(DEQUEUE_DRAIN)
-            gc.CP_PQ_WPTR_POLL_CNTL.update(EN=0)  # the doorbell tells, nobody polls memory
+            gc.CP_PQ_WPTR_POLL_CNTL.update(EN=0)  # the doorbell signals, memory is not polled
             first = gc.CP_MQD_BASE_ADDR.index
             for position, value in enumerate(mqd.mirrored(descriptor)):
                 bus.write32(first + position, value)

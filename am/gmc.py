@@ -4,8 +4,8 @@ MMHUB serves PSP, SMU and IH; GFXHUB serves CP, shaders and SDMA. Source: Linux 
 mmhub_v3_0.c (set-up order and values), gmc_v11_0.c (TLB flush, fault decoding).
 
 Contexts: VMID 0 is the firmware's: device memory through the system aperture, everything else
-through our tables. All work of ours runs in VMID QUEUE_VMID, which has no aperture: whatever is not
-mapped faults, a null pointer too. Other contexts stay off.
+through our tables. All of the driver's work runs in VMID QUEUE_VMID, which has no aperture:
+whatever is not mapped faults, a null pointer too. Other contexts stay off.
 """
 
 from __future__ import annotations
@@ -196,8 +196,8 @@ class Hub:
         """Invalidate everything cached for `vmids`. The caller has flushed HDP.
 
         On MMHUB a semaphore keeps the hub from power gating, which would lose the acknowledgement.
-        Whoever died or was interrupted while he held it has it taken away here: writing 0 gives it
-        back, whatever its state (gmc_v11_0.c).
+        If its holder died or was interrupted, it is released here: writing 0 releases it in any
+        state (gmc_v11_0.c).
         """
         if self.prefix != "MM":
             self._invalidate(vmids)

@@ -92,8 +92,8 @@ class Carveout:
 class VramTables:
     """Memory for page tables: 4 KiB pieces of VRAM that the host reaches through its BAR.
 
-    owned: VRAM is ours. Until then it may hold another driver's tables, firmware or picture, and
-    nothing is written.
+    owned: VRAM belongs to this driver. Until then it may hold another driver's tables, firmware or
+    picture, and nothing is written.
     """
 
     def __init__(self, chip: Chip, carveout: Carveout, heap: RangeAllocator) -> None:
@@ -185,7 +185,7 @@ class AddressSpace:
         ]
 
     def own(self) -> None:
-        """Write the tables: VRAM is ours from now on, or has lost its content."""
+        """Write the tables: this driver owns VRAM from now on, or VRAM has lost its content."""
         self._table_memory.owned = True
         self.tables.rewrite()
         self.stale = True

@@ -45,7 +45,7 @@ HANDSHAKE_S = 0.02  # the kernel's delay after mailbox commands that start somet
 
 
 def noted_refusal(chip: Chip) -> bool:
-    """Whether a process of ours has seen the bootloader refuse a component since the last reset."""
+    """Whether a ugpu process has seen the bootloader reject a component since the last reset."""
     return int(chip.mmhub.MMVM_CONTEXT15_PAGE_TABLE_START_ADDR_LO32.read()) == _NOTE | _REFUSED
 
 
@@ -122,7 +122,7 @@ class Psp:
         return bool(self._refusal(int(self.chip.mp0.MP0_SMN_C2PMSG_35.read())))
 
     def components_done(self) -> int:
-        """How many components a process of ours handed to the bootloader before it died; 0 for a
+        """How many components a ugpu process sent to the bootloader before it died; 0 for a
         bootloader that is fresh. The bootloader itself does not tell, and goes on from there."""
         note = int(self._note.read())
         noted = note & ~_COUNT == _NOTE and note & _COUNT != _REFUSED

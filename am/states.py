@@ -1,6 +1,6 @@
 """What state each firmware and unit of a chip is in, by name, with what it means and what helps.
 
-Reads registers and writes none, so that it can be asked of a chip in any state: one that was not
+Reads registers and writes none, so that it works on a chip in any state: one that was not
 booted, one that hangs, one that another process left. Registers that change when they are read
 (the semaphores of the invalidation engines) are left alone.
 

@@ -69,7 +69,7 @@ _UNSIGNED = {dtype.itemsize: dtype for dtype in (uint8, uint16, uint32, uint64)}
 
 
 def as_dtype(given: DType | DTypeLike) -> DType:
-    """Find the DType for one of ours, a name, or a NumPy dtype. BadArgument for what we lack."""
+    """Return the DType for a DType, a name, or a NumPy dtype. BadArgument for what we lack."""
     if isinstance(given, DType):
         return given
     if isinstance(given, str) and given in _BY_NAME:

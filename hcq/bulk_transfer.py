@@ -147,7 +147,7 @@ class BulkTransfer(Transfer):
             queue.signal(self._fence, number)
             queue.wait(self._started, number - base)
             queue.fill(self._release, 0)
-        # What lies at the end of a half is no mark any more.
+        # The end of a half no longer contains a mark.
         for half in self._halves:
             queue.fill(half[self.half - _MARK :], 0)
         self._number = base + len(group)

@@ -56,7 +56,7 @@ class Follower:
                 self._thread, self._following = thread, True
 
     def forget(self) -> None:
-        """Nobody waits any more: the target's device was reset."""
+        """Drop all waits: the target's device was reset."""
         with self._lock:
             self._wanted.clear()
             self.problem = None

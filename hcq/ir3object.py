@@ -9,7 +9,7 @@ An object is a relocatable ELF file (64 bits, little endian) without symbols and
     .ir3.<name>      JSON in UTF-8: an object with the other fields of `Ir3Kernel`
 
 Registers are numbered register * 4 + component, 0xfc is none. The constant file begins with the
-parameters, then come the driver's (which kernels of ours do not use) and the immediates.
+parameters, then come the driver's (which our kernels do not use) and the immediates.
 
 A kernel may read memory that a parameter points to as a texture: texture number n of its
 instructions is the n-th of `Ir3Kernel.textures`, which the driver describes to the GPU at each

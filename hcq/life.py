@@ -52,8 +52,8 @@ class OpenDevice(Closable, Inherited, Protocol):
 
 class ModuleLock:
     """A lock of a module, which a thread of the parent may hold when a process forks: the child
-    has one that is free. `with module_lock.lock:` takes it; a method of ours in place of the lock's
-    own could be cut off by an exception between taking it and the block.
+    has one that is free. `with module_lock.lock:` takes it; our own method in place of the lock's
+    could be interrupted by an exception between taking it and the block.
 
     lock: reentrant, for a thread that an exception kept from releasing it."""
 

@@ -43,7 +43,7 @@ def ready() -> list[str]:
 
 
 def pci_devices(sysfs: Path) -> list[DeviceEntry]:
-    """List the PCI functions that a driver of ours knows. sysfs: a folder of such functions."""
+    """List the PCI functions that ugpu supports. sysfs: a folder of such functions."""
     if not sysfs.is_dir():
         return []
     entries = []

@@ -262,7 +262,7 @@ class Observer:
                         return False
         except OSError:
             return False
-        except Exception:  # a driver's sensor, in a way that nobody foresaw: the device goes on
+        except Exception:  # a driver's sensor failed unexpectedly: the device continues
             log.exception("telemetry of %s", self.sampler.core.name)
             return False
         return True
@@ -373,7 +373,7 @@ def _within(folder: int, name: str) -> str:
 
 
 def _remove_stale(folder: int, name: str) -> None:
-    """Nobody listens: remove what a killed process left. RACE: its number may be another's by now,
+    """Remove the socket of a killed process. RACE: its number may be another's by now,
     which made no socket of this name, or it would listen."""
     with contextlib.suppress(OSError):
         os.unlink(name, dir_fd=folder)

@@ -315,7 +315,7 @@ def _behind_bridge(identity: PciIdentity) -> None:
 
 
 def _open_pci(name: str, address: str, options: dict[str, object]) -> Device:
-    """Open a function that a driver of ours knows; refused before anything is unbound or opened."""
+    """Open a supported function; others are rejected before anything is unbound or opened."""
     full, identity = load("hcq.transport.attach:identify")(address)
     known = pci_drivers().get((identity.vendor, identity.device))
     if known is None:

@@ -1,7 +1,7 @@
 """NvDevice: an NVIDIA GPU as an hcq.Device, through the stock kernel driver.
 
 This file holds the device's life and the hooks hcq asks for. The kernel driver owns the GPU: it is
-never reset or reconfigured here; what fails is a channel of ours, which is made anew.
+never reset or reconfigured here; after a failure the driver's own channel is recreated.
 """
 
 from __future__ import annotations
@@ -343,7 +343,7 @@ class NvDriver(Driver):
         commands = self.command_placement
         return NvDriver(name, session, self.gpu.index, mig=self._mig, commands=commands)
 
-    # ---- what the GPU says of itself ---------------------------------------------------------
+    # ---- identity and sensors of the GPU ---------------------------------------------------------
 
     def sensors(self) -> Sequence[Sensor]:
         """Asked for the first time, it waits for the driver's first samples, up to 2.5 s."""

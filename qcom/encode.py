@@ -236,7 +236,7 @@ class _Image:
         self._run("fill", command.destination, command.value & _ALL, command.size)
 
     def _run(self, name: str, to: Symbol, given: Symbol | int, size: int) -> None:
-        """Launch a kernel of ours over `size` bytes, in parts that a grid can have."""
+        """Launch one of the driver's kernels over `size` bytes, in parts of at most a grid."""
         most = MOST_GROUPS * SPAN
         for start in range(0, size, most):
             part = min(most, size - start)

@@ -188,7 +188,7 @@ class Msm(KernelInterface):
         return _Submit(self, ranges)
 
     def _count_faults(self) -> tuple[int, int]:
-        # ORDER: a fault of ours raises the queue's count first. One that comes between these calls
+        # ORDER: our own fault raises the queue's count first. One that comes between these calls
         # must not look like another's.
         of_all = self.parameter("MSM_PARAM_FAULTS")
         value = bytearray(8)

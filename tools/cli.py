@@ -113,7 +113,7 @@ def _run(words: Sequence[str], out: Output) -> int:
         return int(end.code or 0)
     except UgpuError as error:
         return _failed(error, out)
-    except OSError as error:  # a file that somebody named, or that the system refuses
+    except OSError as error:  # a file named by the user, or an access that the system denies
         what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or error
         return _failed(HostError(str(what)), out)
     except KeyboardInterrupt:

@@ -61,7 +61,7 @@ def names_of(entry: DeviceEntry) -> tuple[object, ...]:
     return entry.name, entry.facts.get("name_of_enclosure")
 
 
-_WATCH_S = 1.0  # between looks at whether somebody still reads
+_WATCH_S = 1.0  # between checks whether output is still read
 COLUMNS = ("products", "isa", "proven_on_silicon")  # facts with columns of their own
 
 

@@ -45,12 +45,12 @@ class PciFunction:
 
     @property
     def known(self) -> bool:
-        """Whether a driver of ours takes it."""
+        """Whether ugpu supports it."""
         return self.chip is not None
 
     @property
     def chip(self) -> ChipFacts | None:
-        """The facts of its chip, where a driver of ours takes it."""
+        """The facts of its chip, if ugpu supports it."""
         return chips.find(self.vendor, self.device)
 
 

@@ -92,7 +92,7 @@ def _secure_boot(system: System) -> bool:
 
 
 def card(function: PciFunction) -> Iterator[Finding]:
-    """What stands on the way to a card that a driver of ours takes."""
+    """Findings about the path to a supported card."""
     check = f"pci:{function.address}"
     way = thunderbolt.way_to(function)
     if way.rate:
@@ -120,8 +120,8 @@ def _generation(check: str, function: PciFunction) -> Iterator[Finding]:
 
 
 def _siblings(check: str, function: PciFunction) -> Iterator[Finding]:
-    """A kernel driver that holds another function of a card which is ours puts it to sleep by its
-    own rules, and the card's power with it."""
+    """A kernel driver bound to another function of our card suspends it by its own rules, and with
+    it the card's power."""
     if function.driver not in (None, "vfio-pci"):
         return  # all of the card is the kernel's
     for member in function.card():

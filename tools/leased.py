@@ -34,7 +34,7 @@ def check_unleased(addresses: Sequence[str], found: Iterable[Path], *, rights: b
                 devices = connection.call("devices", limit_s=LIMIT_S).arguments[0]
                 leases = connection.call("leases", limit_s=LIMIT_S).arguments[0]["leases"]
         except DeviceNotFound:
-            continue  # nobody listens there
+            continue  # the socket is stale
         except AccessDenied:
             if rights:
                 raise

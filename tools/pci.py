@@ -25,7 +25,7 @@ VERBS = {
 def run(
     verb: str, name: str, out: Output, *, dry_run: bool = False, system: System | None = None
 ) -> int:
-    """Do one verb on a device that a driver of ours knows; everything is checked beforehand."""
+    """Run one verb on a supported device; everything is checked first."""
     function = ours(name, system if system is not None else System())
     if verb == "bind":
         identity = function.identity()
@@ -46,7 +46,7 @@ def run(
 
 
 def ours(name: str, system: System) -> PciFunction:
-    """The function of a `pci:` name; DeviceNotFound unless a driver of ours knows it."""
+    """The function of a `pci:` name; DeviceNotFound unless ugpu supports it."""
     function = PciFunction.find(system, name.removeprefix("pci:"))
     identity = function.identity()
     if (identity.vendor, identity.device) not in pci_drivers():

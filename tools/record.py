@@ -218,7 +218,7 @@ def summary(recording: Recording) -> dict[str, object]:
 def _say_summary(report: Mapping[str, object], out: Output) -> None:
     kinds, busiest = report["kinds"], report["busiest"]
     assert isinstance(kinds, dict) and isinstance(busiest, dict)
-    out.say(f"  {report['device']} ({report['driver'] or 'no driver of ours'})")
+    out.say(f"  {report['device']} ({report['driver'] or 'no ugpu driver'})")
     stages, command = report["stages"], report["command"]
     assert isinstance(stages, list) and isinstance(command, list)
     if command:

@@ -25,8 +25,8 @@ def as_program(script: str, arguments: Sequence[str]) -> Iterator[None]:
 
 def execute(script: str) -> int:
     """Run a file as __main__; its exit code. What it raises is shown as Python shows it, from its
-    own lines on, and is exit code 1; errors of ours are the caller's. UsageError for a file that is
-    no program."""
+    own lines on, and is exit code 1; ugpu's errors are passed to the caller. UsageError for a file
+    that is not a program."""
     try:
         text = Path(script).read_bytes()
     except OSError as error:
@@ -62,7 +62,7 @@ def _reader_left() -> bool:
 
 
 def _from(error: Exception, script: str) -> Exception:
-    """The error without the lines of ours that led to the script."""
+    """The error without the frames of ugpu that led to the script."""
     place = error.__traceback__
     while place is not None and place.tb_frame.f_code.co_filename != script:
         place = place.tb_next

@@ -43,7 +43,7 @@ class ServeOptions:
 
 
 def vram_bytes(gib: float | None) -> int:
-    """Bytes of `gib` GiB, 0 for None; UsageError for what no card of ours has."""
+    """Bytes of `gib` GiB, 0 for None; UsageError for a size that no supported card has."""
     if gib is None:
         return 0
     if not LEAST_GIB <= gib <= MOST_GIB:

@@ -15,7 +15,7 @@ from .devices import listed
 from .progress import shown
 from .readings import Reading, read_sensors
 
-#: kinds of names that are no GPU of this machine
+#: kinds of names that are not a GPU of this machine
 NOT_GPUS = ("cpu", "virtual:")
 #: column -> beginnings of the sensors' names that belong there; the rest come last
 COLUMNS = (
@@ -60,7 +60,7 @@ def _row(name: str, readings: Sequence[Reading]) -> list[str]:
 
 def run(names: Sequence[str], out: Output) -> int:
     """Read the sensors of the named devices, else of every GPU; 1 if one could not be opened. Those
-    that a process of this user has open are asked of it."""
+    that a process of this user has open are requested from it."""
     rows: list[list[str]] = []
     results: list[dict[str, object]] = []
     failed = False

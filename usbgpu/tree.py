@@ -1,8 +1,8 @@
 """The PCI Express tree below a bridge: find the card, number the buses, give out addresses.
 
-Nobody else does: the host's firmware does not see this tree. A function is named by bus, device
-and function number. Source: PCI Express Base Specification 5.0 (7.5.1.3: type 1 header; 7.8.6:
-Resizable BAR; 2.3.1: requests that no function takes, and configuration retries).
+The host's firmware does not see this tree, so the driver must do it. A function is named by bus,
+device and function number. Source: PCI Express Base Specification 5.0 (7.5.1.3: type 1 header;
+7.8.6: Resizable BAR; 2.3.1: requests that no function takes, and configuration retries).
 """
 
 from __future__ import annotations

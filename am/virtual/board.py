@@ -323,8 +323,8 @@ class Board(ABC):
         return None if found is None else found[0]
 
     def map_dma(self, bus: int, size: int, host: int | None) -> None:
-        """Map memory owned by another object, at `host` in this process, for the card; None: at
-        no address of ours, so that its engines are refused."""
+        """Map memory owned by another object, at `host` in this process, for the card; None: at an
+        unsupported address, so that its engines are refused."""
         with self.lock:
             self.iommu.add(bus, size, host)
 

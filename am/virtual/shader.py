@@ -73,7 +73,7 @@ class Ending(enum.Enum):
 
     DONE = "done"
     ILLEGAL_INSTRUCTION = "illegal instruction"  # wave halted at pc
-    HALTED = "wave halted"  # by an instruction at pc that asks for it; nobody lets it go on
+    HALTED = "wave halted"  # by an instruction at pc that requests it; it is never resumed
     FETCH_FAULT = "fetch fault"  # instruction page not executable; already latched
     ABORTED = "aborted"  # `Abort.set` was called
     BAD_DISPATCH = "bad dispatch"  # registers that the SPI cannot launch; `detail` says why

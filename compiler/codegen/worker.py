@@ -20,7 +20,7 @@ from compiler.codegen.process import receive, send
 from hcq.errors import UgpuError
 from hcq.target import TargetSpec
 
-IDLE_S = 60.0  # TIMEOUT: a process that nobody asks anything ends; the next request starts another
+IDLE_S = 60.0  # TIMEOUT: an idle process ends; the next request starts another
 
 
 def answer(message: bytes) -> bytes:

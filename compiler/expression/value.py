@@ -5,7 +5,8 @@
 
 Values are interned: structurally equal values are one object, compared by identity. A value with
 lanes > 1 is a short vector. "reduce", "scan", "sort", "function" and "results" exist only before
-lowering; compiler.kernel.verify knows what may stand where. Whoever makes values holds `interning`.
+lowering; compiler.kernel.verify knows what may stand where. Code that creates values holds
+`interning`.
 """
 
 from __future__ import annotations

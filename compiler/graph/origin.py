@@ -22,7 +22,7 @@ def here(above: int = 1) -> Origin | None:
     global _last
     try:
         frame = sys._getframe(above)
-    except ValueError:  # a method of ours that a thread was started with
+    except ValueError:  # our own method that a thread was started with
         return None
     code = frame.f_code
     while code is not _last:

@@ -40,7 +40,7 @@ EVERY, GROUPS, SOME = 2, 1, 0  # which threads come to a statement together: all
 
 
 class BrokenKernel(AssertionError):
-    """A pass made a kernel that breaks a rule: a bug of ours, never the caller's."""
+    """A pass made a kernel that breaks a rule: a bug in the compiler, not in the caller."""
 
 
 def _require(holds: bool, rule: str, where: object) -> None:

@@ -1,4 +1,4 @@
-"""PyTorch's names of arguments, `dim` and `keepdim`, beside ours, `axis` and `keepdims`."""
+"""PyTorch's argument names, `dim` and `keepdim`, as aliases of `axis` and `keepdims`."""
 
 from __future__ import annotations
 

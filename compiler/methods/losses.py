@@ -89,9 +89,9 @@ class Losses(Operations):
         """-log(softmax(self)) at each label, or summed by a target of probabilities.
 
         target: integers, without the axis of classes, or floats of this shape. weight: a factor
-        for each class; the mean is by the labels' factors. ignore_index: a label that counts for
-        nothing. label_smoothing: the part of each label that all classes share. A label that is no
-        class is refused where labels are an array, and has a loss of NaN where they are a tensor.
+        for each class; the mean is by the labels' factors. ignore_index: a label to ignore.
+        label_smoothing: the part of each label that is distributed over all classes. An invalid
+        label raises BadArgument if the labels are an array, and has a loss of NaN in a tensor.
         """
         name = "cross_entropy"
         if not 0 <= number_of(name, "label_smoothing", label_smoothing) <= 1:

@@ -41,7 +41,7 @@ from compiler.expression.value import (
 from compiler.pattern.chain import Stage, alike, free_ranges
 from compiler.pattern.contraction import ranges_of
 
-# A running maximum starts here, not at minus infinity: exp(-inf - -inf) is no number, and the first
+# A running maximum starts here, not at minus infinity: exp(-inf - -inf) is NaN, and the first
 # keys of a row may all be masked out. A row without any key gives 0 / 0, as step by step.
 WIDEST = 4096  # depth and columns: what the stack of a host thread can hold for a block of rows
 FINITE_LOWEST = -3.4028234663852886e38

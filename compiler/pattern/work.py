@@ -8,7 +8,7 @@ from compiler.expression.computation import Computation
 from compiler.expression.value import walk
 from compiler.pattern.chain import free_ranges
 
-# Values that are no arithmetic: where they come from, and which of two it is.
+# Values that are not arithmetic: where they come from, and which of two it is.
 _PLACES = frozenset(
     ("load", "const", "gate", "where", "cast", "bitcast", "index", "results", "pack", "extract")
 )

@@ -77,7 +77,7 @@ class Derived(Group):
     own: bool = field(kw_only=True)
 
 
-# A product, and what would replace it, to whether it should: None for whoever does not know
+# A product, and what would replace it, to whether it should: None if unknown
 Judge = Callable[[Computation, tuple[Computation, ...]], bool | None]
 
 

@@ -24,7 +24,7 @@ class Store:
 
     def __init__(self, folder: Path | None) -> None:
         self.disk = DiskCache(folder)
-        self.listener: Callable[[], object] | None = None  # whoever holds kernels made from it
+        self.listener: Callable[[], object] | None = None  # the owners of kernels made from it
 
     def tell(self) -> None:
         """There are new records of kernels that may be in use."""

@@ -122,7 +122,7 @@ def _joined(one: Group, two: Group, stored: set[int]) -> Group | None:
     """The group of both, or None. `two` comes later than `one`."""
     roots = (*one.roots, *two.roots)
     if len(roots) > MOST or any(r.op == "contiguous" and r in two.inputs for r in one.roots):
-        return None  # (whoever says contiguous wants two kernels)
+        return None  # (contiguous requests two kernels)
     joined = make_group(roots[0], stored, False, roots[1:])
     found = _known.get(joined.key)
     if found is None:

@@ -22,7 +22,7 @@ LONG = 4 * PIECE  # below this, one group is faster than two kernels
 MOST = 1024  # pieces per result
 
 SIDE = 64  # of a product's output that one group computes, about
-SHORTEST = 8  # a side of a product below this is no matrix (compiler.pattern.contraction)
+SHORTEST = 8  # a side of a product below this is not a matrix (compiler.pattern.contraction)
 DEPTH = 2048  # of a product that one group multiplies, at least
 WORK = 1 << 20  # multiplications of a piece, at least: less is done before a kernel has started
 SHARES = 2  # groups for each part of a device that runs one, so that they end together

@@ -1,7 +1,7 @@
 """The `cpu` device's driver: the host's threads and memory behind the interface of a GPU.
 
 What a GPU has and this cannot have: a kernel that goes wrong reaches this process. There are no
-page tables of ours, so a wild pointer is no PageFault but the end of the process; a kernel that
+page tables between them, so a wild pointer is not a PageFault but ends the process; a kernel that
 never ends cannot be stopped. It is reported as DeviceHang, and `reset` starts new threads and
 leaves the old one to itself: from then on freed memory is kept, since the old kernel may still
 write to it.
@@ -215,13 +215,12 @@ class CpuDriver(Driver):
     # ---- failures ----------------------------------------------------------------------------
 
     def settled(self) -> bool:
-        """Wait a while, natively; whether the queues are idle and met no word that is no
-        command."""
+        """Wait a while, natively; whether the queues are idle and met only valid commands."""
         one, two = self._timelines
         return bool(self._settle(self._waiting.address, one.last, two.last))
 
     def poll(self) -> UgpuError | None:
-        if not self.bell.state.cells[ALARMS]:  # no word that is no command
+        if not self.bell.state.cells[ALARMS]:  # only valid commands
             return None
         for queue in (self._compute, self._copy):
             place = queue.server.state[FAULT]
@@ -307,7 +306,7 @@ class CpuDriver(Driver):
             left += self._pool.threads
         if left:
             # RACE: the threads may outlive this device, so what they reach must too: also memory
-            # that nobody refers to any more, and what is freed from now on.
+            # that is no longer referenced, and what is freed from now on.
             self._abandoned += [self.bell, *self._memories, *self.core.retired.reach()]
             for thread in left:
                 life.leave_behind(thread.is_alive, self._abandoned)

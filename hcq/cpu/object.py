@@ -4,7 +4,7 @@ A kernel `name` has a data symbol `name.ugpu`, see hcq.cpu.mark.
 Facts: System V ABI, AMD64 Architecture Processor Supplement, 4.4 "Relocation"; AArch64's are in
 hcq.cpu.aarch64. Jumps take 16 bytes on both. The object is
 checked before any of it is used; but what its machine code does is its own business: the host has
-no page tables of ours between a kernel and this process.
+no page tables between a kernel and this process.
 """
 
 from __future__ import annotations

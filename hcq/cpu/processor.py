@@ -31,7 +31,7 @@ LAUNCH, COPY, FILL, WAIT, SIGNAL, TIMESTAMP = range(1, 7)  # operation words, se
 HEAD, TAIL, STOP, FAULT, CURRENT, RING, MASK, BELL, POOL, DOOR, EXPECTED, LAST = range(12)
 # Pool, in 64-bit words behind its mutex and two conditions of 64 bytes each.
 POOL_WORKERS, POOL_SPIN = 24 + 3, 24 + 12
-ALARMS = 16  # of a bell, in 64-bit words: how often a queue met a word that is no command
+ALARMS = 16  # of a bell, in 64-bit words: how often a queue met a word that is not a command
 BELL_WORDS, QUEUE_WORDS, POOL_WORDS = 18, 12, 24 + 15 + 2 * 64 + 4 + 16
 SPIN_NS = 50_000  # what waking a thread may take; looking for work that long costs no more
 

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PAUSE_S = 0.05
-# An event that nobody sends: a permission that changes, an owner that ends. Our choice.
+# Changes without an event: a permission that changes, an owner that ends. Our choice.
 _LONGEST_PAUSE_S = 0.5
 _UDEV_CONTROL = "run/udev/control"
 

@@ -2,8 +2,8 @@
 
 A vendor's kernel driver (NVIDIA's resource manager, amdkfd, KGSL) offers character devices: files
 that are opened, controlled by ioctl and mapped. `Node` is that and nothing more, so that a driver
-of ours runs unchanged on the system's files (`hcq.transport.system_node`), on a model of the kernel
-driver in this process, and on a recording of either.
+runs unchanged on the system's files (`hcq.transport.system_node`), on a model of the kernel driver
+in this process, and on a recording of either.
 
 A driver is given a node and never looks for one. Files are named by handles that `open` gives; on
 the system they are file descriptors, and where an ioctl's parameters hold a descriptor, the handle

@@ -55,7 +55,7 @@ class SystemMapping:
                 self.view.release()
             self._map.close()
         except BufferError:
-            pass  # somebody holds a part of the view: the memory goes with it
+            pass  # a part of the view is still referenced: the memory is freed with it
         self.view = None
 
 

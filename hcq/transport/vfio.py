@@ -110,7 +110,7 @@ class VfioTransport(TransportLife):
             log.warning(NO_IOMMU_WARNING, self.name)
         self.space = self._open_space(iommufd, no_iommu)
         # ORDER: closing does this from the bottom: the device falls silent before its memory goes,
-        # and the former driver comes back when nothing of ours is open.
+        # and the former driver comes back when this process has nothing open.
         self._kernel_ends = contextlib.ExitStack()  # from closing the descriptor on
         self._lost = False
         self.at_end(self._end_in_kernel)

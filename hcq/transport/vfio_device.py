@@ -114,7 +114,8 @@ class VfioDevice:
             ) from error
 
     def reset_bus(self, proofs: Sequence[int]) -> None:
-        """Reset everything below the bridge. proofs: descriptors of the groups that are ours; none
+        """Reset everything below the bridge. proofs: descriptors of the groups owned by this
+        process; none
         for a device that was opened by its own node.
 
         Functions of other groups (a card's audio, where the slot separates them) count as ours when

@@ -1,8 +1,8 @@
 """The note that our loader puts before a kernel's machine code, and that names its PTX.
 
 Machine code is opaque to a model of the chip, so a program in memory carries the PTX it was made
-from. The 256 bytes before a kernel's first instruction are ours to use (kernels start at multiples
-of 256); hardware never reads them. All numbers little endian:
+from. The 256 bytes before a kernel's first instruction are free for our use (kernels start at
+multiples of 256); hardware never reads them. All numbers little endian:
 
     offset  size
     0       8     magic "UGPUNOTE"

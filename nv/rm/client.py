@@ -162,7 +162,7 @@ class RmClient:
                     break
                 self.node.clock.sleep(_BUSY_PAUSE_S)
         except BaseException:
-            if block.hObjectNew:  # made, and nobody has its handle
+            if block.hObjectNew:  # created, and its handle is unknown
                 with contextlib.suppress(UgpuError):
                     self.free(parent, int(block.hObjectNew))
             raise

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 _PAGE = 4096
 _ENTRIES = _PAGE // ENTRY_SIZE
-_KEPT = 256  # faults that nobody has asked for
+_KEPT = 256  # faults that were not requested
 
 
 @dataclass(frozen=True)

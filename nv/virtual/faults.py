@@ -93,7 +93,7 @@ class XidReport:
 
 
 class FaultPlan:
-    """What is planned, per GPU or for any (None). Whoever holds the machine's lock may use it."""
+    """What is planned, per GPU or for any (None). The caller holds the machine's lock."""
 
     def __init__(self) -> None:
         self._planned: dict[tuple[Fault, int | None], int] = {}

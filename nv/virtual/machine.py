@@ -114,7 +114,7 @@ class VirtualMachine:
         ]
 
     def _is_system(self, page: int) -> bool:
-        """Whether a page of this process is no GPU's memory."""
+        """Whether a page of this process does not belong to a GPU's memory."""
         return all(not 0 <= page * PAGE - gpu.memory.base < gpu.memory.size for gpu in self.gpus)
 
     @property

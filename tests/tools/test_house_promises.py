@@ -50,6 +50,11 @@ def write(tree: Path, name: str, text: str) -> None:
         ("qcom/a.py", DOCUMENTED + "time.monotonic()\n", "qcom/a.py:2: time.monotonic()"),
         ("tools/metrics/a.py", DOCUMENTED + "os.environ['A']\n", "a.py:2: os.environ; settings"),
         ("am/a.py", DOCUMENTED + "os.getenv('A')\n", "am/a.py:2: os.getenv; settings"),
+        ("docs/a.md", "A page.\n\nWhoever waits is told.\n", "docs/a.md:3: 'Whoever'"),
+        ("docs/a.md", "3 is no tensor\n", "docs/a.md:1: 'is no t'"),
+        ("am/a.py", '"""What a chip says\nof itself."""\n', "am/a.py:1: 'says of itself'"),
+        ("am/a.py", DOCUMENTED + "A = 'the function has not so many'\n", "am/a.py:2: 'has not so"),
+        ("am/a.py", DOCUMENTED + "A = 1  # nobody reads it\n", "am/a.py:2: 'nobody'"),
     ],
 )
 def test_a_breach_is_named(tree: Path, name: str, text: str, said: str) -> None:
@@ -68,6 +73,8 @@ def test_a_breach_is_named(tree: Path, name: str, text: str, said: str) -> None:
         ("am/a.py", DOCUMENTED + "self.clock.sleep(1)\ntime.perf_counter()\n"),
         ("am/virtual/a.py", DOCUMENTED + "time.monotonic()\n"),
         ("hcq/config.py", DOCUMENTED + "os.environ\n"),
+        ("docs/a.md", "There is no fence; it is no longer used, and is no faster.\n"),
+        ("STYLE.md", "not: nobody\n"),
     ],
 )
 def test_what_is_no_breach(tree: Path, name: str, text: str) -> None:

@@ -1,7 +1,7 @@
 """Read C headers through libclang: structures, enumerations and macros, with the compiler's own
 numbers.
 
-Nothing about layout is derived here: sizes and offsets are asked of the compiler, so that `#pragma
+Nothing about layout is derived here: sizes and offsets come from the compiler, so that `#pragma
 pack`, attributes and bitfields of mixed storage come out right. Members of unnamed structures are
 reached through the type of the field itself, never through a table keyed by libclang's USR: two
 unnamed unions in one record share a USR.
@@ -85,7 +85,7 @@ class Header:
     constants: dict[str, tuple[int, str]] = field(default_factory=dict)
     #: macro with one argument that places it in a word -> (lsb, width)
     placements: dict[str, tuple[int, int]] = field(default_factory=dict)
-    #: macros with a body that is no integer constant
+    #: macros whose body is not an integer constant
     left_out: list[str] = field(default_factory=list)
 
 

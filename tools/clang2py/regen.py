@@ -106,7 +106,7 @@ def _manifest(
 ) -> Manifest:
     inputs = dict(_sources(tree, paths))
     digests = {name: digest(text.encode("ascii")) for name, text in outputs.items()}
-    # The same headers in a newer package are no news.
+    # The same headers in a newer package are not a change.
     package = known.package if inputs == known.inputs else tree.origin
     return Manifest(package, inputs, digests)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 PACKAGES = ("am", "compiler", "hcq", "nv", "qcom", "tools", "ugpu", "usbgpu")
 VENDORS = ("am", "nv", "qcom")
-# What each package may import of ours, besides itself.
+# The packages that each package may import, besides itself.
 MAY_IMPORT = {
     "hcq": (),
     "am": ("hcq",),

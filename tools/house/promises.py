@@ -4,7 +4,8 @@ Run as `python -m tools.house.promises`; tests/test_layers.py runs the same chec
 the verbs that the command has. A comment names a key of docs/tasks.md. Modules, public classes and
 public functions of more than one statement have a docstring. What `__all__` lists is there. Tests
 wait for conditions: they do not look at the clock, and do not sleep. What waits in the product does
-by a clock that it is given (hcq.clock). The environment is read in one place.
+by a clock that it is given (hcq.clock). The environment is read in one place. Texts do not contain
+the phrases that the section "Voice" rules out.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from ..verbs.verb import load
 from .layers import PACKAGES
+from .voice import voice
 
 _TASKS = re.compile(r"^\| ([a-z0-9-]+) \|", re.MULTILINE)
 _MARK = re.compile(r"TODO\[([^\]]*)\]")
@@ -179,7 +181,7 @@ def _parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text("utf-8"), str(file))
 
 
-CHECKS = (verbs, tasks, docstrings, exports, clocks, waits, environment)
+CHECKS = (verbs, tasks, docstrings, exports, clocks, waits, environment, voice)
 
 
 def check(root: Path) -> list[str]:

@@ -49,7 +49,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Unknown(AccessDenied):
-    """Nobody that ugpud knows asks: no session, or a token that does not hold (any more)."""
+    """The caller is unknown to ugpud: no session, or an invalid or expired token."""
 
 
 _STATUS = (
@@ -273,7 +273,7 @@ class Api:
 
 @web.middleware
 async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Errors as JSON, with a status; those of ours have a class and often a remedy."""
+    """Errors as JSON, with a status; ugpu's errors have a class and often a remedy."""
     try:
         return await handler(request)
     except UgpuError as error:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _REMAP_DEFAULT = 0x385C  # byte offset of HDP_MEM_COHERENCY_FLUSH_CNTL itself
 _FLUSH_UNITS = 0xFFFF_FFFF
 _GFX_PORT, _IH_PORT, _SDMA_PORT = 0, 1, 2
-# What nbio_v4_3.c writes as AWID and AWADDR_31_28 for each port; other values go to nobody. The
+# What nbio_v4_3.c writes as AWID and AWADDR_31_28 for each port; other values are ignored. The
 # port with a bounded range comes first.
 _PAGE_DWORDS = 1024
 _TARGETS = {_SDMA_PORT: (0xE, 3), _IH_PORT: (0, 0), _GFX_PORT: (3, 3)}

@@ -80,7 +80,7 @@ class Smu(Block):
         self._dram = 0
         self._power_limit = self.chip.facts.board.power_limit
         self._pending: set[_Mailbox] = set()
-        self._resetting: _Mailbox | None = None  # whose answer to Mode1Reset nobody has read yet
+        self._resetting: _Mailbox | None = None  # whose reply to Mode1Reset has not been read yet
         names = constants(chip.facts.smu.messages)
         tables = constants(chip.facts.smu.tables)
         self._graphics_features = sum(1 << tables[f"FEATURE_{name}_BIT"] for name in _GRAPHICS)

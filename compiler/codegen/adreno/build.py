@@ -45,7 +45,7 @@ def compile_adreno(text: str, target: TargetSpec, machine: llvm.TargetMachine) -
 
 def _with_parameters(binary: Binary, at: int, threads: int) -> Binary:
     """Put what is constant of the driver's parameters before the immediates: a wave's size, which
-    shuffles read. The rest stays 0, as no intrinsic of ours reads it. Source: struct
+    shuffles read. The rest stays 0, as none of our intrinsics reads it. Source: struct
     ir3_driver_params_cs (Mesa 25.2.7, src/freedreno/ir3/ir3_const.h)."""
     words = [0] * (4 * (binary.immediates_at - at))
     words[7:12] = [_WAVE, threads, 1, 1, _WAVE.bit_length() - 1]

@@ -106,7 +106,7 @@ def call(selection: Selection, one: Instruction) -> tuple[int, ...]:
 
 
 def _split(callee: str) -> tuple[str, str, str]:
-    """An intrinsic's name without what tells its types; the last part of one of ours."""
+    """An intrinsic's name without what tells its types; the last part of our own name."""
     parts = callee.split(".")
     if parts[0] == "adreno":
         return ".".join(parts[:2]), ".", ".".join(parts[2:])

@@ -41,7 +41,7 @@ from hcq.uapi import constants
 
 log = logging.getLogger(__name__)
 
-REACH_BITS = 44  # of the bus addresses we hand out: what every chip of ours can emit
+REACH_BITS = 44  # of the bus addresses we hand out: what every supported chip can emit
 # TIMEOUT: no command takes so long but a reset of a busy device; our choice.
 ANSWER_LIMIT_S = 30.0
 _COMMAND, _MASTER = 0x04, 0x4

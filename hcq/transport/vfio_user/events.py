@@ -31,7 +31,7 @@ class Events:
         if events and len(events) != count:
             raise BadArgument(f"expected {count} descriptors for interrupts, got {len(events)}")
         for event in events:
-            # What is no eventfd could block us, or be a file to write numbers into.
+            # Another kind of descriptor could block us, or be a file to write numbers into.
             if os.readlink(f"/proc/self/fd/{event}") != _EVENTFD:
                 raise BadArgument("expected an eventfd as an interrupt's descriptor")
         with self._lock:

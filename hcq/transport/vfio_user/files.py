@@ -135,7 +135,7 @@ def _map(address: int, length: int, flags: int, descriptor: int) -> int:
 
 class SharedFiles:
     """Files of one client, each mapped once and whole: a client that maps single pages of its
-    memory (as under a virtual IOMMU) costs no mapping of ours each."""
+    memory (as under a virtual IOMMU) does not cost a mapping each."""
 
     def __init__(self) -> None:
         self._files: dict[tuple[int, int, bool], _File] = {}

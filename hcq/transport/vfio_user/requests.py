@@ -26,7 +26,7 @@ class Requests:
         self._channel = channel
         self._twin: Channel | None = None
         self._numbers = itertools.count(1)
-        self._asking = threading.Lock()  # one command of ours at a time
+        self._asking = threading.Lock()  # one of our commands at a time
         self._answered = threading.Condition()
         self._answer: Message | None = None
         self._expected: int | None = None
@@ -101,7 +101,7 @@ class Requests:
             self._answered.notify_all()
         if self._twin is not None:
             self._twin.shut()
-            with self._asking:  # whoever waited there has left
+            with self._asking:  # the waiting thread has left
                 self._twin.close()
         for message in self._waiting:
             message.close()

@@ -65,7 +65,7 @@ def parse(payload: bytes) -> tuple[int, int, Capabilities]:
 
 
 def build(capabilities: Mapping[str, Any]) -> bytes:  # Any: JSON values
-    """The payload of a version message of ours."""
+    """The payload of our version message."""
     text = json.dumps({"capabilities": dict(capabilities)}).encode() + b"\0"
     return wire.VERSION.pack(wire.MAJOR, wire.MINOR) + text
 

@@ -112,7 +112,7 @@ class Disconnected(Exception):
 
 @dataclass(slots=True)
 class Message:
-    """One message. Whoever handles it owns `descriptors`, and takes those it keeps out of it."""
+    """One message. Its handler owns `descriptors`, and removes those that it keeps."""
 
     number: int
     command: int

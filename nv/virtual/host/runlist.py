@@ -210,7 +210,7 @@ class Runlist:
             group.begin()
 
     def _watch(self, group: TimeSliceGroup) -> float:
-        """Whoever waits for the engine watches its owner's slice: seconds until the next look."""
+        """Check the owner's time slice for a waiter; return the seconds until the next check."""
         owner = self._owner
         if owner is None or owner is group:
             return _LEAST_WAIT_S

@@ -132,7 +132,7 @@ class VirtualMultiprocessors:
 
         Several threads may call, each with an address space of its own.
 
-        Raises BadCodeObject for text that is no PTX, and NotSupported, which names instruction
+        Raises BadCodeObject for text that is not PTX, and NotSupported, which names instruction
         and line, for what these multiprocessors lack; both before anything has run.
         """
         try:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _VALID_EVENTS = (1 << EVENT_TYPES) - 2
 _MOST_ENTRIES = (1 << 32) - 1
-_MOST_PINNED = 64 << 20  # of one queue: more is more than a program of ours asks for
+_MOST_PINNED = 64 << 20  # of one queue: more than our programs request
 _INVALID_FAULT_TYPE = 3  # UvmEventFatalReasonInvalidFaultType
 _INVALID_ADDRESS = 1  # UvmEventFatalReasonInvalidAddress
 _ACCESSES = {
@@ -89,7 +89,7 @@ class ToolsFile:
             require(version == QUEUE_VERSION, Status.INVALID_ARGUMENT, f"version {version}")
             block.grantedVersion = version
         uvm = self._find_uvm(block.uvmFd)
-        require(uvm is not None, Status.INSUFFICIENT_PERMISSIONS, f"file {block.uvmFd} is no UVM's")
+        require(uvm is not None, Status.INSUFFICIENT_PERMISSIONS, f"no UVM file {block.uvmFd}")
         assert uvm is not None
         require(uvm.is_initialized, Status.ILLEGAL_ACTION, "UVM_INITIALIZE comes first")
         count = block.queueBufferSize

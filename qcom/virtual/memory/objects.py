@@ -34,7 +34,7 @@ class MemoryFile:
         self._map = mmap.mmap(self.fd, FILE_SIZE, flags=mmap.MAP_SHARED | _MAP_NORESERVE)
         self.view = memoryview(self._map)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        # Page 0 is no object: KGSL's ids begin at 1.
+        # Page 0 is not an object: KGSL's ids begin at 1.
         self._pages = RangeAllocator(PAGE, FILE_SIZE - PAGE, PAGE, name="memory file")
 
     def allocate(self, size: int) -> int:

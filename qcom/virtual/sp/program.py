@@ -26,7 +26,7 @@ class Stop(enum.Enum):
     """Why a block ends where it does, if not with an instruction that steers control."""
 
     NONE = "none"
-    ILLEGAL = "illegal"  # the word there is no instruction
+    ILLEGAL = "illegal"  # the word there is not an instruction
     CODE_END = "code end"  # the code is not longer
     NO_CODE = "no code"  # not mapped
 

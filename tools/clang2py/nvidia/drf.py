@@ -140,7 +140,7 @@ def read_methods(text: str, prefix: str, descriptors: Sequence[str] = ()) -> dic
         bits = _field(macro)
         if bits is not None:
             if not name.startswith(f"{place}_"):
-                continue  # a field of something that is no method here
+                continue  # a field of something that is not a method here
             groups[place].fields[name.removeprefix(f"{place}_")] = bits
             continue
         number = _linear(macro.body, macro.argument)

@@ -27,7 +27,7 @@ HALTED = 0x4000_0000  # CP_MES_CNTL at power-on
 
 FIRMWARE = ("MES", "MES_KIQ")  # what the PSP must have loaded for each pipe
 
-# What each pipe's firmware says of itself in CP_MES_GP3_LO: bits 11:0 its version, 23:12 that of
+# What each pipe's firmware reports in CP_MES_GP3_LO: bits 11:0 its version, 23:12 that of
 # its interface (amdgpu_mes.h). From 0x47 on it maps the kernel's queues itself. UNSURE: made up
 # apart from that; from interface 2 on write pointers are MC addresses.
 VERSIONS = (2 << 12 | 0x4B, 2 << 12 | 0x4B)

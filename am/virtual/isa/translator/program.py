@@ -24,7 +24,7 @@ class Stop(Enum):
     """Why a block's execution cannot go on past its last instruction."""
 
     NONE = auto()
-    ILLEGAL = auto()  # the words at `end` are no instruction
+    ILLEGAL = auto()  # the words at `end` are not an instruction
     NO_CODE = auto()  # the page at `end` cannot be fetched
 
 

@@ -251,7 +251,7 @@ def _schedule(k: Kernel, graph: Graph, flow: Flow) -> list[str]:
         f"  %w.barrier = icmp uge i32 %s.lowest, {layout.AT_BARRIER_PLACE}",
         "  br i1 %w.barrier, label %schedule.barrier, label %schedule.gather",
         "schedule.gather:",
-        # Nobody else can run: those at the lowest place go on if they are enough.
+        # No other lanes can run: those at the lowest place go on if they are enough.
         f"  %g.place = sub i32 %s.lowest, {layout.AT_GATHER}",
         "  %g.1 = insertelement <32 x i32> poison, i32 %s.lowest, i32 0",
         "  %g.v = shufflevector <32 x i32> %g.1, <32 x i32> poison, <32 x i32> zeroinitializer",

@@ -77,7 +77,7 @@ class Kernel(Lanes):
         )  # fmt: skip
 
     def bad(self, what: str) -> Exception:
-        """Return the error for an instruction that is no PTX."""
+        """Return the error for an invalid PTX instruction."""
         assert self.now is not None
         return bad(self.now.line, f"{self.now.opcode}: {what}")
 

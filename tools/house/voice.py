@@ -1,0 +1,80 @@
+"""The part of the style guide's section "Voice" that a program can check.
+
+Documents, docstrings, comments and strings name the actor, and say "not a" instead of "no". Checked
+with the other promises (tools.house.promises).
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+from .layers import PACKAGES
+
+# Phrase and what to write instead. "is no" is fine before a comparative, and after "there".
+PATTERNS = tuple(
+    (re.compile(pattern, re.IGNORECASE), instead)
+    for pattern, instead in (
+        (r"\b(?:nobody|somebody|whoever|whomever)\b", "name the actor, or use the passive"),
+        (r"\b(?:says?|said|tells?|told) of (?:itself|themselves)\b", "reports"),
+        (
+            r"(?<!there )\b(?:is|are|was|were) no (?!(?:longer|more|less|fewer|faster|slower|larger"
+            r"|smaller|shorter|better|worse|later|earlier|higher|lower)\b)[a-z]",
+            "is not a",
+        ),
+        (r"\bha(?:s|ve) not so many\b", "requested A, it has B"),
+        (r"\bof ours\b", "of ugpu, or our"),
+        (r"\b(?:tells?|told|telling) apart\b", "distinguish"),
+        (r"\basked of\b", "requested from"),
+        (r"\bhears? of\b|\bheard of\b", "is notified of"),
+        (r"\bbeside ours\b", "compared with ugpu's"),
+    )
+)
+
+
+def voice(root: Path) -> Iterator[str]:
+    """No document, docstring, comment or string has a phrase that the style guide rules out."""
+    for page in _pages(root):
+        for number, line in enumerate(page.read_text("utf-8").splitlines(), 1):
+            yield from _faults(f"{page.relative_to(root)}:{number}", line)
+    for package in PACKAGES:
+        for file in sorted((root / package).rglob("*.py")):
+            where = file.relative_to(root)
+            source = file.read_text("utf-8")
+            if where.as_posix() == "tools/house/voice.py" or not _suspect(source):
+                continue
+            for number, text in _texts(source):
+                yield from _faults(f"{where}:{number}", text)
+
+
+def _pages(root: Path) -> Iterator[Path]:
+    """All documents but STYLE.md, which quotes the phrases."""
+    yield from sorted(page for page in root.glob("*.md") if page.name != "STYLE.md")
+    for folder in ("docs", *PACKAGES):
+        yield from sorted((root / folder).rglob("*.md"))
+
+
+def _suspect(source: str) -> bool:
+    """Whether a phrase is anywhere in the file, code included: parsing each file takes long."""
+    text = " ".join(source.split())
+    return any(pattern.search(text) for pattern, _ in PATTERNS)
+
+
+def _texts(source: str) -> Iterator[tuple[int, str]]:
+    """Line and text of each string and each comment."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, " ".join(node.value.split())
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def _faults(where: str, text: str) -> Iterator[str]:
+    for pattern, instead in PATTERNS:
+        if found := pattern.search(text):
+            yield f"{where}: {found.group()!r}; write: {instead} (STYLE.md, Voice)"
