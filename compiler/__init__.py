@@ -1,8 +1,9 @@
-"""Tensors to machine code: `Tensor`, `jit`, `function`, and `dtypes` with the element types.
+"""Compiler from tensors to machine code: `Tensor`, `jit`, `function`, and `dtypes` with the element
+types.
 
-Beside them: `set_default_device`, `kernel_log` (the kernels that are compiled), `watch` (what each
-run does) and `tuning` (a search for faster kernels). Importing this package loads nothing heavy:
-names are loaded on first use.
+Also: `set_default_device`, `kernel_log` (lists compiled kernels), `watch` (reports what each run
+does) and `tuning` (searches for faster kernels). Names are loaded on first use; importing the
+package loads nothing heavy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tensor: lazy arrays on a device.
 
-Operations build a graph and compute nothing; `realize`, `numpy` and `item` run what is needed,
-fused into few kernels (compiler.schedule.grouping). Tensors are immutable. Type rules:
+Operations build a graph and compute nothing; `realize`, `numpy` and `item` run the necessary
+kernels, fused into few (compiler.schedule.grouping). Tensors are immutable. For type rules see
 compiler.dtype.
 """
 
@@ -86,12 +86,13 @@ class Tensor(
     def from_buffer(
         cls, buffer: Buffer, shape: int | Sequence[int], dtype: DType | str = float32
     ) -> Self:
-        """The elements at the start of a buffer of the program's, where they are: no copy.
+        """Create a tensor from the elements at the start of a buffer, without a copy.
 
-        The tensor keeps the buffer, and never writes there: assignments make a copy. What is
-        computed reads the elements when its kernels run; the program writes them between. The
-        buffer may be longer, and begins at a multiple of 256 bytes. BadArgument where it cannot
-        be; Closed for any use after the program has closed the buffer.
+        The tensor keeps a reference to the buffer and never writes to it: assignments create a
+        copy. Kernels read the elements when they run; the program may write new ones in between.
+        The buffer may be longer than needed; its address must be a multiple of 256 bytes. Raises
+        BadArgument if this is not possible; using the tensor after the buffer was closed raises
+        Closed.
         """
         made = object.__new__(cls)
         made.node = lend(buffer, shape_of("from_buffer", [shape]), dtype)
@@ -110,7 +111,7 @@ class Tensor(
         device: Device | str | None = None,
         dtype: DType | str | None = None,
     ) -> Self:
-        """One number everywhere; takes no memory until it must."""
+        """Return a tensor with one value in all elements; memory is allocated only when needed."""
         number = cls(value, device=device, dtype=dtype)
         return number.expand(shape_of("full", [shape]))
 
@@ -118,14 +119,14 @@ class Tensor(
     def zeros(
         cls, *shape: Any, device: Device | str | None = None, dtype: Any = dtypes.float32
     ) -> Self:
-        """A tensor of zeros; takes no memory until it must."""
+        """Return a tensor of zeros; memory is allocated only when needed."""
         return cls.full(shape_of("zeros", shape), 0, device=device, dtype=dtype)
 
     @classmethod
     def ones(
         cls, *shape: Any, device: Device | str | None = None, dtype: Any = dtypes.float32
     ) -> Self:
-        """A tensor of ones; takes no memory until it must."""
+        """Return a tensor of ones; memory is allocated only when needed."""
         return cls.full(shape_of("ones", shape), 1, device=device, dtype=dtype)
 
     @classmethod
@@ -138,8 +139,8 @@ class Tensor(
         device: Device | str | None = None,
         dtype: DType | str | None = None,
     ) -> Self:
-        """start, start + step ... below stop; arange(n) counts from 0. Ints give int64. BadArgument
-        where an element does not fit the type."""
+        """Return start, start + step ... below stop; arange(n) counts from 0. Ints give int64.
+        Raises BadArgument if an element is out of range for the type."""
         first, end = (0, start) if stop is None else (start, stop)
         first = number_of("arange", "start", first)
         end, step = number_of("arange", "stop", end), number_of("arange", "step", step)
@@ -169,7 +170,7 @@ class Tensor(
 
     @classmethod
     def eye(cls, rows: int, columns: int | None = None, **options: Any) -> Self:
-        """Ones on the diagonal. Options: device, dtype (float32)."""
+        """Return a matrix with ones on the diagonal. Options: device, dtype (float32)."""
         kind = options.pop("dtype", dtypes.float32)
         down = cls.arange(rows, **options).unsqueeze(1)
         across = cls.arange(rows if columns is None else columns, **options)
@@ -179,7 +180,8 @@ class Tensor(
 
     @staticmethod
     def manual_seed(seed: int = 0) -> None:
-        """Let the random numbers of this process begin again; the same ones on every device."""
+        """Restart this process's stream of random numbers; a seed gives the same numbers on every
+        device."""
         recording = current_recording()
         if recording is not None:
             raise BadArgument(
@@ -220,14 +222,15 @@ class Tensor(
 
     @classmethod
     def rand(cls, *shape: Any, device: Device | str | None = None, dtype: Any = float32) -> Self:
-        """Even in [0, 1), by steps of 2^-24; of float16 2^-11, of bfloat16 2^-8."""
+        """Return uniform random numbers in [0, 1), in steps of 2^-24 (float16 2^-11, bfloat16
+        2^-8)."""
         bits = cls._bits(shape_of("rand", shape), device)
         kept = {dtypes.float16: 11, bfloat16: 8}.get(dtypes.as_dtype(dtype), 24)
         return ((bits >> (32 - kept)).cast(float32) * 2.0**-kept).cast(dtype)
 
     @classmethod
     def uniform(cls, *shape: Any, low: float = 0.0, high: float = 1.0, device: Any = None) -> Self:
-        """Even in [low, high)."""
+        """Return uniform random numbers in [low, high)."""
         low, high = number_of("uniform", "low", low), number_of("uniform", "high", high)
         if not low <= high:
             raise BadArgument(f"uniform: low must be at most high, got {low} and {high}")
@@ -237,7 +240,8 @@ class Tensor(
 
     @classmethod
     def randn(cls, *shape: Any, device: Device | str | None = None, dtype: Any = float32) -> Self:
-        """Normal, of mean 0 and variance 1 (G. Box, M. Muller, 1958)."""
+        """Return normally distributed random numbers with mean 0 and variance 1 (G. Box, M. Muller,
+        1958)."""
         wanted = shape_of("randn", shape)
         pairs = cls._bits((2, *wanted), device) >> 8
         radius = (pairs[0].cast(float32) + 1) * 2.0**-24  # in (0, 1]
@@ -246,14 +250,14 @@ class Tensor(
 
     @classmethod
     def normal(cls, *shape: Any, mean: float = 0.0, std: float = 1.0, device: Any = None) -> Self:
-        """Normal, of a mean and a standard deviation."""
+        """Return normally distributed random numbers with the given mean and standard deviation."""
         return cls.randn(*shape, device=device) * std + mean
 
     @classmethod
     def randint(
         cls, *shape: Any, low: int = 0, high: int, device: Any = None, dtype: Any = dtypes.int64
     ) -> Self:
-        """Whole numbers in [low, high), at most 2^31 of them."""
+        """Return random integers in [low, high), of at most 2^31 different values."""
         low, high = integer_of("randint", "low", low), integer_of("randint", "high", high)
         if not 0 < high - low <= 1 << 31:
             raise BadArgument(f"randint: high must exceed low by 1 to 2^31, got {low} and {high}")
@@ -262,13 +266,13 @@ class Tensor(
 
     @classmethod
     def randperm(cls, count: int, *, device: Device | str | None = None) -> Self:
-        """0 .. count - 1 in random order, as int64."""
+        """Return 0 .. count - 1 in random order, as int64."""
         wanted = shape_of("randperm", [integer_of("randperm", "count", count)])
         return cls._bits(wanted, device).cast(dtypes.uint32).argsort()
 
     def dropout(self, probability: float = 0.5, *, training: bool) -> Self:
-        """While training, zero with a probability, and else divided by that of the rest; afterwards
-        as it is. Takes as many random numbers as there are elements."""
+        """Zero elements with a probability and scale the others, if `training`; otherwise return
+        the tensor unchanged. Uses one random number per element."""
         if not 0 <= number_of("dropout", "probability", probability) <= 1:
             raise BadArgument(f"dropout: probability must be from 0 to 1, got {probability}")
         if not training or not probability:
@@ -278,7 +282,7 @@ class Tensor(
 
     @staticmethod
     def cat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-        """One after the other along an axis; the other sizes must be equal."""
+        """Join tensors along an axis; the other sizes must be equal."""
         first = _tensors("cat", tensors)[0]
         place = first._axis("cat", axis)
         kind = first.dtype
@@ -294,7 +298,7 @@ class Tensor(
 
     @staticmethod
     def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-        """Along a new axis; the shapes must be equal."""
+        """Join tensors along a new axis; the shapes must be equal."""
         if len({tensor.shape for tensor in _tensors("stack", tensors)}) > 1:
             listed = " and ".join(tensor._shown for tensor in tensors)
             raise BadArgument(f"stack: shapes must be equal, got {listed}")
@@ -303,7 +307,8 @@ class Tensor(
     # ---- results -------------------------------------------------------------------------------
 
     def realize(self, *others: Tensor) -> Self:
-        """Compute this (and others of the same device) now; returns self. Does not wait for it."""
+        """Compute this tensor (and others of the same device) and return it. Does not wait for
+        completion."""
         if not others:
             node = self.node
             recipe = node.recipe
@@ -317,7 +322,8 @@ class Tensor(
         return self
 
     def memory_plan(self, *others: Tensor) -> MemoryPlan:
-        """What realizing this (and others of the same device) would take, without doing it."""
+        """Return the memory and kernels that realizing this tensor (and others of the same device)
+        would need."""
         for other in others:
             self._lift("memory_plan", other)
         for other in others:
@@ -327,7 +333,7 @@ class Tensor(
         return memory_plan(roots, self.device.target)
 
     def numpy(self) -> NDArray[Any]:
-        """The elements as a new array; bfloat16 comes as float32."""
+        """Return the elements as a new array; bfloat16 is converted to float32."""
         recording = current_recording()
         if recording is not None:
             raise BadArgument(
@@ -345,7 +351,7 @@ class Tensor(
         return dtypes.decode_bfloat16(array) if node.dtype is bfloat16 else array
 
     def item(self) -> Scalar:
-        """The only element, as a Python number."""
+        """Return the only element as a Python number."""
         if self.numel() != 1:
             raise BadArgument(
                 f"item: the tensor must have exactly one element, got shape {self._shown}"
@@ -354,11 +360,11 @@ class Tensor(
         return number
 
     def tolist(self) -> Any:
-        """The elements as nested Python lists; runs what is needed."""
+        """Return the elements as nested Python lists."""
         return self.numpy().tolist()
 
     def to(self, target: Device | DType | str) -> Self:
-        """On another device (through the host), or of another type."""
+        """Return the tensor on another device (copied through the host), or with another type."""
         if isinstance(target, DType):
             return self.cast(target)
         if isinstance(target, str) and target in {dtype.name for dtype in dtypes.ALL}:

@@ -1,4 +1,4 @@
-"""Buffers: memory that a device can access, and slices of it."""
+"""Buffers: device-accessible memory, and slices of it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Buffer:
 
     @property
     def device(self) -> Device:
-        """The device that the memory belongs to."""
+        """The device that owns the memory."""
         return self.core.device
 
     def __getitem__(self, part: slice) -> Buffer:
@@ -87,17 +87,18 @@ class Buffer:
 
     @property
     def access(self) -> HostView | None:
-        """How the host accesses the bytes: `view` or `remote`."""
+        """The object for host access to the bytes: `view` or `remote`."""
         return self.view if self.view is not None else self.remote
 
     def __len__(self) -> int:
         return self.size
 
     def copy_from(self, data: Any) -> None:  # see as_array
-        """Copy an array (C order) or bytes into the start of the buffer; returns when it is
-        there.
+        """Copy an array (C order) or bytes into the start of the buffer; return when the copy is
+        complete.
 
-        Python's numbers and lists of them are refused: their width would be a guess."""
+        Python numbers and lists are rejected, because their element width is unknown.
+        """
         source = _as_bytes(data)
         if len(source) > self.size:
             raise BadArgument(
@@ -159,7 +160,7 @@ class Buffer:
         return (1, 0)  # kDLCPU of dlpack.h: what __dlpack__ hands over
 
     def fill(self, value: int = 0) -> None:
-        """Fill with a 32-bit value, of either sign; the size must be a multiple of 4."""
+        """Fill with a signed or unsigned 32-bit value; the size must be a multiple of 4."""
         value = whole("value", value, -(1 << 31), 1 << 32)
         self._check_open()
         if self.size % 4:
@@ -173,8 +174,8 @@ class Buffer:
             self.closed = True
 
     def drop(self) -> None:
-        """Close it without a wait: it is freed some time after work in flight has ended. Takes no
-        lock: for finalizers."""
+        """Close without waiting: the memory is freed some time after work in flight has ended.
+        Takes no lock, so finalizers may call it."""
         if not self.closed and self.retired is not None:
             self.closed = True
             self.retired.drop(lambda: self.core.driver.free_memory(self))

@@ -1,8 +1,8 @@
-"""Device: what users open and hold.
+"""Device: the user's object for an open device.
 
-Made by hcq.open (registry) -> used -> `close`. It adds nothing to what it stands in front of:
-`hcq.core.Core` does the work that is the same for all devices, `hcq.driver.Driver` the rest. A
-vendor's subclass has what only its users need.
+Life cycle: created by hcq.open (registry), used, closed with `close`. It only forwards calls:
+`hcq.core.Core` implements what is the same for all devices, `hcq.driver.Driver` the rest. A
+vendor's subclass adds vendor-specific methods.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 class Device:
     """A device that runs kernels. Thread-safe. A context manager: leaving `with` closes it.
 
-    A failure that the hardware reports (ChipError, LinkError, FirmwareError) is raised in every
-    waiting thread and kept in `failure`: everything submitted afterwards raises it again, until
-    `reset`. In a forked child, and while another thread is in `close`, whatever needs the device
-    raises Closed.
+    A failure reported by the hardware (ChipError, LinkError, FirmwareError) is raised in every
+    waiting thread and kept in `failure`; every later submission raises it again, until `reset`. In
+    a forked child, and while another thread is in `close`, methods that need the device raise
+    Closed.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -47,51 +47,52 @@ class Device:
 
     @property
     def name(self) -> str:
-        """The name that it was opened by, such as "cpu"."""
+        """The name used to open it, such as "cpu"."""
         return self._core.name
 
     @property
     def target(self) -> TargetSpec:
-        """What a compiler must know of it: instruction set, wave size, limits."""
+        """The properties that a compiler needs: instruction set, wave size, limits."""
         return self._core.driver.target
 
     @property
     def clock_hertz(self) -> float:
-        """Rate of the ticks that Queue.timestamp writes."""
+        """Rate of the ticks written by Queue.timestamp."""
         return self._core.driver.clock_hertz
 
     def info(self) -> dict[str, object]:
-        """Return facts for people and for --json: chip, memory, firmware, link."""
+        """Return facts for display and for --json: chip, memory, firmware, link."""
         return self._core.driver.info()
 
     def sensors(self) -> Sequence[Sensor]:
-        """Return what the device measures of itself; each sensor is read when it is asked."""
+        """Return the device's sensors; each is read when requested."""
         return self._core.driver.sensors()
 
     @property
     def driver(self) -> Driver:
-        """The driver beneath, for debuggers, tools and tests. Its interface is hcq.driver."""
+        """The driver, for debuggers, tools and tests. Its interface is hcq.driver."""
         return self._core.driver
 
     # ---- memory, programs, queues ------------------------------------------------------------
 
     def alloc(self, size: int, *, placement: Placement = Placement.DEVICE) -> Buffer:
-        """Allocate a buffer of `size` bytes; its content is undefined. Owned by the caller.
-
-        OutOfMemory when used up."""
+        """Allocate a buffer of `size` bytes; its content is undefined. Owned by the caller. Raises
+        OutOfMemory when the memory is exhausted."""
         return self._core.alloc(size, placement=placement)
 
     def load(self, image: bytes) -> Program:
-        """Load a code object of this device's target; kernels are in it by name. Owned by the
-        caller. BadCodeObject says what the image is instead, and how one that loads is made."""
+        """Load a code object of this device's target; its kernels are accessible by name. Owned by
+        the caller. BadCodeObject names the kind of an unsupported image and how to build one that
+        loads."""
         return self._core.load(image)
 
     def compile(self, source: object) -> Program:
-        """Compile a kernel of your own and load it: LLVM IR or PTX (text), or kernel IR
-        (`ugpu.ir.Kernel`). LLVM runs in a child process; objects are cached.
+        """Compile and load your own kernel: LLVM IR or PTX (text), or kernel IR (`ugpu.ir.Kernel`).
 
-        BadArgument: source the device does not take; CompileError with `line` and `code`: the
-        compiler rejects it. See docs/your-own-kernel.md."""
+        LLVM runs in a child process; objects are cached. Raises BadArgument for source that the
+        device does not support, CompileError with `line` and `code` for source that the compiler
+        rejects. See docs/your-own-kernel.md.
+        """
         self._core.check_usable()
         made: Program = registry.compiler()(self, source)
         return made
@@ -108,12 +109,13 @@ class Device:
         return Queue(queues[index])
 
     def capture(self) -> Capture:
-        """Record instead of run: `with device.capture() as graph:`; then `graph.replay()`."""
+        """Record commands instead of running them: `with device.capture() as graph:`; then
+        `graph.replay()`."""
         return self._core.capture()
 
     def timeline(self, name: str = "timeline") -> Timeline:
-        """Return a counter of your own, for queues and the host to raise and await. `close` frees
-        its memory."""
+        """Return a new counter that queues and the host can raise and wait for. `close` frees its
+        memory."""
         memory = self._core.alloc(TIMELINE_SIZE, placement=Placement.HOST)
         return Timeline(self._core, memory, name)
 
@@ -121,7 +123,7 @@ class Device:
 
     @property
     def limit_s(self) -> float:
-        """How long a wait may take where its caller does not say (seconds); can be set."""
+        """Default time limit of waits, in seconds; can be set."""
         return self._core.limit_s
 
     @limit_s.setter
@@ -129,49 +131,52 @@ class Device:
         self._core.limit_s = seconds
 
     def synchronize(self, limit_s: float | None = None) -> None:
-        """Wait until all queues are idle; raises what the device reported meanwhile. DeviceHang
-        with the device's diagnosis for a queue that is not idle within `limit_s` (default: the
-        device's)."""
+        """Wait until all queues are idle; raise failures reported meanwhile.
+
+        DeviceHang, with the device's diagnosis, for a queue that is not idle within `limit_s`
+        (default: the device's).
+        """
         self._core.synchronize(limit_s)
 
     @property
     def idle(self) -> bool:
-        """Whether all that was submitted has ended; costs a few reads of host memory."""
+        """Whether all submitted work has ended; costs a few reads of host memory."""
         return self._core.idle
 
     @property
     def failure(self) -> UgpuError | None:
-        """What the hardware has reported, until `reset`."""
+        """The failure reported by the hardware, until `reset`; None without one."""
         return self._core.failure
 
     @property
     def last_failure(self) -> UgpuError | None:
-        """What the last `reset` mended."""
+        """The failure handled by the last `reset`."""
         return self._core.last_failure
 
     @property
     def resets(self) -> int:
-        """How many times it was reset."""
+        """Number of resets."""
         return self._core.resets
 
     def reset(self, to: str | None = None) -> Recovery:
-        """Bring the device back after a failure, by the mildest rung of its ladder (hcq.ladder)
-        that can help and works; what was done.
+        """Recover the device after a failure with the mildest rung of its ladder (hcq.ladder) that
+        works; return a report.
 
-        Work in flight on the queues that are set up again is lost. Programs stay loaded, graphs
-        replay, and buffers keep their addresses; `Recovery.lost` names those that lost their
-        content. to: a rung ("queue", "block", "mode1"...), and no other. After an exception the
-        device has failed, and can be reset again."""
+        Work in flight on the queues that are set up again is lost. Programs stay loaded, graphs can
+        be replayed, and buffers keep their addresses; `Recovery.lost` lists those that lost their
+        content. to: use only this rung ("queue", "block", "mode1"...). After an exception the
+        device has failed, and can be reset again.
+        """
         return self._core.reset(None if to is None else Level.named(to))
 
     @property
     def recovery(self) -> Recovery | None:
-        """What the last reset did, also one that `on_fault="recover"` made."""
+        """The report of the last reset, including one by `on_fault="recover"`."""
         return self._core.healer.last
 
     @property
     def on_fault(self) -> str:
-        """What a failure does: "raise" (it stays until `reset`) or "recover"; can be set."""
+        """Reaction to a failure: "raise" (it remains until `reset`) or "recover"; can be set."""
         return self._core.healer.policy
 
     @on_fault.setter
@@ -186,9 +191,11 @@ class Device:
         return self._core.closed
 
     def close(self) -> None:
-        """Wait for work in flight, then shut down; idempotent. Never raises what the device reports
-        of that work, or reported before. Other threads get Closed from now on; their waits end
-        first, if the work does."""
+        """Wait for work in flight, then shut down; idempotent.
+
+        Does not raise failures of that work or earlier ones. Other threads get Closed from now on;
+        their waits end first, if the work does.
+        """
         self._core.close()
 
     def __enter__(self) -> Self:

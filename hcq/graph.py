@@ -123,7 +123,7 @@ class Capture:
 
     @property
     def device(self) -> Device:
-        """The device that the graph belongs to."""
+        """The device of the graph."""
         return self.core.device
 
     def __enter__(self) -> Capture:
@@ -216,7 +216,7 @@ class Capture:
         return [image.resident for image in self._images]
 
     def forget(self, buffer: Buffer) -> None:
-        """The device frees `buffer`: replaying would use memory that is not there any more."""
+        """Note that `buffer` is being freed, so that replaying raises Closed."""
         if id(buffer) in self._roots:
             self._lost = f"{buffer!r}, which this graph uses, has been closed"
 

@@ -34,7 +34,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A scalar argument left open at capture: its value is given at each replay.
+    """A scalar argument whose value is given at each replay of a captured graph.
 
     slot: position among the graph's parameters; width: 4 or 8 bytes.
     """
@@ -82,7 +82,7 @@ class Program(Mapping[str, Kernel]):
 
     @property
     def device(self) -> Device:
-        """The device that the code belongs to."""
+        """The device that owns the code."""
         return self.core.device
 
     def __getitem__(self, name: str) -> Kernel:
@@ -105,7 +105,8 @@ class Program(Mapping[str, Kernel]):
         return f"<Program on {self.device.name}: {kernels}{', closed' if self.closed else ''}>"
 
     def close(self) -> None:
-        """Free the code. Kernels must not be running and cannot be launched after; idempotent."""
+        """Free the code; idempotent. Kernels must not be running and cannot be launched
+        afterwards."""
         self.closed = True
         if self.memory is not None:
             self.memory.close()

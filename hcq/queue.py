@@ -1,4 +1,4 @@
-"""Queues: the recorder that users call, and the hardware queue that a driver provides."""
+"""Queues: the recorder used by callers, and the hardware queue provided by a driver."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class QueueKind(enum.Enum):
-    """Kind of a queue: COMPUTE executes all commands, COPY all but Launch."""
+    """Kind of a queue: COMPUTE executes all commands, COPY all except Launch."""
 
     COMPUTE = "compute"
     COPY = "copy"
@@ -83,7 +83,8 @@ class HardwareQueue(ABC):
 
     @abstractmethod
     def encode(self, commands: Sequence[Command]) -> CommandBuffer:
-        """Encode; pure: touches no hardware. Raises BadArgument for what this queue cannot do."""
+        """Encode commands without accessing hardware. Raises BadArgument for commands that this
+        queue does not support."""
 
     @abstractmethod
     def submit(self, buffer: CommandBuffer, values: NDArray[np.uint64]) -> None:
@@ -152,7 +153,7 @@ class Queue:
 
     @property
     def device(self) -> Device:
-        """The device that the queue belongs to."""
+        """The device of the queue."""
         return self.hardware.core.device
 
     @property
@@ -170,13 +171,14 @@ class Queue:
         cluster: Sequence[int] | None = None,
         cooperative: bool = False,
     ) -> Queue:
-        """Run `kernel` over grid (groups) x block (threads per group). args: see pack_arguments.
+        """Run `kernel` over grid (groups) x block (threads per group).
 
-        dynamic_local: bytes of local memory for each group behind the kernel's static share, for
-        kernels that declare an array of open size. cluster: groups that run together and reach each
-        other's local memory; it divides the grid. cooperative: all groups run at the same time and
-        alone, so that they may wait for each other; submitting refuses (BadArgument) more than the
-        device holds. NotSupported on targets without these.
+        args: see pack_arguments. dynamic_local: bytes of local memory per group in addition to the
+        kernel's static share, for kernels that declare an array without a size. cluster: number of
+        groups that run together and can access each other's local memory; the grid must be a
+        multiple of it. cooperative: all groups run at the same time, alone on the queue, so that
+        they may wait for each other; submitting raises BadArgument for more groups than the device
+        can run. NotSupported on targets without these features.
         """
         if not isinstance(kernel, Kernel):
             raise BadArgument(f"kernel must be a Kernel, got {kernel!r}")
@@ -249,7 +251,7 @@ class Queue:
             )
 
     def copy(self, destination: Buffer, source: Buffer, size: int | None = None) -> Queue:
-        """Copy `size` bytes (default: all of source). Overlapping ranges are refused."""
+        """Copy `size` bytes (default: all of source). Overlapping ranges raise BadArgument."""
         self._check(destination)
         self._check(source)
         count = source.size if size is None else whole("size", size, 0, WORD)
@@ -270,7 +272,8 @@ class Queue:
         return self
 
     def fill(self, destination: Buffer, value: int = 0) -> Queue:
-        """Fill with a repeated 32-bit value, of either sign; the size must be a multiple of 4."""
+        """Fill with a repeated signed or unsigned 32-bit value; the size must be a multiple of
+        4."""
         self._check(destination)
         value = whole("value", value, -(1 << 31), 1 << 32) & 0xFFFF_FFFF
         if destination.size % 4:
@@ -282,8 +285,10 @@ class Queue:
         return self
 
     def wait(self, timeline: Timeline, value: int | None = None) -> Queue:
-        """Stall until `timeline` reaches `value` (default: all submitted to it so far). A timeline
-        of another device is watched by the host meanwhile (hcq.follow)."""
+        """Stall until `timeline` reaches `value` (default: everything submitted to it so far).
+
+        For a timeline of another device, the host waits and signals the queue (hcq.follow).
+        """
         self._check_timeline(timeline)
         if value is None:
             awaited = timeline.core.last_value(timeline)
@@ -297,8 +302,8 @@ class Queue:
         return self
 
     def signal(self, timeline: Timeline, value: int) -> Queue:
-        """Raise `timeline` to `value` when all before has finished; one of another device by way of
-        the host (hcq.follow)."""
+        """Raise `timeline` to `value` when all earlier commands have finished; for another device's
+        timeline this is done by the host (hcq.follow)."""
         self._check_timeline(timeline)
         value = whole("value", value, 0, WORD)
         if timeline.core.is_own(timeline):
@@ -327,7 +332,7 @@ class Queue:
         return self
 
     def submit(self) -> int:
-        """Submit the recorded commands; returns the timeline value that marks its end."""
+        """Submit the recorded commands; return the timeline value that marks their end."""
         commands, self.commands = self.commands, []
         return self.core.submit(self.hardware, commands)
 

@@ -20,8 +20,8 @@ class Sensor:
     """One measured quantity.
 
     `name` is lower snake case with its base unit as suffix, e.g. "temperature_celsius",
-    "power_watts", "clock_hertz", "memory_used_bytes"; `label` tells two of a kind apart ("edge",
-    "gfx"). `read` asks the device now and returns a float in `unit`.
+    "power_watts", "clock_hertz", "memory_used_bytes"; `label` distinguishes sensors of the same
+    name ("edge", "gfx"). `read` reads the device and returns a float in `unit`.
     """
 
     name: str

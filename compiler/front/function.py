@@ -1,4 +1,5 @@
-"""`function`: a decorator for what a program does many times, such as a network's layers."""
+"""`function`: a decorator for code that runs many times in a program, such as a network's
+layers."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ Result = TypeVar("Result")
 
 
 def function(wrapped: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Let calls of a function (or method) of tensors be planned once.
+    """Plan the calls of a function (or method) of tensors once.
 
-    What is computed is what would be without: the function runs in every call, with any arguments,
-    may use tensors besides them, keep some, and assign. But its kernels do not reach beyond it:
-    what it is given and what it gives is stored, and calls that compute the same from other tensors
-    (a network's layers) share one schedule and one set of kernels, and the memory in between. Other
-    shapes, types or plain values make another schedule. Results are looked for in lists, tuples and
-    dicts. A call computes, when one of its results is asked for, all that are still referenced.
+    Results are the same as without the decorator: the function runs in every call, with any
+    arguments, and may use other tensors, store some, and assign. Its kernels do not extend beyond
+    it: arguments and results are stored in memory. Calls that compute the same from different
+    tensors (a network's layers) share one schedule, one set of kernels and temporary memory.
+    Different shapes, types or plain values create a new schedule. Results may be in lists, tuples
+    and dicts. When one of its results is requested, a call computes all that are still referenced.
     NotSupported for results on several devices.
     """
 

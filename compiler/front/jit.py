@@ -33,19 +33,19 @@ ATTEMPTS = 4  # calls whose kernels may differ from the call's before, while thi
 def jit(function: Callable[Given, Result]) -> Jit[Given, Result]:
     """Wrap a function (or method) of tensors for replay.
 
-    Its arguments: tensors, in lists, tuples and dicts too, whose shapes and types stay as they are
-    from the second call on; and plain values, which stay equal. Its result: likewise. Tensors it
-    uses besides (weights) are those of the second call for good. It must do the same in every
-    call, without asking for elements or arrays; `reset()` forgets what was recorded. Random
-    numbers are new ones in each call, those it would get without `jit`. Called
-    inside a function that is being recorded, or inside `device.capture()`, it becomes part of
-    that. Memory: the graph keeps room for inputs, results and what lies between.
+    Arguments may be tensors, also in lists, tuples and dicts, whose shapes and types must not
+    change after the second call, and plain values, which must stay equal. The result has the same
+    form. Other tensors that the function uses (weights) remain those of the second call. The
+    function must do the same in every call, and must not read elements or create arrays; `reset()`
+    discards the recording. Random numbers are new in each call, the same as without `jit`. Called
+    inside a function that is being recorded, or inside `device.capture()`, it becomes part of that
+    recording. The graph keeps memory for inputs, results and intermediate values.
     """
     return Jit(function)
 
 
 class Jit(Generic[Given, Result]):
-    """A recorded function; made by `jit`. One thread calls it at a time."""
+    """A recorded function, created by `jit`. Only one thread may call it at a time."""
 
     def __init__(self, function: Callable[Given, Result]) -> None:
         functools.update_wrapper(self, function)
@@ -80,14 +80,14 @@ class Jit(Generic[Given, Result]):
         return cast(Result, self._replay.run(storages))
 
     def reset(self) -> None:
-        """Forget what was recorded; the next call is a first call."""
+        """Discard the recording; the next call is a first call."""
         if self._replay is not None:
             self._replay.close()
         self._replay, self._keys, self._calls = None, None, 0
 
     @property
     def kernels(self) -> int:
-        """How many kernels a replay runs; 0 before there is one."""
+        """Number of kernels of a replay; 0 before the recording."""
         return 0 if self._replay is None else self._replay.kernels
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
-"""A user's own kernel: source to a program on a device. `Device.compile` calls `compile_source`.
+"""Your own kernel: from source to a program on a device. `Device.compile` calls `compile_source`.
 
-Source is LLVM IR as text, PTX as text (NVIDIA), or a kernel of our own IR
-(`ugpu.ir.Kernel`). LLVM runs in a child process; objects are cached by content.
+Source is LLVM IR as text, PTX as text (NVIDIA), or a kernel of our own IR (`ugpu.ir.Kernel`). LLVM
+runs in a child process; objects are cached by content.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _MARKS = {
 def compile_source(device: Device, source: str | bytes | Kernel) -> Program:
     """Compile `source` for `device` and load it; the caller owns the program.
 
-    BadArgument: the source is of a kind or for a target that the device does not take.
-    CompileError: the compiler rejects it; `line` and `code` say where, if the compiler does, and
-    `ir` holds the text.
+    BadArgument: the device does not support this kind of source or its target. CompileError: the
+    compiler rejects it; `line` and `code` give the place if the compiler reports it, and `ir` the
+    text.
     """
     target, folder = device.target, config().cache_folder / "kernels"
     if isinstance(source, Kernel):

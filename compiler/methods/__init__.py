@@ -1,1 +1,1 @@
-"""What a Tensor can do, by subject; compiler.tensor puts the parts together."""
+"""Tensor methods by subject; compiler.tensor combines the groups."""

@@ -48,7 +48,7 @@ class Assignment(Operations):
         self._replace("assign", region, graph.reshape(node, region.counts))
 
     def assign(self, value: Any) -> Self:
-        """Replace all elements, as `x[...] = value` does; returns self."""
+        """Replace all elements, as `x[...] = value` does; return self."""
         self[...] = value
         return self
 

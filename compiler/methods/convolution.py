@@ -30,7 +30,8 @@ T = TypeVar("T", bound=Operations)
 
 
 class Convolutions(Operations):
-    """On tensors [batch, channels, height, width]. A Pair is one number for both axes or two."""
+    """Convolutions and pooling of tensors [batch, channels, height, width]. A Pair is one number
+    for both axes, or two."""
 
     __slots__ = ()
 
@@ -38,12 +39,13 @@ class Convolutions(Operations):
         self, weight: Any, bias: Any = None, *, stride: Pair = 1, padding: Pair = 0,
         dilation: Pair = 1, groups: int = 1, winograd: bool | None = None,
     ) -> Self:  # fmt: skip
-        """Correlate with `weight` [out channels, channels / groups, height, width], then add
-        `bias` [out channels]. Beyond the edges, `padding` zeros are read. Types as in matmul.
+        """Correlate with `weight` [out channels, channels / groups, height, width], then add `bias`
+        [out channels].
 
-        winograd: whether to compute a 3 x 3 window of float32 by Winograd's tiles, less precisely
-        (compiler.methods.winograd.TOLERANCE); by default where that is faster, unless the setting
-        UGPU_WINOGRAD is 0. BadArgument where it is asked for and cannot be.
+        Outside the image, `padding` zeros are read. Types as in matmul. winograd: whether to
+        compute a 3 x 3 window of float32 with Winograd tiles, less precisely
+        (compiler.methods.winograd.TOLERANCE); by default if that is faster, unless the setting
+        UGPU_WINOGRAD is 0. Raises BadArgument if it is requested but not possible.
         """
         kernel = self._tensor("conv2d", weight)
         if self.ndim != 4 or kernel.ndim != 4:
@@ -148,7 +150,8 @@ class Convolutions(Operations):
     def max_pool2d(
         self, size: Pair, *, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1
     ) -> Self:
-        """The largest of each window. stride: default the window's size; padding never wins."""
+        """Return the maximum of each window. stride: default the window's size; padding is
+        ignored."""
         sizes = pair("max_pool2d", size, 1)
         step = sizes if stride is None else stride
         lowest = False if self.dtype is bool_ else dtypes.lowest(self.dtype)
@@ -157,7 +160,7 @@ class Convolutions(Operations):
         return self._new(windows)._reduce(operation, windows, (4, 5), False)
 
     def avg_pool2d(self, size: Pair, *, stride: Pair | None = None, padding: Pair = 0) -> Self:
-        """The mean of each window, zeros of the padding counted."""
+        """Return the mean of each window, including the zeros of the padding."""
         sizes = pair("avg_pool2d", size, 1)
         step = sizes if stride is None else stride
         windows = self._windows("avg_pool2d", sizes, step, padding, 1, 0)

@@ -1,4 +1,4 @@
-"""What all parts of Tensor build on: a node, a device, and how operands are brought together."""
+"""Base of all method groups of Tensor: a node, a device, and the conversion of operands."""
 
 from __future__ import annotations
 

@@ -41,11 +41,12 @@ class Einsum(Operations):
 
     @classmethod
     def einsum(cls, equation: str, *operands: Self) -> Self:
-        """Multiply the operands with axes named by letters, and sum over what "->" leaves out.
+        """Multiply the operands with axes named by letters, and sum over the axes missing after
+        "->".
 
-        As numpy.einsum: a letter twice in one operand is its diagonal; "..." stands for any axes,
-        which broadcast; without "->", letters that occur once are kept, in order of the alphabet.
-        Types as in matmul. BadArgument names the equation.
+        As in numpy.einsum: a letter that occurs twice in one operand selects its diagonal; "..."
+        stands for any axes, which broadcast; without "->", letters that occur once are kept, in
+        alphabetical order. Types as in matmul. Raises BadArgument with the equation.
         """
         if not operands or not isinstance(operands[0], Einsum):
             raise BadArgument(f"einsum {equation!r}: expected at least one tensor")

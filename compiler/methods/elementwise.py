@@ -68,19 +68,19 @@ class Elementwise(TensorCore):
     # ---- arithmetic ----------------------------------------------------------------------------
 
     def add(self, other: Any) -> Self:
-        """`self + other`, with broadcasting."""
+        """Return `self + other`, with broadcasting."""
         return self._binary("add", other)
 
     def sub(self, other: Any) -> Self:
-        """`self - other`, with broadcasting."""
+        """Return `self - other`, with broadcasting."""
         return self._binary("sub", other)
 
     def mul(self, other: Any) -> Self:
-        """`self * other`, with broadcasting."""
+        """Return `self * other`, with broadcasting."""
         return self._binary("mul", other)
 
     def div(self, other: Any, reverse: bool = False) -> Self:
-        """True division; integers give float32."""
+        """Return the quotient; integers give float32."""
         common, _ = self._operands("div", other)
         dtype, (left, right) = self._operands("div", other, common=dtypes.float_dtype(common))
         if reverse:
@@ -88,16 +88,17 @@ class Elementwise(TensorCore):
         return self._new(graph.elementwise("div", dtype, left, right))
 
     def floor_divide(self, other: Any) -> Self:
-        """Rounds down; an integer by zero gives zero."""
+        """Return the quotient rounded down; an integer divided by zero gives zero."""
         return self._binary("floordiv", other, "floor_divide")
 
     def remainder(self, other: Any) -> Self:
-        """Has the divisor's sign; of an integer by zero it is zero."""
+        """Return the remainder with the divisor's sign; an integer modulo zero gives zero."""
         return self._binary("mod", other, "remainder")
 
     def pow(self, other: Any, reverse: bool = False) -> Self:
-        """Power. A small whole exponent that is a Python number is products, rounded once; integers
-        wrap and refuse a negative exponent."""
+        """Return the power. A small integer exponent that is a Python number is computed by
+        products, rounded once; integers wrap, and a negative exponent of an integer raises an
+        error."""
         if self.dtype is bool_:
             raise BadArgument("pow: bools are not supported; cast them")
         if isinstance(other, int | float) and not isinstance(other, bool) and not reverse:
@@ -134,25 +135,25 @@ class Elementwise(TensorCore):
         return square * self if exponent % 2 else square
 
     def maximum(self, other: Any) -> Self:
-        """The larger; NaN if either is."""
+        """Return the larger of two, with broadcasting; NaN if either is NaN."""
         return self._binary("max", other, "maximum")
 
     def minimum(self, other: Any) -> Self:
-        """The smaller of two, with broadcasting; NaN where one is NaN."""
+        """Return the smaller of two, with broadcasting; NaN if either is NaN."""
         return self._binary("min", other, "minimum")
 
     def neg(self) -> Self:
-        """`-self`."""
+        """Return `-self`."""
         if self.dtype is bool_:
             raise BadArgument("neg: bools are not supported; use logical_not")
         return self._new(graph.elementwise("neg", self.dtype, self.node))
 
     def abs(self) -> Self:
-        """Absolute value. Unsigned integers stay as they are."""
+        """Return the absolute value. Unsigned integers are unchanged."""
         return self._new(graph.elementwise("abs", self.dtype, self.node))
 
     def clamp(self, min: Scalar | None = None, max: Scalar | None = None) -> Self:
-        """Limit to `min` to `max`; None leaves a side open."""
+        """Limit the elements to `min` and `max`; None means no limit."""
         bounded = self if min is None else self.maximum(min)
         return bounded if max is None else bounded.minimum(max)
 
@@ -161,64 +162,64 @@ class Elementwise(TensorCore):
     # ---- functions -----------------------------------------------------------------------------
 
     def exp(self) -> Self:
-        """e to the power of each element."""
+        """Return e to the power of each element."""
         return self._function("exp")
 
     def exp2(self) -> Self:
-        """2 to the power of each element."""
+        """Return 2 to the power of each element."""
         return self._function("exp2")
 
     def log(self) -> Self:
-        """Natural logarithm."""
+        """Return the natural logarithm."""
         return self._function("log")
 
     def log2(self) -> Self:
-        """Logarithm of base 2."""
+        """Return the base-2 logarithm."""
         return self._function("log2")
 
     def sqrt(self) -> Self:
-        """Square root; NaN for negative numbers."""
+        """Return the square root; NaN for negative numbers."""
         return self._function("sqrt")
 
     def rsqrt(self) -> Self:
-        """1 / sqrt(x)."""
+        """Return 1 / sqrt(x)."""
         return self._function("rsqrt")
 
     def reciprocal(self) -> Self:
-        """1 / x."""
+        """Return 1 / x."""
         return self._function("reciprocal")
 
     def sin(self) -> Self:
-        """Sine of radians."""
+        """Return the sine of an angle in radians."""
         return self._function("sin")
 
     def cos(self) -> Self:
-        """Cosine of radians."""
+        """Return the cosine of an angle in radians."""
         return self._function("cos")
 
     def tanh(self) -> Self:
-        """Hyperbolic tangent."""
+        """Return the hyperbolic tangent."""
         return self._function("tanh")
 
     def sigmoid(self) -> Self:
-        """1 / (1 + exp(-x))."""
+        """Return 1 / (1 + exp(-x))."""
         return self._function("sigmoid")
 
     def silu(self) -> Self:
-        """x * sigmoid(x), rounded once."""
+        """Return x * sigmoid(x), rounded once."""
         real = self.cast(float32)
         return (real * real.sigmoid()).cast(dtypes.float_dtype(self.dtype))
 
     def relu(self) -> Self:
-        """max(x, 0)."""
+        """Return max(x, 0)."""
         return self.maximum(0)
 
     def square(self) -> Self:
-        """x * x."""
+        """Return x * x."""
         return self * self
 
     def sign(self) -> Self:
-        """-1, 0 or 1; NaN stays NaN."""
+        """Return -1, 0 or 1; NaN for NaN."""
         if self.dtype.kind in "bu":
             return self._compare("ne", 0).cast(self.dtype)
         one, zero = (self._new(graph.full(number, self.dtype, self.shape)) for number in (1, 0))
@@ -226,37 +227,38 @@ class Elementwise(TensorCore):
         return self.isnan().where(self, signs) if self.dtype.is_float else signs
 
     def floor(self) -> Self:
-        """The largest whole number that is not greater."""
+        """Round down to an integer."""
         return self._rounding("floor")
 
     def ceil(self) -> Self:
-        """The smallest whole number that is not less."""
+        """Round up to an integer."""
         return self._rounding("ceil")
 
     def trunc(self) -> Self:
-        """The whole number towards 0."""
+        """Round towards 0 to an integer."""
         return self._rounding("trunc")
 
     def round(self) -> Self:
-        """To the nearest whole number, halves to the even one."""
+        """Round to the nearest integer, halves to even."""
         return self._rounding("round")
 
     # ---- comparisons and logic -----------------------------------------------------------------
 
     def isnan(self) -> Self:
-        """Whether an element is NaN."""
+        """Return whether each element is NaN."""
         return self._compare("ne", self)
 
     def isinf(self) -> Self:
-        """Whether an element is infinite."""
+        """Return whether each element is infinite."""
         return self.abs()._compare("eq", float("inf"))
 
     def isfinite(self) -> Self:
-        """Whether an element is neither infinite nor NaN."""
+        """Return whether each element is neither infinite nor NaN."""
         return self.abs()._compare("lt", float("inf"))
 
     def where(self, input: Any, other: Any) -> Self:
-        """torch.where with self as the condition: `input` where it is true, else `other`."""
+        """Return `input` where self is true, otherwise `other` (torch.where with self as the
+        condition)."""
         if self.dtype is not bool_:
             raise BadArgument(f"where: the condition must be bool, got {self.dtype.name}")
         yes, no = self._lift("where", input), self._lift("where", other)
@@ -275,19 +277,19 @@ class Elementwise(TensorCore):
         return self._new(graph.elementwise("where", dtype, condition, first, second))
 
     def logical_not(self) -> Self:
-        """Whether an element is 0."""
+        """Return whether each element is 0."""
         return self._new(graph.elementwise("invert", bool_, graph.cast(self.node, bool_)))
 
     def logical_and(self, other: Any) -> Self:
-        """Whether both are true (not 0)."""
+        """Return whether both elements are true (not 0)."""
         return self._logical("and", other)
 
     def logical_or(self, other: Any) -> Self:
-        """Whether one of both is true (not 0)."""
+        """Return whether at least one element is true (not 0)."""
         return self._logical("or", other)
 
     def logical_xor(self, other: Any) -> Self:
-        """Whether exactly one is true (not 0)."""
+        """Return whether exactly one element is true (not 0)."""
         return self._logical("xor", other)
 
     def _logical(self, op: str, other: Any) -> Self:
@@ -298,12 +300,12 @@ class Elementwise(TensorCore):
     # ---- types ---------------------------------------------------------------------------------
 
     def cast(self, dtype: Any) -> Self:
-        """Convert. Floats to integers round towards zero; what does not fit becomes the nearest end
-        of the range, NaN becomes 0. Integers wrap."""
+        """Convert to another type. Floats are rounded towards zero to integers; values out of range
+        become the nearest limit, NaN becomes 0. Integers wrap."""
         return self._new(graph.cast(self.node, dtypes.as_dtype(dtype)))
 
     def bitcast(self, dtype: Any) -> Self:
-        """The same bits as another type of the same size."""
+        """Reinterpret the bits as another type of the same size."""
         wanted: DType = dtypes.as_dtype(dtype)
         if wanted.itemsize != self.dtype.itemsize or bool_ in (wanted, self.dtype):
             raise BadArgument(
@@ -326,23 +328,25 @@ class Elementwise(TensorCore):
         return self.cast(dtypes.bfloat16)
 
     def tf32(self) -> Self:
-        """float32 rounded to the 10 bits of mantissa of TensorFloat-32, half to even. Products of
-        two such tensors use the matrix units that take them (NVIDIA, from sm_80 on)."""
+        """Round float32 to the 10 mantissa bits of TensorFloat-32, half to even.
+
+        Products of two such tensors use the matrix units that support it (NVIDIA, from sm_80 on).
+        """
         single = self.cast(float32)
         bits = single.bitcast(dtypes.int32)
         rounded = single.isnan().where(0x7FC00000, bits + ((bits >> 13) & 1) + 0xFFF)
         return (rounded & -0x2000).bitcast(float32)
 
     def int(self) -> Self:
-        """Convert to int32; floats are cut towards 0."""
+        """Convert to int32; floats are rounded towards 0."""
         return self.cast(dtypes.int32)
 
     def long(self) -> Self:
-        """Convert to int64; floats are cut towards 0."""
+        """Convert to int64; floats are rounded towards 0."""
         return self.cast(dtypes.int64)
 
     def bool(self) -> Self:
-        """Convert to bool: not equal to 0."""
+        """Convert to bool: whether each element is not 0."""
         return self.cast(bool_)
 
     # ---- operators -----------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Tensor: more functions of each element, and activations, made of those of Elementwise.
+"""Tensor: further elementwise functions and activations, composed of those of Elementwise.
 
-They are computed in float32 and rounded once, so that a chain in float16 loses nothing on the way.
-Bounds of their errors: docs/accuracy.md.
+They are computed in float32 and rounded once, so that a chain in float16 loses no precision in
+between. For error bounds see docs/accuracy.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805  # arXiv:1706.02
 
 
 class Functions(Elementwise):
-    """Integers give float32."""
+    """Further elementwise functions. Integers give float32."""
 
     __slots__ = ()
 
@@ -31,66 +31,66 @@ class Functions(Elementwise):
     # ---- mathematics ---------------------------------------------------------------------------
 
     def tan(self) -> Self:
-        """Tangent of radians."""
+        """Return the tangent of an angle in radians."""
         return self._function("tan")
 
     def asin(self) -> Self:
-        """NaN outside of -1 to 1."""
+        """Return the arc sine; NaN outside of -1 to 1."""
         return self._function("asin")
 
     def acos(self) -> Self:
-        """NaN outside of -1 to 1."""
+        """Return the arc cosine; NaN outside of -1 to 1."""
         return self._function("acos")
 
     def atan(self) -> Self:
-        """Arc tangent, in radians from -pi/2 to pi/2."""
+        """Return the arc tangent, in radians from -pi/2 to pi/2."""
         return self._function("atan")
 
     def sinh(self) -> Self:
-        """Hyperbolic sine."""
+        """Return the hyperbolic sine."""
         return self._function("sinh")
 
     def cosh(self) -> Self:
-        """Hyperbolic cosine."""
+        """Return the hyperbolic cosine."""
         return self._function("cosh")
 
     def asinh(self) -> Self:
-        """Inverse hyperbolic sine."""
+        """Return the inverse hyperbolic sine."""
         return self._function("asinh")
 
     def acosh(self) -> Self:
-        """NaN below 1."""
+        """Return the inverse hyperbolic cosine; NaN below 1."""
         return self._function("acosh")
 
     def atanh(self) -> Self:
-        """NaN outside of -1 to 1."""
+        """Return the inverse hyperbolic tangent; NaN outside of -1 to 1."""
         return self._function("atanh")
 
     def erf(self) -> Self:
-        """Error function."""
+        """Return the error function."""
         return self._function("erf")
 
     def expm1(self) -> Self:
-        """exp(x) - 1, also where exp(x) is close to 1."""
+        """Return exp(x) - 1, accurate also if exp(x) is close to 1."""
         return self._function("expm1")
 
     def log1p(self) -> Self:
-        """log(1 + x), also where 1 + x is close to 1."""
+        """Return log(1 + x), accurate also if 1 + x is close to 1."""
         return self._function("log1p")
 
     def log10(self) -> Self:
-        """Logarithm of base 10."""
+        """Return the base-10 logarithm."""
         return self._function("log10")
 
     def logaddexp(self, other: Any) -> Self:
-        """log(exp(self) + exp(other)), where neither would fit."""
+        """Return log(exp(self) + exp(other)) without overflow."""
         most, least = self.maximum(other)._real(), self.minimum(other)._real()
         apart = (least._compare("eq", most)).where(0, least - most)
         return self._rounded(most + apart.exp().log1p())
 
     def copysign(self, other: Any) -> Self:
-        """The size of this with the sign of the other; zero counts by its sign too. Integers give
-        float32."""
+        """Return the magnitude of self with the sign of other, including the sign of zero. Integers
+        give float32."""
         common, _ = self._operands("copysign", other)
         _, (left, right) = self._operands("copysign", other, common=dtypes.float_dtype(common))
         size = self._new(left).abs()
@@ -98,11 +98,11 @@ class Functions(Elementwise):
         return negative.where(-size, size)
 
     def lerp(self, end: Any, weight: Any) -> Self:
-        """From this to `end`, `weight` of the way."""
+        """Interpolate from self to `end` by `weight`."""
         return self.sub(self.sub(end).mul(weight))
 
     def fmod(self, other: Any) -> Self:
-        """The remainder with this one's sign, exact; of an integer by zero it is zero."""
+        """Return the exact remainder with the sign of self; an integer modulo zero gives zero."""
         dtype, (left, right) = self._operands("fmod", other)
         if dtype.is_float:
             return self._new(graph.elementwise("fmod", dtype, left, right))
@@ -116,7 +116,8 @@ class Functions(Elementwise):
     # ---- activations ---------------------------------------------------------------------------
 
     def gelu(self, approximate: Literal["tanh", "none"] = "tanh") -> Self:
-        """x times the normal distribution's part below x (arXiv:1606.08415), by tanh or by erf."""
+        """Return x times the normal distribution's cumulative probability at x (arXiv:1606.08415),
+        by tanh or by erf."""
         real = self._real()
         if approximate == "none":
             return self._rounded(real * 0.5 * ((real * math.sqrt(0.5)).erf() + 1))
@@ -125,66 +126,66 @@ class Functions(Elementwise):
         return self._rounded(real * twice.sigmoid())
 
     def quick_gelu(self) -> Self:
-        """x sigmoid(1.702 x), an approximation of `gelu`."""
+        """Return x sigmoid(1.702 x), an approximation of `gelu`."""
         real = self._real()
         return self._rounded(real * (real * 1.702).sigmoid())
 
     def swish(self) -> Self:
-        """x sigmoid(x); the same as `silu`."""
+        """Return x sigmoid(x); the same as `silu`."""
         return self.silu()
 
     def elu(self, alpha: float = 1.0) -> Self:
-        """x where positive, else alpha (exp(x) - 1)."""
+        """Return x if positive, otherwise alpha (exp(x) - 1)."""
         real = self._real()
         return self._rounded((real > 0).where(real, real.minimum(0).expm1() * alpha))
 
     def celu(self, alpha: float = 1.0) -> Self:
-        """max(0, x) + min(0, alpha (exp(x / alpha) - 1))."""
+        """Return max(0, x) + min(0, alpha (exp(x / alpha) - 1))."""
         real = self._real()
         return self._rounded((real > 0).where(real, (real.minimum(0) / alpha).expm1() * alpha))
 
     def selu(self) -> Self:
-        """Scaled `elu` with the constants of self-normalising networks."""
+        """Return `elu` scaled with the constants of self-normalising networks."""
         return self._rounded(self._real().elu(SELU_ALPHA) * SELU_SCALE)
 
     def leaky_relu(self, slope: float = 0.01) -> Self:
-        """x where positive, else slope x."""
+        """Return x if positive, otherwise slope x."""
         real = self._real()
         return self._rounded((real < 0).where(real * slope, real))
 
     def relu6(self) -> Self:
-        """Limit to 0 to 6."""
+        """Limit the elements to 0 to 6."""
         return self.clamp(0, 6)
 
     def hardtanh(self, low: float = -1, high: float = 1) -> Self:
-        """Limit to `low` to `high`, -1 to 1 by default."""
+        """Limit the elements to `low` to `high`, by default -1 to 1."""
         return self.clamp(low, high)
 
     def hardsigmoid(self) -> Self:
-        """relu6(x + 3) / 6."""
+        """Return relu6(x + 3) / 6."""
         return self._rounded((self._real() / 6 + 0.5).clamp(0, 1))
 
     def hardswish(self) -> Self:
-        """x relu6(x + 3) / 6."""
+        """Return x relu6(x + 3) / 6."""
         real = self._real()
         return self._rounded(real * (real + 3).clamp(0, 6) / 6)
 
     def softplus(self, beta: float = 1.0) -> Self:
-        """log(1 + exp(x)), smooth above zero."""
+        """Return log(1 + exp(x)), a smooth relu."""
         real = self._real() * beta
         return self._rounded((real.maximum(0) + (-real.abs()).exp().log1p()) / beta)
 
     def logsigmoid(self) -> Self:
-        """Logarithm of `sigmoid`, without overflow."""
+        """Return the logarithm of `sigmoid`, without overflow."""
         real = self._real()
         return self._rounded(real.minimum(0) - (-real.abs()).exp().log1p())
 
     def softsign(self) -> Self:
-        """x / (1 + |x|)."""
+        """Return x / (1 + |x|)."""
         real = self._real()
         return self._rounded(real / (real.abs() + 1))
 
     def mish(self) -> Self:
-        """x tanh(softplus(x))."""
+        """Return x tanh(softplus(x))."""
         real = self._real()
         return self._rounded(real * real.softplus().tanh())

@@ -54,7 +54,7 @@ class Choice:
 
 
 class Indexing(Movement):
-    """Reading elements. Results are values of their own, never views that change together."""
+    """Reading elements. Results are independent values, not views."""
 
     __slots__ = ()
 
@@ -80,7 +80,7 @@ class Indexing(Movement):
         return (self[place] for place in range(self.shape[0]))
 
     def take(self, indices: Any, axis: int) -> Self:
-        """The elements at `indices` along one axis."""
+        """Return the elements at `indices` along one axis."""
         place = self._axis("take", axis)
         return self[(*[slice(None)] * place, indices)]
 

@@ -1,4 +1,4 @@
-"""Tensor: parts and arrangements, made of slices, masks and movement. Names as in PyTorch."""
+"""Tensor: parts and arrangements, composed of slices, masks and movement. Names as in PyTorch."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from hcq.errors import BadArgument
 
 
 class Layout(Operations):
-    """None of these stores anything."""
+    """Parts and arrangements of elements. None of these allocates memory."""
 
     __slots__ = ()
 
     def full_like(self, value: Scalar) -> Self:
-        """One number everywhere, of this shape and type, on this device."""
+        """Return a tensor of one value with the same shape, type and device."""
         return self._filled(value)
 
     def zeros_like(self) -> Self:
-        """Zeros of the same shape, type and device."""
+        """Return zeros with the same shape, type and device."""
         return self._filled(0)
 
     def ones_like(self) -> Self:
-        """Ones of the same shape, type and device."""
+        """Return ones with the same shape, type and device."""
         return self._filled(1)
 
     def tril(self, diagonal: int = 0) -> Self:
-        """What is on or below a diagonal of the last two axes, and zero above."""
+        """Keep the elements on or below a diagonal of the last two axes; set the others to zero."""
         return self._triangle("tril", diagonal, True)
 
     def triu(self, diagonal: int = 0) -> Self:
-        """What is on or above a diagonal of the last two axes, and zero below."""
+        """Keep the elements on or above a diagonal of the last two axes; set the others to zero."""
         return self._triangle("triu", diagonal, False)
 
     def _triangle(self, operation: str, diagonal: int, below: bool) -> Self:
@@ -46,7 +46,7 @@ class Layout(Operations):
         return kept.where(self, 0).cast(self.dtype)
 
     def diagonal(self) -> Self:
-        """The main diagonal of the last two axes."""
+        """Return the main diagonal of the last two axes."""
         if self.ndim < 2:
             raise BadArgument(f"diagonal: expected at least two axes, got shape {self._shown}")
         count = min(self.shape[-2:])
@@ -54,7 +54,7 @@ class Layout(Operations):
         return self[(..., places, places)]
 
     def diag(self) -> Self:
-        """A matrix with this (of one axis) as its main diagonal."""
+        """Return a matrix with this tensor of one axis as its main diagonal."""
         if self.ndim != 1:
             raise BadArgument(f"diag: expected one axis, got shape {self._shown}")
         down = self._new(graph.iota(self.shape[0])).unsqueeze(1)
@@ -62,7 +62,8 @@ class Layout(Operations):
         return down._compare("eq", across).where(self, 0).cast(self.dtype)
 
     def split(self, sizes: int | Sequence[int], axis: int = 0) -> tuple[Self, ...]:
-        """Parts of a size (the last may be shorter), or of given sizes that fill the axis."""
+        """Split into parts of one size (the last may be shorter), or of given sizes that add up to
+        the axis."""
         place = self._axis("split", axis)
         whole = self.shape[place]
         if not isinstance(sizes, list | tuple):
@@ -82,14 +83,14 @@ class Layout(Operations):
         return tuple(parts)
 
     def chunk(self, count: int, axis: int = 0) -> tuple[Self, ...]:
-        """At most `count` parts of equal size (the last may be shorter)."""
+        """Split into at most `count` parts of equal size (the last may be shorter)."""
         place = self._axis("chunk", axis)
         if integer_of("chunk", "count", count) <= 0:
             raise BadArgument(f"chunk: count must be positive, got {count}")
         return self.split(max(1, -(-self.shape[place] // count)), place)
 
     def roll(self, shifts: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Self:
-        """Moved along axes, what leaves at the end coming in at the start; None: as if flat."""
+        """Rotate the elements along axes; None rotates the flattened tensor."""
         if axis is None:
             if not isinstance(shifts, int):
                 raise BadArgument("roll: several shifts need as many axes")
@@ -113,7 +114,8 @@ class Layout(Operations):
         return result
 
     def repeat_interleave(self, count: int, axis: int | None = None) -> Self:
-        """Each element (of an axis; None: of the flat array) `count` times, side by side."""
+        """Repeat each element `count` times consecutively, along an axis (None: of the flattened
+        tensor)."""
         if integer_of("repeat_interleave", "count", count) < 0:
             raise BadArgument(f"repeat_interleave: count must not be negative, got {count}")
         if axis is None:
@@ -125,15 +127,18 @@ class Layout(Operations):
         return self.unsqueeze(place + 1).expand(spread).reshape(joined)
 
     def unflatten(self, axis: int, sizes: Sequence[int]) -> Self:
-        """An axis as several; one size may be -1."""
+        """Split an axis into several; one size may be -1."""
         place = self._axis("unflatten", axis)
         listed = tuple(integers_of("unflatten", "sizes", sizes))
         wanted = shape_of("unflatten", [listed], self.shape[place])
         return self.reshape((*self.shape[:place], *wanted, *self.shape[place + 1 :]))
 
     def one_hot(self, classes: int = -1) -> Self:
-        """A new last axis of `classes`, 1 where it is this integer, else 0; as int64. -1: as many
-        as the largest integer needs, which is computed now (refused in a recorded function)."""
+        """Add a last axis of `classes`, 1 at the position of the integer and 0 elsewhere, as int64.
+
+        -1: as many classes as the largest integer requires, which is computed immediately (an error
+        in a recorded function).
+        """
         if not self.dtype.is_integer:
             raise BadArgument(f"one_hot: expected integers, got {self.dtype.name}")
         if type(classes) is not int or classes < -1:
@@ -144,8 +149,11 @@ class Layout(Operations):
         return self.unsqueeze(-1)._compare("eq", across).cast(int64)
 
     def masked_select(self, mask: TensorCore) -> Self:
-        """What a mask picks, in order. How much that is depends on data: the mask is computed now
-        (refused in a recorded function)."""
+        """Return the elements selected by a mask, in order.
+
+        Their number depends on data: the mask is computed immediately (an error in a recorded
+        function).
+        """
         lifted = self._lift("masked_select", mask)
         if not isinstance(lifted, TensorCore):
             raise BadArgument(f"masked_select: mask must be a Tensor, got {mask!r}")

@@ -1,6 +1,5 @@
-"""Tensor: losses. Names, axes and reductions as in PyTorch: classes lie along axis 1, or along the
-only axis. They are computed in float32 and rounded once.
-"""
+"""Tensor: losses. Names, axes and reductions as in PyTorch: classes are on axis 1, or on the only
+axis. Losses are computed in float32 and rounded once."""
 
 from __future__ import annotations
 
@@ -21,25 +20,25 @@ LOWEST_LOG = -100.0  # where binary_cross_entropy cuts off the logarithm of zero
 
 
 class Losses(Operations):
-    """reduction: the mean or the sum over all elements, or "none": one each."""
+    """Losses. reduction: "mean" or "sum" over all elements, or "none" for one loss each."""
 
     __slots__ = ()
 
     def mse_loss(self, target: Any, reduction: Reduction = "mean") -> Self:
-        """(self - target)^2."""
+        """Return (self - target)^2."""
         apart = self._real() - self._target("mse_loss", target)
         return self._collected("mse_loss", apart.square(), reduction)
 
     def l1_loss(self, target: Any, reduction: Reduction = "mean") -> Self:
-        """|self - target|."""
+        """Return |self - target|."""
         apart = self._real() - self._target("l1_loss", target)
         return self._collected("l1_loss", apart.abs(), reduction)
 
     def binary_cross_entropy(
         self, target: Any, weight: Any = None, reduction: Reduction = "mean"
     ) -> Self:
-        """-(target * log(self) + (1 - target) * log(1 - self)), of probabilities; logarithms are
-        at least -100. weight: a factor for each element."""
+        """Return -(target * log(self) + (1 - target) * log(1 - self)) of probabilities; logarithms
+        are limited to at least -100. weight: a factor for each element."""
         wanted, given = self._target("binary_cross_entropy", target), self._real()
         hit = wanted * given.log().maximum(LOWEST_LOG)
         missed = (1 - wanted) * (1 - given).log().maximum(LOWEST_LOG)
@@ -55,8 +54,8 @@ class Losses(Operations):
         positive_weight: Any = None,
         reduction: Reduction = "mean",
     ) -> Self:
-        """binary_cross_entropy of sigmoid(self), at any size. positive_weight: a factor for what
-        the target says is there; it broadcasts."""
+        """Return binary_cross_entropy of sigmoid(self), without overflow. positive_weight: a factor
+        for the positive part of the target; it broadcasts."""
         name = "binary_cross_entropy_with_logits"
         wanted, given = self._target(name, target), self._real()
         softened = (-given).softplus()  # -log(sigmoid)
@@ -72,8 +71,8 @@ class Losses(Operations):
         ignore_index: int = IGNORED,
         reduction: Reduction = "mean",
     ) -> Self:
-        """What stands at each label, negated: self are logarithms of probabilities. Other options
-        as in cross_entropy."""
+        """Return the negated element at each label; self contains logarithms of probabilities.
+        Other options as in cross_entropy."""
         self._check_labels("nll_loss", target, ignore_index)
         picked, factor = self._real()._at_labels("nll_loss", target, weight, ignore_index)
         return self._weighted("nll_loss", -picked * factor, factor, reduction)
@@ -86,12 +85,13 @@ class Losses(Operations):
         label_smoothing: float = 0.0,
         reduction: Reduction = "mean",
     ) -> Self:
-        """-log(softmax(self)) at each label, or summed by a target of probabilities.
+        """Return -log(softmax(self)) at each label, or weighted by a target of probabilities.
 
-        target: integers, without the axis of classes, or floats of this shape. weight: a factor
-        for each class; the mean is by the labels' factors. ignore_index: a label to ignore.
-        label_smoothing: the part of each label that is distributed over all classes. An invalid
-        label raises BadArgument if the labels are an array, and has a loss of NaN in a tensor.
+        target: integers, without the axis of classes, or floats of this shape. weight: a factor for
+        each class; the mean is weighted by the factors of the labels. ignore_index: a label to
+        ignore. label_smoothing: the part of each label that is distributed over all classes. An
+        invalid label raises BadArgument if the labels are an array, and has a loss of NaN in a
+        tensor.
         """
         name = "cross_entropy"
         if not 0 <= number_of(name, "label_smoothing", label_smoothing) <= 1:

@@ -1,4 +1,4 @@
-"""Tensor: shape and order. None of these computes or copies anything; they change indices."""
+"""Tensor: shape and order. These methods change only indices; they compute and copy nothing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hcq.errors import BadArgument
 
 
 class Movement(TensorCore):
-    """Names as in PyTorch; `axis` counts from either end."""
+    """Changes of shape and order. Names as in PyTorch; `axis` counts from either end."""
 
     __slots__ = ()
 
     def reshape(self, *shape: Any) -> Self:
-        """The same elements in row-major order; one size may be -1."""
+        """Return the same elements in row-major order with another shape; one size may be -1."""
         wanted = shape_of("reshape", shape, self.numel())
         if prod(wanted) != self.numel():
             raise BadArgument(
@@ -28,7 +28,7 @@ class Movement(TensorCore):
     view = reshape
 
     def flatten(self, start: int = 0, end: int = -1) -> Self:
-        """Join the axes from `start` to `end`, both included."""
+        """Join the axes from `start` to `end`, inclusive."""
         if not self.ndim:
             return self.reshape(1)
         first, last = self._axis("flatten", start), self._axis("flatten", end)
@@ -45,13 +45,13 @@ class Movement(TensorCore):
         return self.reshape((*self.shape[:place], 1, *self.shape[place:]))
 
     def squeeze(self, axis: int | Sequence[int] | None = None) -> Self:
-        """Drop axes of size 1 (all of them by default; given ones of other sizes stay)."""
+        """Remove axes of size 1: all of them by default; given axes of other sizes remain."""
         axes = self._axes("squeeze", axis)
         kept = [size for i, size in enumerate(self.shape) if size != 1 or i not in axes]
         return self.reshape(tuple(kept))
 
     def permute(self, *axes: Any) -> Self:
-        """Result axis i is axis axes[i]."""
+        """Reorder the axes: axis i of the result is axis axes[i]."""
         listed = axes[0] if len(axes) == 1 and isinstance(axes[0], list | tuple) else axes
         order = tuple(self._axis("permute", axis) for axis in listed)
         if sorted(order) != list(range(self.ndim)):
@@ -70,11 +70,11 @@ class Movement(TensorCore):
 
     @property
     def T(self) -> Self:
-        """All axes in reverse order."""
+        """The tensor with all axes in reverse order."""
         return self._new(graph.permute(self.node, tuple(reversed(range(self.ndim)))))
 
     def expand(self, *shape: Any) -> Self:
-        """Repeat axes of size 1; -1 keeps an axis; new axes may come first."""
+        """Repeat axes of size 1; -1 keeps an axis; new axes may be added in front."""
         listed = shape[0] if len(shape) == 1 and isinstance(shape[0], list | tuple) else shape
         own = (1,) * (len(listed) - self.ndim) + self.shape
         if len(own) != len(listed):
@@ -95,7 +95,7 @@ class Movement(TensorCore):
         return self._new(broadcast(self.node, wanted))
 
     def pad(self, pairs: Sequence[tuple[int, int]], value: Scalar = 0) -> Self:
-        """Surround by `value`: (before, after) for each axis, as numpy.pad takes them."""
+        """Add `value` around the elements: (before, after) for each axis, as in numpy.pad."""
         listed = self._pairs("pad", pairs)
         if any(before < 0 or after < 0 for before, after in listed):
             raise BadArgument(
@@ -105,7 +105,7 @@ class Movement(TensorCore):
         return self._new(graph.pad(self.node, listed, checked))
 
     def shrink(self, box: Sequence[tuple[int, int]]) -> Self:
-        """The elements from start to stop, for each axis."""
+        """Return the elements from start to stop along each axis."""
         listed = self._pairs("shrink", box)
         for (start, stop), size in zip(listed, self.shape, strict=True):
             if not 0 <= start <= stop <= size:
@@ -129,7 +129,7 @@ class Movement(TensorCore):
         return self._new(graph.flip(self.node, self._axes("flip", tuple(listed))))
 
     def repeat(self, *repeats: Any) -> Self:
-        """Tile: repeats[i] copies along axis i; new axes may come first."""
+        """Tile: repeats[i] copies along axis i; new axes may be added in front."""
         counts = shape_of("repeat", repeats)
         if len(counts) < self.ndim:
             raise BadArgument(
@@ -143,7 +143,7 @@ class Movement(TensorCore):
         return spread.reshape(tuple(c * size for c, size in zip(counts, own, strict=True)))
 
     def contiguous(self) -> Self:
-        """Store this value as it is, instead of computing it again in each use."""
+        """Store this value in memory instead of computing it again in each use."""
         if self.node.storage is not None:
             return self
         node = graph.Node("contiguous", self.dtype, self.shape, (self.node,))

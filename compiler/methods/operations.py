@@ -20,10 +20,11 @@ class Operations(Reductions, Functions, Indexing):
     __slots__ = ()
 
     def gather(self, axis: int, index: TensorCore) -> Self:
-        """result[i, j] = self[index[i, j], j] for axis 0, and so on.
+        """Return result[i, j] = self[index[i, j], j] for axis 0, and so on.
 
         An index has as many axes as the tensor and may be shorter along each (along `axis` also
-        longer). Negative ones count from the end; what is outside reads as zero."""
+        longer). Negative indices count from the end; indices out of range read as zero.
+        """
         place, node = self._indices("gather", axis, index)
         common = node.shape
         entries = []

@@ -1,7 +1,9 @@
-"""Random numbers by counting: each is a function of its number and of a key, on the device.
+"""Counter-based random numbers: each is a function of its number and of a key, computed on the
+device.
 
 B. Widynski, "Squares: A Fast Counter-Based RNG", arXiv:2004.06278: four rounds of squaring that
-exchange the halves of 64 bits. Integers alone, so that every device makes the same numbers.
+exchange the halves of 64 bits. It uses integers only, so that every device returns the same
+numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tensor: reductions, and what is made of them. axis= and keepdims= as in NumPy."""
+"""Tensor: reductions, and functions composed of them. axis= and keepdims= as in NumPy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ Axis = int | Sequence[int] | None
 
 
 class Reductions(Elementwise, Movement):
-    """axis: an axis, several, or None for all; reduced axes vanish unless keepdims."""
+    """Reductions. axis: an axis, several, or None for all; reduced axes are removed unless
+    keepdims."""
 
     __slots__ = ()
 
@@ -56,7 +57,7 @@ class Reductions(Elementwise, Movement):
         return made
 
     def sum(self, axis: Axis = None, keepdims: bool = False) -> Self:
-        """Integers and bools give 64-bit integers."""
+        """Return the sum along the axes. Integers and bools give 64-bit integers."""
         return self._remembered("sum", Reductions._sum, axis, keepdims)
 
     def _sum(self, axis: Axis, keepdims: bool) -> Self:
@@ -64,12 +65,13 @@ class Reductions(Elementwise, Movement):
         return self._reduce("sum", node, self._axes("sum", axis), keepdims)
 
     def prod(self, axis: Axis = None, keepdims: bool = False) -> Self:
-        """Integers and bools give 64-bit integers."""
+        """Return the product along the axes. Integers and bools give 64-bit integers."""
         node = graph.cast(self.node, dtypes.sum_dtype(self.dtype))
         return self._reduce("prod", node, self._axes("prod", axis), keepdims)
 
     def max(self, axis: Axis = None, keepdims: bool = False) -> Self:
-        """NaN if any is. BadArgument over nothing."""
+        """Return the largest element along the axes; NaN if any is NaN. Raises BadArgument for
+        empty axes."""
         return self._remembered("max", Reductions._max, axis, keepdims)
 
     def _max(self, axis: Axis, keepdims: bool) -> Self:
@@ -77,7 +79,8 @@ class Reductions(Elementwise, Movement):
         return self._reduce("or" if self.dtype is bool_ else "max", self.node, axes, keepdims)
 
     def min(self, axis: Axis = None, keepdims: bool = False) -> Self:
-        """The smallest element along the axes; NaN where one is NaN."""
+        """Return the smallest element along the axes; NaN if any is NaN. Raises BadArgument for
+        empty axes."""
         return self._remembered("min", Reductions._min, axis, keepdims)
 
     def _min(self, axis: Axis, keepdims: bool) -> Self:
@@ -85,17 +88,17 @@ class Reductions(Elementwise, Movement):
         return self._reduce("and" if self.dtype is bool_ else "min", self.node, axes, keepdims)
 
     def any(self, axis: Axis = None, keepdims: bool = False) -> Self:
-        """Whether an element along the axes is true (not 0); a bool tensor."""
+        """Return whether any element along the axes is true (not 0)."""
         node = graph.cast(self.node, bool_)
         return self._reduce("or", node, self._axes("any", axis), keepdims)
 
     def all(self, axis: Axis = None, keepdims: bool = False) -> Self:
-        """Whether every element along the axes is true (not 0); a bool tensor."""
+        """Return whether all elements along the axes are true (not 0)."""
         node = graph.cast(self.node, bool_)
         return self._reduce("and", node, self._axes("all", axis), keepdims)
 
     def mean(self, axis: Axis = None, keepdims: bool = False) -> Self:
-        """Integers give float32; over nothing it is NaN."""
+        """Return the mean along the axes. Integers give float32; empty axes give NaN."""
         axes = self._axes("mean", axis)
         count = prod(self.shape[i] for i in axes)
         dtype = dtypes.float_dtype(self.dtype)
@@ -103,7 +106,7 @@ class Reductions(Elementwise, Movement):
         return (total / count).cast(dtype)
 
     def var(self, axis: Axis = None, keepdims: bool = False, correction: int = 1) -> Self:
-        """Variance with divisor n - correction."""
+        """Return the variance along the axes, with divisor n - correction."""
         axes = self._axes("var", axis)
         count = prod(self.shape[i] for i in axes)
         correction = integer_of("var", "correction", correction)
@@ -113,15 +116,17 @@ class Reductions(Elementwise, Movement):
         return (total / max(0, count - correction)).cast(dtypes.float_dtype(self.dtype))
 
     def std(self, axis: Axis = None, keepdims: bool = False, correction: int = 1) -> Self:
-        """Standard deviation along the axes: the root of `var`."""
+        """Return the standard deviation along the axes: the root of `var`."""
         return self.var(axis, keepdims, correction).sqrt()
 
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Self:
-        """Where the largest is, the first of equals, as int64. A NaN counts as largest."""
+        """Return the index of the largest element, the first of equals, as int64. NaN counts as
+        largest."""
         return self._position("argmax", axis, keepdims)
 
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> Self:
-        """Where the smallest is, the first of equals, as int64. A NaN counts as smallest."""
+        """Return the index of the smallest element, the first of equals, as int64. NaN counts as
+        smallest."""
         return self._position("argmin", axis, keepdims)
 
     def _position(self, operation: str, axis: int | None, keepdims: bool) -> Self:
@@ -148,7 +153,7 @@ class Reductions(Elementwise, Movement):
         return axes
 
     def softmax(self, axis: int = -1) -> Self:
-        """exp(x) divided by its sum along the axis, without overflow."""
+        """Return exp(x) divided by its sum along the axis, without overflow."""
         if type(axis) is not int:
             return self._softmax(axis)
         return self._again(("softmax", axis), (), lambda: self._softmax(axis))
@@ -159,7 +164,7 @@ class Reductions(Elementwise, Movement):
         return (raised / raised.sum(axis, keepdims=True)).cast(dtype)
 
     def log_softmax(self, axis: int = -1) -> Self:
-        """Logarithm of `softmax`, without overflow."""
+        """Return the logarithm of `softmax`, without overflow."""
         dtype = dtypes.float_dtype(self.dtype)
         shifted = self._shifted("log_softmax", axis)
         return (shifted - shifted.exp().sum(axis, keepdims=True).log()).cast(dtype)
@@ -170,8 +175,8 @@ class Reductions(Elementwise, Movement):
         return wide if not self.numel() else wide - wide.max(axis, keepdims=True)
 
     def matmul(self, other: Any) -> Self:
-        """Matrix product as numpy.matmul: 1-D operands are vectors, leading axes broadcast. 16-bit
-        floats are summed in float32; bools give whether any pair is true."""
+        """Return the matrix product as in numpy.matmul: 1-D operands are vectors, leading axes
+        broadcast. 16-bit floats are accumulated in float32; bools give whether any pair is true."""
         right = self._lift("matmul", other)
         if not isinstance(right, Reductions):
             raise BadArgument("matmul: operands must have at least one axis")

@@ -1,7 +1,6 @@
-"""Tensor: images of other sizes, by transposed convolution and by interpolation.
+"""Tensor: resizing images, by transposed convolution and by interpolation.
 
-Where a result's element comes from is index arithmetic in whole numbers, so that no place is
-rounded to its neighbour.
+The source position of an element is computed in integers, so that it is not rounded to a neighbour.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ FINEST = 1 << 16  # a scale is a fraction whose parts are at most about this
 
 
 class Resampling(Operations):
-    """On tensors [batch, channels, ...]."""
+    """Resizing of tensors [batch, channels, ...]."""
 
     __slots__ = ()
 
@@ -31,10 +30,10 @@ class Resampling(Operations):
         output_padding: Pair = 0, groups: int = 1, dilation: Pair = 1,
     ) -> Self:  # fmt: skip
         """Spread each element over a window times `weight` [channels, out channels / groups,
-        height, width], windows `stride` apart, and add up where they overlap; then add `bias`.
+        height, width], with windows `stride` apart, and sum where they overlap; then add `bias`.
 
-        `padding` elements are cut off at each side, `output_padding` added at the ends. Types as
-        in matmul. One matrix product of all windows, and a sum that puts them in place.
+        `padding` elements are removed at each side, `output_padding` added at the ends. Types as in
+        matmul. Computed as one matrix product of all windows, and a sum that puts them in place.
         """
         kernel = self._tensor("conv_transpose2d", weight)
         shapes = f"shapes {self._shown} and {kernel._shown}"
@@ -100,13 +99,13 @@ class Resampling(Operations):
         self, size: int | Sequence[int] | None = None, *, scale: float | Sequence[float] | None =
         None, mode: str = "nearest", align_corners: bool = False,
     ) -> Self:  # fmt: skip
-        """Other numbers of elements along the axes after the first two, by `size` or `scale`.
+        """Resize the axes after the first two to `size` or by `scale`.
 
-        mode: "nearest" (the element below the place), or for 3, 4, 5 axes "linear", "bilinear",
+        mode: "nearest" (the element below the position), or for 3, 4, 5 axes "linear", "bilinear",
         "trilinear" (between the two nearest along each axis). align_corners: the first and last
-        elements keep their places; else elements are taken as areas, whose edges do. Linear modes
-        round uint8 to the nearest number (PyTorch after each axis, so that it may differ by one);
-        other integers give float32.
+        elements keep their positions; otherwise elements are areas, whose edges are aligned. Linear
+        modes round uint8 to the nearest number (PyTorch rounds after each axis, so results may
+        differ by one); other integers give float32.
         """
         linear = mode != "nearest"
         if self.ndim < 3 or (linear and mode != LINEAR.get(self.ndim)):

@@ -1,4 +1,4 @@
-"""Tensor: running totals, and what is made of whole rows."""
+"""Tensor: running totals, and functions of whole rows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hcq.errors import BadArgument
 
 
 class Scans(Running):
-    """axis: counted from either end."""
+    """Running totals and functions of rows. axis: counted from either end."""
 
     __slots__ = ()
 
     def cumsum(self, axis: int = 0) -> Self:
-        """The sum of all elements up to each one, along an axis; in the type of `sum`."""
+        """Return the sum of all elements up to each one along an axis, in the type of `sum`."""
         if not self.ndim:
             return self.reshape(1).cumsum(axis).reshape(())
         place = self._axis("cumsum", axis)
@@ -26,7 +26,8 @@ class Scans(Running):
         return wide._running("sum", place, 0)
 
     def cumprod(self, axis: int = 0) -> Self:
-        """The product of all elements up to each one, along an axis; in the type of `prod`."""
+        """Return the product of all elements up to each one along an axis, in the type of
+        `prod`."""
         if not self.ndim:
             return self.reshape(1).cumprod(axis).reshape(())
         place = self._axis("cumprod", axis)
@@ -34,13 +35,13 @@ class Scans(Running):
         return wide._running("prod", place, 1)
 
     def cummax(self, axis: int = 0) -> Self:
-        """The largest element up to each one, along an axis."""
+        """Return the largest element up to each one along an axis."""
         if not self.ndim:
             return self.reshape(1).cummax(axis).reshape(())
         return self._running("max", self._axis("cummax", axis), dtypes.lowest(self.dtype))
 
     def cummin(self, axis: int = 0) -> Self:
-        """The smallest element up to each one, along an axis."""
+        """Return the smallest element up to each one along an axis."""
         if not self.ndim:
             return self.reshape(1).cummin(axis).reshape(())
         return self._running("min", self._axis("cummin", axis), dtypes.highest(self.dtype))
@@ -48,7 +49,7 @@ class Scans(Running):
     # ---- rows ----------------------------------------------------------------------------------
 
     def logsumexp(self, axis: Axis = None, keepdims: bool = False) -> Self:
-        """log(sum(exp(x))) without overflow; over nothing it is minus infinity."""
+        """Return log(sum(exp(x))) without overflow; minus infinity for empty axes."""
         axes = self._axes("logsumexp", axis)
         wide = self.cast(float32)
         if any(not self.shape[place] for place in axes):
@@ -60,36 +61,40 @@ class Scans(Running):
         return found if keepdims else found.squeeze(axes)
 
     def softmin(self, axis: int = -1) -> Self:
-        """`softmax` of -x."""
+        """Return `softmax` of -x."""
         return (-self).softmax(axis)
 
     def layernorm(self, axis: Axis = -1, epsilon: float = 1e-5) -> Self:
-        """Centred, and of variance 1, along axes; 16-bit floats by way of float32."""
+        """Normalise to mean 0 and variance 1 along axes; 16-bit floats are computed in float32."""
         wide = self.cast(float32)
         apart = wide - wide.mean(axis, keepdims=True)
         scale = (apart.square().mean(axis, keepdims=True) + epsilon).rsqrt()
         return (apart * scale).cast(dtypes.float_dtype(self.dtype))
 
     def normalize(self, axis: int = 1, epsilon: float = 1e-12) -> Self:
-        """Divided by the root of the sum of squares along an axis, at least epsilon."""
+        """Divide by the root of the sum of squares along an axis, or by epsilon if that is
+        larger."""
         wide = self.cast(float32)
         length = wide.square().sum(axis, keepdims=True).sqrt().maximum(epsilon)
         return (wide / length).cast(dtypes.float_dtype(self.dtype))
 
     def linear(self, weight: Any, bias: Any = None) -> Self:
-        """self @ weight (of [inputs, outputs]) + bias."""
+        """Return self @ weight (of [inputs, outputs]) + bias."""
         result = self.matmul(weight)
         return result if bias is None else result + bias
 
     def dot(self, other: Any) -> Self:
-        """Matrix product; the same as `@`."""
+        """Return the matrix product; the same as `@`."""
         return self.matmul(other)
 
     def scaled_dot_product_attention(
         self, key: Self, value: Self, mask: Any = None, is_causal: bool = False
     ) -> Self:
-        """softmax(self @ key^T / sqrt(depth) + mask) @ value; a mask of bools says what is seen.
-        is_causal: row i sees columns up to i. A row that sees nothing gives zeros."""
+        """Return softmax(self @ key^T / sqrt(depth) + mask) @ value; a bool mask selects the
+        visible columns.
+
+        is_causal: columns up to i are visible to row i. A row without visible columns gives zeros.
+        """
         name = "scaled_dot_product_attention"
         for given in (self, key, value):
             if not isinstance(given, Scans) or given.ndim < 2:

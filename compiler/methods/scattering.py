@@ -1,4 +1,4 @@
-"""Tensor: elements by indices along one axis, read and written; names as in PyTorch."""
+"""Tensor: reading and writing elements by indices along one axis; names as in PyTorch."""
 
 from __future__ import annotations
 
@@ -18,22 +18,25 @@ _MODES = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "mi
 
 
 class Scattering(Operations):
-    """An index is as `gather` takes it; what is outside is not written.
-    Results are new tensors; where several values meet, they are taken in the index's order."""
+    """Writing elements by an index, with the shape rules of `gather`; indices out of range are
+    ignored. Results are new tensors; values with the same index are combined in order."""
 
     __slots__ = ()
 
     def scatter(self, axis: int, index: TensorCore, source: Any, reduce: str | None = None) -> Self:
-        """A copy with result[index[i, j], j] = source[i, j] for axis 0, and so on; the last one
-        stays. reduce: "add" or "multiply" joins them with what is there. source: a number, or at
-        least as long as the index along each axis."""
+        """Return a copy with result[index[i, j], j] = source[i, j] for axis 0, and so on; of equal
+        indices, the last value is kept.
+
+        reduce: "add" or "multiply" combines values with the existing element. source: a number, or
+        a tensor at least as long as the index along each axis.
+        """
         modes = {None: "set", "add": "add", "multiply": "mul"}
         if reduce not in modes:
             raise BadArgument(f"scatter: reduce must be 'add', 'multiply' or None, got {reduce!r}")
         return self._scattered("scatter", axis, index, source, modes[reduce])
 
     def scatter_add(self, axis: int, index: TensorCore, source: Any) -> Self:
-        """As `scatter`, the sources added to what is there."""
+        """Return a copy as of `scatter`, with the sources added to the existing elements."""
         return self._scattered("scatter_add", axis, index, source, "add")
 
     def scatter_reduce(
@@ -44,8 +47,12 @@ class Scattering(Operations):
         reduce: str,
         include_self: bool = True,
     ) -> Self:
-        """As `scatter`, the sources joined: "sum", "prod", "mean", "amax" or "amin". include_self:
-        with what is there; otherwise only what no source meets stays as it was."""
+        """Return a copy as of `scatter`, with the sources combined by "sum", "prod", "mean", "amax"
+        or "amin".
+
+        include_self: also with the existing element; otherwise only elements without a source keep
+        their value.
+        """
         if reduce not in _MODES:
             raise BadArgument(
                 f"scatter_reduce: reduce must be one of {list(_MODES)}, got {reduce!r}"
@@ -76,19 +83,20 @@ class Scattering(Operations):
         return int(limits.min if mode == "max" else limits.max)
 
     def index_add(self, axis: int, index: TensorCore, source: TensorCore) -> Self:
-        """A copy to which source[i] is added at index[i] along an axis; the index has one axis."""
+        """Return a copy with source[i] added at index[i] along an axis; the index has one axis."""
         return self._along("index_add", axis, index, source, "add")
 
     def index_copy(self, axis: int, index: TensorCore, source: TensorCore) -> Self:
-        """A copy with source[i] at index[i] along an axis; the index has one axis."""
+        """Return a copy with source[i] at index[i] along an axis; the index has one axis."""
         return self._along("index_copy", axis, index, source, "set")
 
     def index_fill(self, axis: int, index: TensorCore, value: Scalar) -> Self:
-        """A copy with a number at the indices along an axis; the index has one axis."""
+        """Return a copy with a number at the indices along an axis; the index has one axis."""
         return self._along("index_fill", axis, index, value, "set")
 
     def masked_fill(self, mask: TensorCore, value: Any) -> Self:
-        """`value` where the mask is true, else this; both are broadcast to this."""
+        """Return `value` where the mask is true, otherwise self; both are broadcast to this
+        shape."""
         lifted = self._lift("masked_fill", mask)
         if not isinstance(lifted, TensorCore) or lifted.dtype is not bool_:
             raise BadArgument("masked_fill: the mask must be a tensor of bools")

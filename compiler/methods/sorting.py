@@ -32,13 +32,12 @@ ROUND = 256  # rows are made a multiple of it, so that running totals have whole
 
 
 class Sorting(Running):
-    """Orders are stable; NaN counts as largest."""
+    """Sorting. All methods are stable; NaN counts as largest."""
 
     __slots__ = ()
 
     def argsort(self, axis: int = -1, descending: bool = False) -> Self:
-        """The places of the elements in order, as int64; equal ones stay in theirs. NaN counts as
-        largest."""
+        """Return the indices that sort the elements, as int64; equal elements keep their order."""
         if not self.ndim:
             return self.reshape(1).argsort(axis, descending).reshape(())
         place = self._axis("argsort", axis)
@@ -54,7 +53,7 @@ class Sorting(Running):
         return order.transpose(place, -1)
 
     def sort(self, axis: int = -1, descending: bool = False) -> tuple[Self, Self]:
-        """The elements in order, and where they were (see argsort)."""
+        """Return the sorted elements and their indices (see argsort)."""
         if not self.ndim:
             found, order = self.reshape(1).sort(axis, descending)
             return found.reshape(()), order.reshape(())
@@ -67,7 +66,8 @@ class Sorting(Running):
         return last._at(order).transpose(place, -1), order.transpose(place, -1)
 
     def topk(self, count: int, axis: int = -1, largest: bool = True) -> tuple[Self, Self]:
-        """The first of `sort`, the largest (or smallest) first."""
+        """Return the first elements of `sort` and their indices, the largest (or smallest)
+        first."""
         place = self._axis("topk", axis)
         if not 0 <= integer_of("topk", "count", count) <= self.shape[place]:
             raise BadArgument(
@@ -82,8 +82,8 @@ class Sorting(Running):
         return self.gather(place, order), order
 
     def median(self, axis: int | None = None, keepdims: bool = False) -> Any:
-        """The middle of `sort`, the lower of two; NaN where there is one. With an axis also its
-        place, the first of a NaN (int64). BadArgument over nothing."""
+        """Return the median, the lower of two; NaN if there is one. With an axis also its index (of
+        the first NaN, if any), as int64. Raises BadArgument for empty axes."""
         if axis is None:
             found = self.reshape(self.numel()).median(0)[0]
             return found.reshape((1,) * self.ndim) if keepdims else found

@@ -15,7 +15,7 @@ from hcq.remote.request import Grant, LeaseRequest, byte_count
 
 
 class LeasedDevice(Device):
-    """A device that a ugpud lent. Closing it ends the lease."""
+    """A device leased from a ugpud. Closing it ends the lease."""
 
     def __init__(self, driver: RemoteDriver) -> None:
         super().__init__(driver)
@@ -81,8 +81,8 @@ def lease(
 
 
 class TransportLease:
-    """A chip that a ugpud on this machine lent without a driver, at a vfio-user socket. A context
-    manager; `close` gives it back."""
+    """A chip leased without a driver from a ugpud on this machine, at a vfio-user socket. A context
+    manager; `close` returns it."""
 
     def __init__(self, connection: Connection, grant: Grant) -> None:
         self.connection = connection
