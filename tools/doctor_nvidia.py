@@ -32,8 +32,8 @@ def findings(machine: NvidiaMachine, *, expected: bool) -> Iterator[Finding]:
         yield Finding(
             _CHECK,
             "note",
-            "/dev/nvidia-uvm-tools may not be opened: whether a copy that faulted read or wrote "
-            "will not be told",
+            "/dev/nvidia-uvm-tools cannot be opened: errors of copies will not state whether "
+            "the access was a read or a write",
             _MAKE_NODES if not driver.uvm_tools.exists else "ls -l /dev/nvidia-uvm-tools",
         )
     if not driver.persistence:

@@ -102,14 +102,14 @@ def test_types(cpu: Device) -> None:
     ("equation", "shapes", "message"),
     [
         ("ij,jk->ik", [(2, 3), (4, 5)], "do not agree"),
-        ("ij,jk->ik", [(2, 3)], "does not have 1 operands"),
+        ("ij,jk->ik", [(2, 3)], "must name 1 operands"),
         ("ijk->ik", [(2, 3)], "does not match the axes of"),
         ("i->i", [(2, 3)], "does not match the axes of"),
         ("ij->iz", [(2, 3)], "only axes of the operands"),
-        ("ij->ii", [(2, 3)], "twice"),
+        ("ij->ii", [(2, 3)], "each axis once"),
         ("i1->i", [(2, 3)], "must be letters"),
         ("ii->i", [(2, 3)], r"'i' has different sizes: \[2, 3\]"),
-        ("ij->i->j", [(2, 3)], "does not have 1 operands"),
+        ("ij->i->j", [(2, 3)], "must name 1 operands"),
         ("i.j->ij", [(2, 3)], "must be letters"),
     ],
 )

@@ -102,11 +102,11 @@ def test_chosen_where_it_pays_and_not_where_it_is_forbidden(
 def test_refused_where_it_cannot_be(cpu: Device) -> None:
     image, weight = Tensor.ones(1, 8, 9, 9, device=cpu), Tensor.ones(8, 8, 3, 3, device=cpu)
     for options in ({"stride": 2}, {"dilation": (1, 2)}):
-        with pytest.raises(BadArgument, match="Winograd"):
+        with pytest.raises(BadArgument, match="winograd=True"):
             image.conv2d(weight, winograd=True, **options)
-    with pytest.raises(BadArgument, match="Winograd"):
+    with pytest.raises(BadArgument, match="winograd=True"):
         image.conv2d(Tensor.ones(8, 8, 1, 1, device=cpu), winograd=True)
-    with pytest.raises(BadArgument, match="Winograd"):
+    with pytest.raises(BadArgument, match="winograd=True"):
         image.cast("float16").conv2d(weight.cast("float16"), winograd=True)
 
 

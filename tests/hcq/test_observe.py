@@ -177,7 +177,7 @@ def test_a_socket_that_a_killed_process_left_is_removed(tmp_path: Path) -> None:
         assert found is not None and found.pid == owner.pid
         owner.send_signal(signal.SIGKILL)
     (path,) = observe.sockets(tmp_path)
-    with pytest.raises(DeviceNotFound, match="is gone"):
+    with pytest.raises(DeviceNotFound, match="has ended"):
         Reader(path)
     assert observe.sockets(tmp_path) == [] and observe.find("cpu", tmp_path) is None
 

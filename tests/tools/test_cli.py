@@ -161,8 +161,8 @@ def test_peek(capsys: pytest.CaptureFixture[str]) -> None:
         ("virtual:navi31", "ABSENT", "no register 'ABSENT'"),
         ("virtual:navi31", "nothing.CP_STAT", "unknown block 'nothing'"),
         ("virtual:navi31", "gc.*", "expected 1 to 200"),
-        ("virtual:gh100", "CP_STAT", "does not expose registers"),
-        ("cpu", "CP_STAT", "does not expose registers"),
+        ("virtual:gh100", "CP_STAT", "has no registers"),
+        ("cpu", "CP_STAT", "has no registers"),
     ],
 )
 def test_peek_refuses(

@@ -76,7 +76,7 @@ def test_tls_and_tokens(folder: Path) -> None:
             ("ugpu_wrong", "does not know this token"),
             (old, "'old' has expired"),
             (look, "requires the role 'use'"),
-            (elsewhere, "do not cover cpu"),
+            (elsewhere, "do not include cpu"),
         ):
             with pytest.raises(AccessDenied, match=text):
                 lease(token)
@@ -162,7 +162,7 @@ DEVICE = '[[device]]\nname = "cpu"\n'
         ('[daemon]\nmode = "rw"\n' + DEVICE, "file mode"),
         ('[daemon]\nmessage = "huge"\n' + DEVICE, 'text such as "8G"'),
         ("[lease]\nusual_s = -1\n" + DEVICE, "positive number of seconds"),
-        ("[tcp]\n" + DEVICE, "TLS only"),
+        ("[tcp]\n" + DEVICE, "requires TLS"),
         ('[tcp]\nlisten = "x"\n' + DEVICE, "an address and a port"),
         ("[[device]]\ncount = 2", "name: expected a device"),
         ('[[device]]\nname = "pci:0"\ncount = 2', "not virtual"),

@@ -73,7 +73,7 @@ def test_a_device_that_fits_is_given() -> None:
         (USER, {"kind": "shared"}, NotSupported, "as 'shared': it has one; lease it exclusively"),
         (USER, {"kind": "transport"}, NotSupported, "handed out"),
         (Rights("x", "observe"), {}, AccessDenied, "requires the role 'use'"),
-        (Rights("x", "use", "two"), {"device": "one"}, AccessDenied, "do not cover one"),
+        (Rights("x", "use", "two"), {"device": "one"}, AccessDenied, "do not include one"),
         (USER, {"kind": "half"}, BadArgument, "kind must be one of exclusive"),
         (USER, {"priority": 10}, BadArgument, "priority must be from 0 to 9"),
         (USER, {"wait_s": float("inf")}, BadArgument, "finite"),
@@ -234,7 +234,7 @@ def test_others_leases_are_an_admins() -> None:
     with pytest.raises(AccessDenied, match="held by a"):
         desk.table.find(number, USER)
     assert desk.table.find(number, ADMIN) is desk.given["a"]
-    with pytest.raises(BadArgument, match="no lease 99"):
+    with pytest.raises(BadArgument, match="lease 99 does not exist"):
         desk.table.find(99, ADMIN)
 
 

@@ -142,7 +142,7 @@ def test_a_bar_that_the_kernel_gave_up_names_the_bridge(tree: ThunderboltTree) -
     window(tree, PORT, 128 << 20)
     (finding,) = bad(tree)
     assert finding.state == "missing"
-    assert f"does not fit into the window of 128 MiB of the bridge {PORT}" in finding.detail
+    assert f"does not fit in the window of 128 MiB of the bridge {PORT}" in finding.detail
     assert "hpmmioprefsize=256M" in finding.remedy
 
 

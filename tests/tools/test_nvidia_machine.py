@@ -103,7 +103,7 @@ def test_a_whole_machine_is_ready_without_vfio(machine: NvMachine) -> None:
     found = _findings(machine)
     assert _missing(found) == set()
     assert doctor.as_json(found)["ready"] is True
-    assert any("open kernel module; a branch we know" in each.detail for each in found)
+    assert any("open kernel module; a known branch" in each.detail for each in found)
     assert any("used through the nvidia driver" in each.detail for each in found)
 
 
@@ -125,7 +125,7 @@ def test_what_is_broken_is_named_with_a_remedy(machine: NvMachine) -> None:
     assert {"nvidia driver", "nvrm:0", "iommu"} <= _missing(again)
     details = " ".join(each.detail for each in again)
     assert "/dev/nvidiactl does not exist" in details
-    assert "whether a copy that faulted read or wrote will not be told" in details
+    assert "errors of copies will not state whether the access was a read or a write" in details
     assert "excluded by the driver's configuration" in details
     assert "no persistence daemon" in details
     assert all(each.remedy for each in again if each.state != "ok")
@@ -135,7 +135,7 @@ def test_an_unknown_release_is_a_note(machine: NvMachine) -> None:
     machine.add_driver("610.10")
     machine.add_gpu()
     notes = [each for each in _findings(machine) if each.state == "note"]
-    assert any("taken for branch 595 (nearest)" in each.detail for each in notes)
+    assert any("treated as branch 595 (nearest)" in each.detail for each in notes)
 
 
 def test_a_node_that_may_not_be_opened(machine: NvMachine, monkeypatch: pytest.MonkeyPatch) -> None:

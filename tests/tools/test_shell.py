@@ -62,7 +62,7 @@ def test_an_unknown_stage_is_told_at_the_end(boot: Boot) -> None:
     with pytest.raises(BadArgument, match=r"expected a stage .config space, .*got 'lunch'"):
         boot.until("lunch")
     assert boot.device is not None
-    with pytest.raises(BadArgument, match="is over"):
+    with pytest.raises(BadArgument, match="has already run"):
         boot.until("PSP ring")
 
 

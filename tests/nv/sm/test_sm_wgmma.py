@@ -154,7 +154,7 @@ FAULTS = {
     "the newest group is not waited for": (
         {"wait": "wgmma.wait_group.sync.aligned 1;"}, "still in flight"),
     "a start that is not where the pattern starts": (
-        {"a": Lying("128", False, 128, 16, 1024)}, "no matrix descriptor"),
+        {"a": Lying("128", False, 128, 16, 1024)}, "not a matrix descriptor"),
     "a factor beyond shared memory": (
         {"b": Lying("128", False, 198 << 10, 16, 4096)}, "out of range"),
     "lanes that do not come": (
