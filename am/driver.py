@@ -230,7 +230,7 @@ class AmDriver(Driver):
             self._abandon()
 
     def _stop_hardware(self) -> None:
-        """Queues off, nothing of ours reachable; firmware stays, unless it is to go."""
+        """Queues off, this process's memory unreachable; firmware stays, unless it is to go."""
         units, clean = self.units, self.core.failure is None
         if self.chip.lost():
             if clean:

@@ -45,7 +45,7 @@ _ACCEPTED = """
 """
 
 # Features in the graphics core's domain of power (FEATURE_PWR_GFX). UNSURE: AMD's list is not
-# public; taken are those that by their names can be nobody else's.
+# public; these are the features whose names identify them.
 _GRAPHICS = ("DPM_GFXCLK", "DPM_GFX_POWER_OPTIMIZER", "GFX_ULV", "GFXOFF", "DS_GFXCLK", "GFX_IMU")
 
 Answer = tuple[int, int | None]  # response, value for the argument register (None leaves it)
