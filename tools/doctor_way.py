@@ -40,7 +40,8 @@ def _enclosure(system: System, enclosure: Enclosure) -> Iterator[Finding]:
         yield Finding(
             check,
             "missing",
-            f"security level {enclosure.security!r}: the firmware makes no PCIe tunnel to {name}",
+            f"security level {enclosure.security!r}: the firmware does not create a PCIe "
+            f"tunnel to {name}",
             thunderbolt.NO_PCIE_REMEDY,
         )
     elif not enclosure.authorized:

@@ -1,6 +1,7 @@
 """USB devices through libusb: asynchronous transfers, bulk streams, and word of departure.
 
-One thread handles the library's events; whoever waits for a transfer sleeps until it has ended.
+One thread handles the library's events; a thread that waits for a transfer sleeps until it has
+ended.
 """
 
 from __future__ import annotations

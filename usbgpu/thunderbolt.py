@@ -234,7 +234,7 @@ def address_of(
     enclosure = found[0]
     if enclosure.security in NO_PCIE:
         raise AccessDenied(
-            f"the firmware makes no PCIe tunnel to the enclosure {enclosure.name}",
+            f"the firmware does not create a PCIe tunnel to the enclosure {enclosure.name}",
             security=enclosure.security,
             remedy=NO_PCIE_REMEDY,
         )
