@@ -168,7 +168,7 @@ def test_a_security_level_without_pcie_is_named(tree: ThunderboltTree, level: st
     """Not as an empty enclosure: no card that is seated anew would show up."""
     tree.host_on_die(security=level)
     tree.enclosure("0-1")
-    with pytest.raises(AccessDenied, match="no PCIe tunnel") as denied:
+    with pytest.raises(AccessDenied, match="not create a PCIe tunnel") as denied:
         thunderbolt.address_of("9c03", {NAVI31}, tree.machine)
     assert denied.value.facts["security"] == level
     assert "firmware setup" in str(denied.value.facts["remedy"])
