@@ -115,7 +115,7 @@ def _open_elsewhere(stand: Any) -> None:
 
 
 def _other_card(stand: Any) -> None:
-    """A card that no driver of ours knows: its identity is another one."""
+    """An unsupported card: its identity is another one."""
     stand.tree.write(GPU, "vendor", "0x8086")
     stand.tree.write(GPU, "device", "0x56a0")
 
@@ -137,7 +137,7 @@ KINDS = [
       for level in ("dponly", "usbonly", "nopcie")),
     way("tunnel to the enclosure is lost", lambda s: s.drop(), DeviceNotFound,
         "switch the enclosure's power supply on", source=_BUS),
-    way("enclosure holds a card without a driver of ours", _other_card, DeviceNotFound,
+    way("enclosure holds an unsupported card", _other_card, DeviceNotFound,
         "seat the card", source=_BUS, layer=Layer.HOST, facts={"present": True}),
     way("host's port sleeps in D3cold", _asleep(PORT), DeviceAsleep, "power/control",
         layer=Layer.POWER, facts={"step": "ports", "port": PORT, "state": "D3cold"}),
@@ -159,7 +159,7 @@ KINDS = [
         DeviceLost, _REPLUG, source=_SPEC, facts={"step": "header type"}),
     way("port passes no memory accesses on", _command(SOCKET, 4), DecodingOff, "rescan",
         source=_SPEC, facts={"step": "memory decoding", "command": 4}),
-    way("port is no bus master", _command(SOCKET, 2), DecodingOff, "rescan", source=_SPEC,
+    way("port is not a bus master", _command(SOCKET, 2), DecodingOff, "rescan", source=_SPEC,
         facts={"step": "memory decoding", "command": 2}),
     way("card's audio function is held by its driver", _held, GroupNotViable, "snd_hda_intel",
         layer=Layer.HOST, source="Linux Documentation/driver-api/vfio.rst"),

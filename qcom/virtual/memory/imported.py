@@ -1,7 +1,7 @@
 """Files that stand for dma-bufs: mapped whole, and held to their size.
 
-A dma-buf keeps its size and pages for as long as somebody has it. A memfd does where it is sealed
-against shrinking, which Linux's udmabuf demands of it too (drivers/dma-buf/udmabuf.c,
+A dma-buf keeps its size and pages while it is referenced. A memfd does so if it is sealed
+against shrinking, which Linux's udmabuf also requires (drivers/dma-buf/udmabuf.c,
 check_memfd_seals); of another file the end may vanish under the GPU.
 """
 
