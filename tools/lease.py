@@ -68,7 +68,7 @@ def _history(found: dict[str, float | None]) -> str:
     """What is known of a card's failures, in a few words; empty where there were none."""
     if not found["failures"]:
         return ""
-    parts = [f"{found['failures']} failures"]
+    parts = ["1 failure" if found["failures"] == 1 else f"{found['failures']} failures"]
     for key, title in (("mtbf_s", "MTBF"), ("mttr_s", "MTTR")):
         value = found[key]
         if value is not None:

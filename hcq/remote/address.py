@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hcq.config import config
-from hcq.errors import AccessDenied, BadArgument, DeviceNotFound, TransportError
+from hcq.errors import AccessDenied, BadArgument, DeviceNotFound, HostError, TransportError
 
 PORT = 7847
 # TIMEOUT: as long as a host may take to accept and to shake hands
@@ -64,6 +64,11 @@ def connect(address: Address) -> socket.socket:
     system refuses, TransportError for a certificate that is not to be trusted."""
     if address.path:
         return _local(address.path)
+    if address.authority and not os.access(address.authority, os.R_OK):
+        raise HostError(
+            f"cannot read the certificate {address.authority}",
+            remedy="name the certificate that signed the server's (authority=, UGPU_DAEMON_CA)",
+        )
     try:
         plain = socket.create_connection((address.host, address.port), CONNECT_LIMIT_S)
     except OSError as error:

@@ -34,6 +34,7 @@ from tests.support.daemon import (
 from tools.daemon.config import parse as parse_config
 from tools.daemon.leases import State
 from tools.daemon.listen import Listeners
+from tools.daemon.tokens import Tokens
 
 
 @pytest.fixture
@@ -99,7 +100,6 @@ def test_tls_and_tokens(folder: Path) -> None:
 
 
 def test_tokens_are_the_daemons_alone(folder: Path) -> None:
-    from tools.daemon.tokens import Tokens
 
     tokens = Tokens(folder / "state" / "tokens.json")
     token = tokens.create("a", "use", "*", 0)
@@ -119,7 +119,6 @@ def test_tokens_are_the_daemons_alone(folder: Path) -> None:
 
 def test_tokens_made_at_the_same_time_are_all_there(folder: Path) -> None:
     """Each maker reads the file, adds its token and replaces the file."""
-    from tools.daemon.tokens import Tokens
 
     path = folder / "state" / "tokens.json"
 
@@ -132,7 +131,6 @@ def test_tokens_made_at_the_same_time_are_all_there(folder: Path) -> None:
 
 
 def test_a_killed_maker_of_tokens_leaves_nothing_in_the_way(folder: Path) -> None:
-    from tools.daemon.tokens import Tokens
 
     tokens = Tokens(folder / "state" / "tokens.json")
     tokens.create("a", "use", "*", 0)
@@ -158,7 +156,8 @@ DEVICE = '[[device]]\nname = "cpu"\n'
         ("colour = 1\n" + DEVICE, "unknown key colour; there are: daemon"),
         (DEVICE + "speed = 1", "unknown key speed; there are: name, count"),
         ("[daemon]\nclients = 0\n" + DEVICE, "clients: expected a number from 1"),
-        ("[daemon]\nclients = true\n" + DEVICE, "clients: expected a int"),
+        ("[pages]\n" + DEVICE, "unknown key pages; there are: .*page, otlp"),
+        ("[daemon]\nclients = true\n" + DEVICE, "clients: expected an int"),
         ('[daemon]\nmode = "rw"\n' + DEVICE, "file mode"),
         ('[daemon]\nmessage = "huge"\n' + DEVICE, 'text such as "8G"'),
         ("[lease]\nusual_s = -1\n" + DEVICE, "positive number of seconds"),
@@ -250,3 +249,17 @@ def test_the_units_are_right_and_hardened(folder: Path) -> None:
     ):
         done = subprocess.run(["systemd-analyze", *words], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match=r"cannot read the certificate .*none\.pem"):
+        hcq.lease(daemon="tls://127.0.0.1:1", token="x", authority=str(tmp_path / "none.pem"))
+
+
+def test_tokens_are_listed_with_the_date_that_they_end_at(tmp_path: Path) -> None:
+    tokens = Tokens(tmp_path / "tokens.json")
+    tokens.create("a", "use", "*", 86400.0)
+    tokens.create("b", "use", "*", 0.0)
+    first, second = tokens.listed()
+    assert str(first["expires"]).startswith(("1970-01-01T", "1970-01-02T"))
+    assert second["expires"] == "never"

@@ -308,3 +308,17 @@ class AnyOrder(RuleBasedStateMachine):
 
 AnyOrder.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 TestAnyOrder = AnyOrder.TestCase
+
+
+def test_a_lease_whose_device_takes_a_while_to_be_clean_is_ended_once() -> None:
+    """The time is up; until the device is clean there is nothing further to do."""
+    desk = Desk()
+    told: list[str] = []
+    request = LeaseRequest(limit_s=1.0)
+    desk.table.ask(request, USER, "a", lambda lease: None, told.append)
+    desk.time += 2
+    for _ in range(3):
+        desk.table.tick()
+        assert desk.table.next_deadline() is None
+    desk.table.changed(desk.cards[0], State.QUARANTINED, "planted")
+    assert told == ["the lease's time limit is over (2 s)"]

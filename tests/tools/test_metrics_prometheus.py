@@ -43,6 +43,8 @@ CASES = [
     ("UgpuThrottled", 'ugpu_clock_throttled{device="a",sensor="x"}', "0 1+0x10", "10m"),
     ("UgpuLinkDegraded", 'ugpu_link_lanes{device="a",sensor="pcie"}', "16 4+0x10", "10m"),
     ("UgpuEccErrors", 'ugpu_ecc_errors_total{device="a",sensor="dram lost"}', "0 1+0x10", "8m"),
+    ("UgpuCardTrouble", 'ugpu_card_trouble{device="a",kind="missing"}', "0 1+0x10", "5m"),
+    ("UgpuCardQuarantined", 'ugpu_card_state{device="a",state="quarantined"}', "0 1+0x10", "5m"),
     ("UgpuTelemetryStale", 'ugpu_samples_age_seconds{device="a"}', "1 200+0x10", "10m"),
 ]
 

@@ -168,7 +168,7 @@ def parse(text: str, name: str = "ugpud.toml") -> Settings:
     page = _page(_Section(name, "[page] ", top.table("page"))) if "page" in given else None
     otlp = _otlp(_Section(name, "[otlp] ", top.table("otlp"))) if "otlp" in given else None
     rows = top.take("device", list, [])
-    top.end()
+    top.end(known=("page", "otlp"))
     usual = Policy()
     policy = Policy(
         lease.seconds("usual_s", usual.usual_s),
@@ -281,6 +281,11 @@ def _device(name: str, number: int, row: object) -> DeviceSettings:
     return made
 
 
+_KINDS = {
+    str: "text", int: "an int", list: "a list", dict: "a table", bool: "true or false",
+}  # fmt: skip
+
+
 class _Section:
     """One table, whose keys are taken one after the other; what is left is unknown."""
 
@@ -298,7 +303,7 @@ class _Section:
         self._known.append(key)
         value = self._given.pop(key, usual)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise self.bad(key, f"a {kind.__name__}", value)
+            raise self.bad(key, _KINDS[kind], value)
         return value
 
     def choice(self, key: str, choices: Sequence[str]) -> str:
@@ -354,10 +359,11 @@ class _Section:
             raise self.bad(key, 'a file mode such as "0660"', text)
         return value
 
-    def end(self) -> None:
-        """BadArgument for keys that were not taken."""
+    def end(self, known: Sequence[str] = ()) -> None:
+        """BadArgument for keys that were not taken. known: others that there are."""
         if self._given:
-            unknown, known = ", ".join(sorted(self._given)), ", ".join(self._known)
+            every = dict.fromkeys((*self._known, *known))
+            unknown, there = ", ".join(sorted(self._given)), ", ".join(every)
             raise BadArgument(
-                f"{self._file}: {self._title}unknown key {unknown}; there are: {known}"
+                f"{self._file}: {self._title}unknown key {unknown}; there are: {there}"
             )

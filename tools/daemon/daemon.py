@@ -199,7 +199,7 @@ class Daemon(Ward):
         if lease is client.lease:
             self.end(client, "released")
         else:
-            lease.end(f"released by {client.name}")
+            lease.finish(f"released by {client.name}")
 
     def end_lease(self, number: int, rights: Rights) -> None:
         """End any holder's lease. AccessDenied unless an admin asks; BadArgument if the lease does
@@ -208,7 +208,7 @@ class Daemon(Ward):
             lease = self.table.find(number, rights)
             if not rights.covers(lease.card):
                 raise AccessDenied(f"the rights of {rights.name} do not include {lease.card.name}")
-        lease.end(f"released by {rights.name}")
+        lease.finish(f"released by {rights.name}")
 
     def _lease(self, client: Client, number: int | None, rights: Rights) -> Lease:
         own = client.lease

@@ -92,6 +92,13 @@ class Lease:
     ends: float
     end: Callable[[str], None]
     since: float = 0.0
+    told: bool = False  # it was ended, and its device is not clean yet
+
+    def finish(self, reason: str) -> None:
+        """End it, unless that was done."""
+        if not self.told:
+            self.told = True
+            self.end(reason)
 
     @property
     def holds(self) -> bool:
@@ -224,7 +231,7 @@ class Table:
         now = self.now()
         for lease in list(self.leases.values()):
             if lease.ends <= now:
-                lease.end(f"the lease's time limit is over ({now - lease.since:.0f} s)")
+                lease.finish(f"the lease's time limit is over ({now - lease.since:.0f} s)")
         late = [waiter for waiter in self.waiters if waiter.until <= now]
         for waiter in late:
             self.waiters.remove(waiter)
@@ -232,7 +239,7 @@ class Table:
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do."""
-        times = [lease.ends for lease in self.leases.values()]
+        times = [lease.ends for lease in self.leases.values() if not lease.told]
         times += [waiter.until for waiter in self.waiters]
         return min(times, default=None)
 
@@ -243,7 +250,7 @@ class Table:
         for lease in list(card.leases):
             shared = state is State.RECOVERING and lease.request.kind == "shared"
             if shared or state in (State.QUARANTINED, State.OFF):
-                lease.end(f"{card.name} is {state.value}: {reason}" if reason else state.value)
+                lease.finish(f"{card.name} is {state.value}: {reason}" if reason else state.value)
         if state is State.READY and any(lease.holds for lease in card.leases):
             card.state = State.LEASED
         self.serve()
@@ -368,4 +375,4 @@ class Table:
                 found.append(holders)
         if found:
             for lease in min(found, key=lambda each: (each[-1].request.priority, -each[0].number)):
-                lease.end(f"preempted by a request of priority {priority}")
+                lease.finish(f"preempted by a request of priority {priority}")

@@ -13,6 +13,7 @@ import hmac
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -97,7 +98,13 @@ class Tokens:
 
     def listed(self) -> list[dict[str, object]]:
         """Return all tokens without what proves them."""
-        return [{k: v for k, v in asdict(each).items() if k != "digest"} for each in self._all()]
+        return [
+            {
+                **{k: v for k, v in asdict(each).items() if k != "digest"},
+                "expires": _date(each.expires) if each.expires else "never",
+            }
+            for each in self._all()
+        ]
 
     def rights(self, token: str | None, now: float) -> Rights:
         """Return what a token allows; AccessDenied says what is wrong with it."""
@@ -157,6 +164,10 @@ class Tokens:
             os.replace(new, self.path)
         except OSError as error:
             raise HostError(f"cannot write {self.path}: {error.strerror}") from None
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(seconds))
 
 
 def _digest(token: str) -> str:
