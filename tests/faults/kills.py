@@ -1,9 +1,10 @@
 """Random SIGKILLs: a driver's process dies while it boots, works and resets; the next one gets the
 card up, warm where the dead one had not touched it.
 
-    python -m tests.faults.kills --kills 1000 --seed 1
+    python -m tests.faults.kills --kills 1000 --seed 1 [--chip navi32]
 
-The card is a virtual Navi31 in a process of its own (`ugpu serve`), which outlives its clients.
+The card is a virtual Navi31, or a Navi32, which has mode2 resets too, in a process of its own
+(`ugpu serve`), which outlives its clients.
 Each round forks a driver, kills it after a random part of its life, and opens the card in another
 process, which checks copies and a kernel, and leaves the card warm. The seed decides which part of
 a life; at which instruction that is depends on the machine. The exit code is 1 unless every next
@@ -31,6 +32,7 @@ from pathlib import Path
 
 import numpy as np
 
+from am.chips import facts_of
 from am.device import AmDevice, open_device
 from hcq.errors import PageFault
 from hcq.registry import Attachment
@@ -60,10 +62,10 @@ class Score:
 
 
 @contextlib.contextmanager
-def card() -> Iterator[tuple[Path, Path]]:
+def card(chip: str) -> Iterator[tuple[Path, Path]]:
     """A served card: its socket, and the folder with its firmware."""
     folder = Path(tempfile.mkdtemp(prefix="vu-"))
-    command = [sys.executable, "-m", "tools.cli", "serve", "virtual:navi31", "--json"]
+    command = [sys.executable, "-m", "tools.cli", "serve", f"virtual:{chip}", "--json"]
     options = ["--vfio-user", str(folder / "s"), "--vram", "0.25", "--firmware", str(folder / "fw")]
     server = subprocess.Popen(
         [*command, *options],
@@ -107,7 +109,8 @@ def live(socket: Path, firmware: Path, image: bytes, tell: Callable[[str], objec
                 device.synchronize()
             tell("reset")
             device.reset()
-            for rung in ("block", "warm", "mode1"):
+            rungs = ("block", "warm", "mode2", "mode1")
+            for rung in rungs if device.driver.facts.mode2_since else (*rungs[:2], "mode1"):
                 tell(f"{rung} reset")
                 device.reset(rung)
 
@@ -198,11 +201,12 @@ def one_round(socket: Path, firmware: Path, image: bytes, life_s: float, score: 
 
 
 def campaign(
-    kills: int, seed: int, progress: Callable[[int, Score], object] | None = None
-) -> Score:
+    kills: int, seed: int, progress: Callable[[int, Score], object] | None = None,
+    chip: str = "navi31",
+) -> Score:  # fmt: skip
     """Kill so many drivers, one after the other."""
-    draw, score, image = random.Random(seed), Score(), faulty_object()
-    with card() as (socket, firmware):
+    draw, score, image = random.Random(seed), Score(), faulty_object(facts_of(chip).isa)
+    with card(chip) as (socket, firmware):
         pid, reader = in_child(lambda tell: check(socket, firmware, image, tell))
         if wait(pid, LIMIT_S) != 0:
             raise SystemExit(f"the card does not come up at all: {rest_of(reader)}")
@@ -218,6 +222,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--chip", choices=("navi31", "navi32"), default="navi31")
     arguments = parser.parse_args()
 
     told = 0
@@ -231,7 +236,7 @@ def main() -> int:
             sys.stdout.write(f"{number}: {score}\n")
         sys.stdout.flush()
 
-    score = campaign(arguments.kills, arguments.seed, progress)
+    score = campaign(arguments.kills, arguments.seed, progress, arguments.chip)
     verdict = "FAIL" if score.failed else "PASS"
     sys.stdout.write(f"kills: {verdict} seed={arguments.seed} {score}\n")
     return 1 if score.failed else 0

@@ -13,8 +13,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.mark.slow
-def test_the_next_open_works() -> None:
+@pytest.mark.parametrize("chip", ["navi31", "navi32"])
+def test_the_next_open_works(chip: str) -> None:
     command = [sys.executable, "-m", "tests.faults.kills", "--kills", "12", "--seed", "7"]
+    command += ["--chip", chip]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     last = done.stdout.splitlines()[-1:]
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

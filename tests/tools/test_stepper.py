@@ -89,6 +89,15 @@ def test_a_wave_is_followed_across_a_barrier(debug: Debug) -> None:
     assert "0x80  00000000" in shown
 
 
+def test_a_breakpoint_without_a_place_is_told_at_the_end(debug: Debug) -> None:
+    code, shown = debug(EXCHANGING, "break ghost\nbreak k\nrun\ndelete 2\ncontinue\n", exchange())
+    assert code == 0 and "breakpoint 1 (ghost) had no place in the kernels that ran: k" in shown
+    assert "breakpoint 2 (k)" not in shown
+    code, shown = debug(EXCHANGING, "break ghost\nrun\n", exchange())
+    assert code == 0 and f"result {expected()}" in shown
+    assert "breakpoint 1 (ghost) had no place in the kernels that ran: k" in shown
+
+
 def test_a_register_that_is_set_changes_the_result(debug: Debug) -> None:
     code, shown = debug(EXCHANGING, "break k\nrun\nset v0[1] = 0\ndetach\n", exchange())
     wanted = expected()

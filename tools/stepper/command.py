@@ -52,6 +52,8 @@ def run(
                 code = execute(script)
         if session.error is not None:
             raise session.error
+        for text in session.missed():
+            out.say(text)
     finally:
         session.close()
     out.result({"exit": code, "halts": prompt.halts})

@@ -76,6 +76,7 @@ class Session:
         self.detached = False
         self.error: BaseException | None = None  # of the prompt
         self.kernels: set[str] = set()  # names seen so far
+        self.placed: set[int] = set()  # breakpoints that have a place in a kernel that ran
         self._prompt = prompt
         self._numbers = 0
         self._last: _Last | None = None
@@ -130,8 +131,19 @@ class Session:
                 return None
         found: set[int] = set()
         for one in self.breakpoints.values():
-            found |= one.addresses(known)
+            if places := one.addresses(known):
+                self.placed.add(one.number)
+                found |= places
         return found
+
+    def missed(self) -> list[str]:
+        """Breakpoints that had no place in any kernel that ran, for people."""
+        ran = ", ".join(sorted(self.kernels)) or "none"
+        return [
+            f"breakpoint {one.number} ({one.text}) had no place in the kernels that ran: {ran}"
+            for one in self.breakpoints.values()
+            if one.number not in self.placed and not (self.detached or self.quitting)
+        ]
 
     @property
     def active(self) -> bool:
