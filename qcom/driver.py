@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 COUNTER_HERTZ = 19.2e6  # of CP_ALWAYS_ON_COUNTER: tu_device.cc, timestampPeriod
 LOOK_INTERVAL_S = 0.02  # between questions whether the context was lost
 _SPINS = 200  # looks at the timeline before a waiter sleeps: about 0.1 ms
+_NEAR = 1 << 20  # bytes behind memory that an overrun may reach
 _SHORT_PAUSES = 2000  # looks before the pauses grow: about 0.1 s
 _PAUSE_S, _LONG_PAUSE_S = 5e-5, 5e-4
 StageHook = Callable[[str, float], None]
@@ -193,18 +194,21 @@ class AdrenoDriver(Driver):
         return True
 
     def find(self, address: int) -> str:
-        """What lies at or just below an address, for reports."""
+        """Where an address lies beside the memory in use, in words."""
         code = self.programs.find(address)
         if code is not None:
-            return f"{code[0]}+{code[1]:#x}"
+            return f"at byte {code[1]} of the code of {code[0]}"
         below = [one for one in list(self.interface.memories) if one.address <= address]
         nearest = max(below, key=lambda one: one.address, default=None)
         if nearest is None:
-            return "below all buffers"
+            return "below all memory of this device"
+        what = f"{nearest.size} bytes of memory at {nearest.address:#x}"
         past = address - nearest.address - nearest.size
         if past < 0:
-            return f"inside {nearest!r}"
-        return f"{past} bytes past {nearest!r}"
+            return f"at byte {address - nearest.address} of {what}"
+        if past < _NEAR:
+            return f"{past} bytes behind the end of {what}"
+        return "nothing of this device is mapped near it"
 
     # ---- queues and failures ---------------------------------------------------------------------
 

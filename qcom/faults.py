@@ -19,6 +19,7 @@ from qcom.interface import ResetState
 
 if TYPE_CHECKING:
     from qcom.driver import AdrenoDriver
+_ACCESSES = {"read": "a read of", "write": "a write to", "execute": "a jump to"}
 _RESET = "device.reset() sets the context up anew; programs and buffers stay"
 
 
@@ -42,15 +43,18 @@ class Faults:
         fault = driver.interface.fault()
         if fault is not None and fault.address is not None:
             culprit = take_culprit(driver.interface.node, address=fault.address)
-            by = ""
+            by, kernel = "", ", ".join(self._in_flight())
             if culprit is not None:
                 by = f", by `{culprit.text}`"
                 facts |= {"instruction": culprit.text, "pc": culprit.pc}
                 if code := driver.programs.find(culprit.pc):
                     facts |= {"kernel": code[0], "offset": code[1]}
+                    by, kernel = f"{by} at byte {code[1]} of the kernel", code[0]
+            near, name = driver.find(fault.address), f"{kernel}: " if kernel else ""
+            what = f"{_ACCESSES.get(fault.access, 'an access to')} {fault.address:#x} faulted{by}"
             return PageFault(
-                f"{driver.name}: page fault at {fault.address:#x}{by}", address=fault.address,
-                access=fault.access, fault=fault.kind, near=driver.find(fault.address), **facts,
+                f"{driver.name}: {name}{what}: {near}", address=fault.address,
+                access=fault.access, fault=fault.kind, near=near, **facts,
             )  # fmt: skip
         return DeviceHang(
             f"{driver.name}: the kernel driver reset the GPU because of this context (a hang, a "
