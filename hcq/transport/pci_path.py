@@ -20,6 +20,11 @@ HEADER_SIZE = 64  # of configuration space; all that sysfs shows to a user witho
 # flits (Linux drivers/pci/pci.h, PCIE_SPEED2MBS_ENC).
 _ENCODINGS = ((5.0, 8 / 10), (32.0, 128 / 130))
 _TUNNEL_SPEED = 2.5
+# Where the list of capabilities begins, the kind of PCI Express, and of it Link Control 2, whose
+# low four bits are an index of speeds in GT/s (pci_regs.h: PCI_CAPABILITY_LIST, PCI_CAP_ID_EXP,
+# PCI_EXP_LNKCTL2, PCI_EXP_LNKCTL2_TLS).
+_CAPABILITIES, _EXPRESS, _LINK_CONTROL_2, _SPACE_SIZE = 0x34, 0x10, 0x30, 256
+_SPEEDS = (0.0, 2.5, 5.0, 8.0, 16.0, 32.0, 64.0)
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,28 @@ def _state(function: PciFunction, beginning: str) -> LinkState:
     return LinkState(known, int(width) if width.isdecimal() and width != "255" else 0)
 
 
+def target_speed(port: PciFunction) -> float:
+    """GT/s that a port's link may have at most: its Link Control 2 register, which firmware, an
+    administrator or the kernel (drivers/pci/quirks.c, pcie_failed_link_retrain) may have set below
+    what the port can do. 0 where that is not known: a port that sleeps, or configuration space of
+    which this user may read the header alone."""
+    if port.attribute("power/runtime_status") in ("suspended", "suspending"):
+        return 0.0
+    space = _configuration(port, _SPACE_SIZE)
+    if len(space) < _SPACE_SIZE:
+        return 0.0
+    at = space[_CAPABILITIES] & ~3
+    for _ in range(48):  # the most that there is room for
+        if not HEADER_SIZE <= at <= _SPACE_SIZE - _LINK_CONTROL_2 - 2:
+            return 0.0
+        if space[at] == _EXPRESS:
+            old = space[at + 2] & 15 < 2  # version 1 has no such register
+            code = 0 if old else space[at + _LINK_CONTROL_2] & 15
+            return _SPEEDS[code] if code < len(_SPEEDS) else 0.0
+        at = space[at + 1] & ~3
+    return 0.0
+
+
 def slowest(found: list[Hop]) -> Hop | None:
     """The link with the lowest rate. Tunnels are left out: their stated width is not their rate."""
     real = [hop for hop in found if not hop.tunnelled and hop.current.rate]
@@ -137,6 +164,12 @@ def header(function: PciFunction) -> bytes | None:
     """The first 64 bytes of configuration space; None where they cannot be read. Reading them wakes
     a function that the kernel has put to sleep (drivers/pci/pci-sysfs.c, pci_read_config).
     AccessDenied where this user may not: the kernel lets everybody read them."""
+    data = _configuration(function, HEADER_SIZE)
+    return data if len(data) == HEADER_SIZE else None
+
+
+def _configuration(function: PciFunction, size: int) -> bytes:
+    """The first bytes of configuration space, as many as can be read; AccessDenied."""
     system = function.system
     try:
         descriptor = system.open(function.folder / "config", os.O_RDONLY)
@@ -146,11 +179,10 @@ def header(function: PciFunction) -> bytes | None:
         ) from error
     except OSError as error:
         check_files(error, f"{function.folder}/config")
-        return None
+        return b""
     try:
-        data = system.pread(descriptor, HEADER_SIZE, 0)
+        return system.pread(descriptor, size, 0)
     except OSError:
-        return None
+        return b""
     finally:
         system.close(descriptor)
-    return data if len(data) == HEADER_SIZE else None

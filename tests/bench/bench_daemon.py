@@ -1,5 +1,5 @@
-"""What ugpud costs: round trips, replays beside the same device in this process, and copies over
-TLS beside a TLS socket alone."""
+"""What ugpud costs: round trips, also over a connection that breaks, replays beside the same device
+in this process, and copies over TLS beside a TLS socket alone."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from tests.support.kernels import contract_object
 
 DEVICE = "virtual:navi31"
 SIZE = 64 << 20
-TURNS, REPLAYS = 5, 400
+TURNS, REPLAYS, RESUMED = 5, 400, 40
 # Sends SIZE bytes for each "o" and takes as many for each "i", one MiB at a time.
 RAW = """
 import socket, ssl, sys
@@ -132,6 +133,19 @@ def _copies(folder: Path) -> list[dict[str, object]]:
             ]
 
 
+def _resumed(gpu: Any) -> float:
+    """Seconds of a round trip whose connection breaks first, and is made again."""
+    connection = gpu.driver.connection
+
+    def run() -> None:
+        before = connection.resumed
+        connection._session.channel.close()
+        connection.call("leases")
+        assert connection.resumed == before + 1
+
+    return _best(run, RESUMED)
+
+
 def _row(name: str, seconds: float, peer_s: float) -> dict[str, object]:
     rate, peer = SIZE / seconds / 1e9, SIZE / peer_s / 1e9
     return {
@@ -148,6 +162,9 @@ def measure() -> list[dict[str, object]]:
     with DaemonProcess([DEVICE]) as daemon, hcq.lease(daemon=daemon.socket) as gpu:
         trip = _best(lambda: gpu.driver.connection.call("leases"), REPLAYS)
         rows.append({"name": "ugpud: round trip, UNIX socket", "value": 1e3 * trip, "unit": "ms"})
+        again = 1e3 * _resumed(gpu)
+        name = "ugpud: round trip over a connection that breaks, UNIX socket"
+        rows.append({"name": name, "value": again, "unit": "ms"})
         for kernels, here in alone.items():
             there = _replays(gpu, kernels)
             rows.append(

@@ -26,7 +26,7 @@ from typing import Any
 from hcq.errors import UgpuError
 from hcq.telemetry import Telemetry
 from hcq.transport.pci_function import PciFunction
-from hcq.transport.pci_path import LinkState, hops
+from hcq.transport.pci_path import Hop, LinkState, hops, target_speed
 from hcq.transport.system import System
 
 from ..ledger import Ledger
@@ -74,10 +74,11 @@ class Link:
 @dataclass(frozen=True)
 class Links:
     """now: the narrowest and slowest link on the way to a card. most: what the links' ends can do.
-    None: not known."""
+    None: not known. limit: what keeps a link below what its ends can do, where that is known."""
 
     now: Link | None = None
     most: Link | None = None
+    limit: str = ""
 
 
 def links(name: str, found: Telemetry, system: System) -> Links:
@@ -90,9 +91,21 @@ def links(name: str, found: Telemetry, system: System) -> Links:
                 if not hop.tunnelled
             ]
             now = _narrowest([hop.current for hop in way])
-            return Links(now, _narrowest([hop.expected for hop in way]))
+            return Links(now, _narrowest([hop.expected for hop in way]), _limit(way))
     lanes, generation = found.value("link_lanes"), found.value("link_generation")
     return Links(Link(int(lanes), int(generation)) if lanes and generation else None)
+
+
+def _limit(way: list[Hop]) -> str:
+    """Ports whose target speed is less than their link can do."""
+    found = []
+    for hop in way:
+        speed = 0.0
+        with contextlib.suppress(UgpuError):  # this user may not read it
+            speed = target_speed(hop.upper)
+        if 0 < speed < hop.expected.speed:
+            found.append(f"{hop.upper.address} is set to {speed:g} GT/s (Link Control 2)")
+    return ", ".join(found)
 
 
 def _narrowest(states: list[LinkState]) -> Link | None:
@@ -133,7 +146,7 @@ class Watch:
             ("now", link.now, age is not None and age < FRESH_S and _busy(found)),
         ):
             if state is not None and comparable:
-                self._compare(name, serial, card, kind, state)
+                self._compare(name, serial, card, kind, state, link.limit)
         self._count_errors(name, serial, card, found)
 
     # ---- cards that were there ---------------------------------------------------------------
@@ -183,12 +196,14 @@ class Watch:
             log.debug("%s cannot be read: %s", self._ledger.path, error)
             return []
 
-    def _compare(self, name: str, serial: str, card: str, kind: str, state: Link) -> None:
+    def _compare(
+        self, name: str, serial: str, card: str, kind: str, state: Link, limit: str
+    ) -> None:
         now, (best, when) = self._wall(), self._best_of(card, kind)
         if best is not None and not state.reaches(best) and when > now - KEPT_S:
             self._worse[card, kind] += 1
             if self._worse[card, kind] == LOOKS:
-                self._link_is_worse(name, serial, kind, state, best)
+                self._link_is_worse(name, serial, kind, state, best, limit)
             return
         if best is None or state != best or when < now - _REFRESH_S:
             self._best[card, kind] = state, now
@@ -217,9 +232,11 @@ class Watch:
             self._best[card, kind] = Link(int(lanes), int(generation)), float(when)
         return self._best[card, kind]
 
-    def _link_is_worse(self, name: str, serial: str, kind: str, state: Link, best: Link) -> None:
+    def _link_is_worse(
+        self, name: str, serial: str, kind: str, state: Link, best: Link, limit: str
+    ) -> None:
         what = "its link at work is" if kind == "now" else "its link can do no more than"
-        text = f"{name}: {what} {state}, it was {best}"
+        text = f"{name}: {what} {state}, it was {best}" + (f"; {limit}" if limit else "")
         self._set(name, LINK_DEGRADED, text)
         tell(log, LINK_DEGRADED, text, device=name, serial=serial, link=state, was=best)
 
