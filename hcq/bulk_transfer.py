@@ -1,19 +1,21 @@
 """Synchronous copies between host memory and device buffers, through a transport's BulkMemory.
 
-Two halves of it are used in turn, so that the device copies one while the other is transferred. The
-copy queue is told of many chunks at once. In: for each chunk it waits for a mark behind the data,
-copies, and raises the fence, after which the half is free. Out: it copies into a half, raises the
-fence, waits until the host has started to receive, and releases the data.
+Two halves of it are used in turn, so that the device copies one while the other is transferred: one
+transfer of the bridge carries both, in two pieces. The copy queue is told of many chunks at once.
+In: for each chunk it waits for a mark behind the data, copies, and raises the fence, after which
+the half is free. Out: it copies into a half as soon as the host has emptied it, and once it has
+filled what a transfer carries and the host has started to receive, it releases the data. The host
+tells all by one number: 1 for each transfer that it starts, 1 for each first half that has arrived
+where another one follows, and 1 when everything is here.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from hcq.errors import UgpuError
+from hcq.errors import TransferTimeout, UgpuError
 from hcq.queue import Queue, QueueKind
 from hcq.timeline import Timeline
 from hcq.transfer import Transfer
@@ -25,8 +27,11 @@ if TYPE_CHECKING:
 
 _MARK = 4  # bytes at the end of each half
 _ALIGN = 256  # of the data in a half, for the copy engine
-_GROUP = 32  # chunks of one submission, at most 255
+_GROUP = 240  # chunks of one submission; the number that the host tells has 8 bits
 _LOOKS = 20  # about 3 ms, where a look is a control transfer
+
+_Chunk: TypeAlias = tuple[int, int]  # start and size, in bytes
+_Run: TypeAlias = tuple[int, list[_Chunk]]
 
 
 class Mark(Timeline):
@@ -45,11 +50,11 @@ class Fence(Mark):
 
     def __init__(self, core: Core, memory: Buffer, bulk: BulkMemory) -> None:
         super().__init__(core, memory, f"{core.name} transfers")
-        self._bulk = bulk
+        self.bulk = bulk
 
     @property
     def value(self) -> int:
-        return self._bulk.read_fence()
+        return self.bulk.read_fence()
 
 
 class BulkTransfer(Transfer):
@@ -68,15 +73,15 @@ class BulkTransfer(Transfer):
         half = bulk.size // 2 // bulk.granule * bulk.granule
         super().__init__(core, half - _ALIGN)
         self.half = half
-        self._bulk = bulk
+        self.bulk = bulk
         self._halves = (memory[:half], memory[half : 2 * half])
         self._marks = [
             Mark(core, one[half - _MARK :], f"{core.name} half {number}")
             for number, one in enumerate(self._halves)
         ]
         self._fence = Fence(core, fence, bulk)
-        self._release = release
-        self._started = Mark(core, start, f"{core.name} receives")
+        self.release = release
+        self.started = Mark(core, start, f"{core.name} receives")
         self._number = 0  # of the last chunk, counted from 1
         self._reached = 0  # chunk, as the fence said when it was last read
         self._resets = -1  # the device's, when the marks were cleared
@@ -94,7 +99,7 @@ class BulkTransfer(Transfer):
                 ]
                 self._upload(destination, data, group)
 
-    def _upload(self, destination: Buffer, data: memoryview, group: list[tuple[int, int]]) -> None:
+    def _upload(self, destination: Buffer, data: memoryview, group: list[_Chunk]) -> None:
         base, queue = self._number, self._queue()
         for number, (start, size) in enumerate(group, base + 1):
             half, place = self._halves[number % 2], self._place(size)
@@ -104,28 +109,38 @@ class BulkTransfer(Transfer):
         end = self._number = base + len(group)
         with self._released(lambda: self._mark_all(end)):
             value = queue.submit()
-            for number, (start, size) in enumerate(group, base + 1):
-                self._await(number - 2)  # its half is free
-                self._send(number, data[start : start + size], self._look)
+            for first, run in _runs(base + 1, group):
+                self._send(first, [data[start : start + size] for start, size in run])
         queue.timeline.wait(value)
 
     def _place(self, size: int) -> int:
         """Where data lies in a half: up to the mark, which is the last to arrive."""
         return (self.half - _MARK - size) // _ALIGN * _ALIGN
 
-    def _send(self, number: int, data: memoryview, meanwhile: Callable[[], object]) -> None:
-        place, granule = self._place(len(data)), self._bulk.granule
-        first = place // granule * granule
-        wire = bytearray(self.half - first)
-        wire[place - first : place - first + len(data)] = data
-        wire[-_MARK:] = _mark(number)
-        self._bulk.send(number % 2 * self.half + first, wire, meanwhile)
+    def _send(self, number: int, chunks: list[memoryview]) -> None:
+        """Send the chunks from `number` on by one transfer: one, or one for each half."""
+        granule = self.bulk.granule
+        skipped = self._place(len(chunks[0])) // granule * granule
+        size = len(chunks) * self.half - skipped
+        self.bulk.send(number % 2 * self.half + skipped, size, self._wire(number, chunks, skipped))
+
+    def _wire(self, number: int, chunks: list[memoryview], skipped: int) -> Iterator[bytearray]:
+        for data in chunks:
+            self._await(number - 2)  # its half is free
+            place = self._place(len(data)) - skipped
+            wire = bytearray(self.half - skipped)
+            wire[place : place + len(data)] = data
+            wire[-_MARK:] = _mark(number)
+            yield wire
+            number, skipped = number + 1, 0
+        self._look()  # while the last one is under way
 
     def _mark_all(self, number: int) -> None:
         """Let the queue go on, whatever it copies."""
-        granule = self._bulk.granule
+        granule = self.bulk.granule
         for half in range(2):
-            self._bulk.send((half + 1) * self.half - granule, bytes(granule - 4) + _mark(number))
+            wire = bytes(granule - _MARK) + _mark(number)
+            self.bulk.send((half + 1) * self.half - granule, granule, [wire])
 
     def download(self, source: Buffer, out: memoryview) -> None:
         """Copy the start of `source` to `out` (bytes, writable)."""
@@ -140,32 +155,66 @@ class BulkTransfer(Transfer):
                 ]
                 self._download(source, out, group)
 
-    def _download(self, source: Buffer, out: memoryview, group: list[tuple[int, int]]) -> None:
+    def _download(self, source: Buffer, out: memoryview, group: list[_Chunk]) -> None:
         base, queue = self._number, self._queue()
-        for number, (start, size) in enumerate(group, base + 1):
-            queue.copy(self._halves[number % 2], source[start : start + size], size)
-            queue.signal(self._fence, number)
-            queue.wait(self._started, number - base)
-            queue.fill(self._release, 0)
-        # The end of a half no longer contains a mark.
+        runs = list(_runs(base + 1, group))
+        last = self._encode(queue, source, runs)
+        # The end of a half no longer contains a mark. ORDER: it is data until it has arrived.
+        queue.wait(self.started, last)
         for half in self._halves:
             queue.fill(half[self.half - _MARK :], 0)
         self._number = base + len(group)
-        self._bulk.write_start(0)  # the queue has ended all groups before
-        with self._released(lambda: self._bulk.write_start(len(group))):
+        self.bulk.write_start(0)  # the queue has ended all groups before
+        with self._released(lambda: self.bulk.write_start(last)):
             value = queue.submit()
-            for number, (start, size) in enumerate(group, base + 1):
-                self._await(number)
-                place = number % 2 * self.half
-                out[start : start + size] = self._bulk.receive(
-                    place, size, functools.partial(self._release_one, number - base)
-                )
+            told = 0
+            for run in runs:
+                self._await(run[0])
+                told = self._receive(run, out, told + 1, more=_goes_on(run, runs))
+            self.bulk.write_start(last)
         queue.timeline.wait(value)
 
-    def _release_one(self, count: int) -> None:
-        """The receive of the group's chunk `count` has begun."""
-        self._bulk.write_start(count)
-        self._look()
+    def _encode(self, queue: Queue, source: Buffer, runs: list[_Run]) -> int:
+        """Encode the queue's part of a download; returns the last number that the host tells."""
+        told = 0
+        for run in runs:
+            first, chunks = run
+            emptied, told = told, told + 1
+            for number, (start, size) in enumerate(chunks, first):
+                half = number % 2
+                # Of the transfer before, the first half is empty when the host has told that it
+                # arrived; the second one is when all is here, which the start of this one tells.
+                if run is not runs[0]:
+                    queue.wait(self.started, told if half else emptied)
+                queue.copy(self._halves[half], source[start : start + size], size)
+                if number == first:  # what the host waits for before it starts
+                    queue.signal(self._fence, number)
+            queue.wait(self.started, told)
+            queue.fill(self.release, 0)
+            told += _goes_on(run, runs)
+        return told + 1
+
+    def _receive(self, run: _Run, out: memoryview, told: int, *, more: bool) -> int:
+        """Receive a transfer, which the number `told` starts; returns the last number told. more:
+        whether its first half is to be filled again while the second one is under way."""
+        first, chunks = run
+
+        def arrived(position: int, data: bytes) -> None:
+            start, size = chunks[position]
+            out[start : start + size] = data
+            if position == 0 and more:
+                self.bulk.write_start(told + 1)
+                self._look()
+
+        sizes = [size for _, size in chunks]
+        try:
+            self.bulk.receive(
+                first % 2 * self.half, sizes, lambda: self.bulk.write_start(told), arrived
+            )
+        except TransferTimeout:
+            self.core.check_failures()
+            raise
+        return told + more
 
     @contextlib.contextmanager
     def _released(self, let_go: Callable[[], object]) -> Iterator[None]:
@@ -198,12 +247,27 @@ class BulkTransfer(Transfer):
         if self._resets == self.core.resets:
             return
         self._number = self._reached = 0
-        self._bulk.clear()
+        self.bulk.clear()
         queue = self._queue()
         for mark in self._marks:
             queue.fill(mark.memory, 0)
         queue.timeline.wait(queue.submit())
         self._resets = self.core.resets
+
+
+def _runs(number: int, group: list[_Chunk]) -> Iterator[_Run]:
+    """The chunks of a group by transfers: each fills the halves in their order, once. Yields the
+    number of the first chunk, of which the group's is `number`, and the chunks."""
+    done = 0
+    while done < len(group):
+        count = 2 - (number + done) % 2
+        yield number + done, group[done : done + count]
+        done += count
+
+
+def _goes_on(run: _Run, runs: list[_Run]) -> bool:
+    """Whether a transfer of both halves is followed by another."""
+    return len(run[1]) == 2 and run is not runs[-1]
 
 
 def _mark(number: int) -> bytes:

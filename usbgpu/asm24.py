@@ -13,12 +13,13 @@ import logging
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from hcq.errors import BadArgument, DeviceLost, NotSupported, TransportError, UgpuError
-from usbgpu.bridge import SECTOR, SLOT, SRAM_SIZE, Ability, Completion, Status, Tlp
+from hcq.transport.bulk import Data
+from usbgpu.bridge import PIECE, SECTOR, SLOT, SRAM_SIZE, Ability, Completion, Status, Tlp
 from usbgpu.checks import check_memory, check_xdata, completion_of
-from usbgpu.usb import Speed, UsbDevice
+from usbgpu.usb import Pending, Speed, UsbDevice
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,8 @@ class CustomBridge:
         self.transfers = 0
         self._sleep = sleep
         self._lock = threading.RLock()
-        self._owed: int | None = None  # what an F2 request announced and has not been transferred
+        self._owed = 0  # bytes that an F2 request announced and that have not been transferred,
+        self._owed_to = 0  # and the direction: _TO_HOST or 0
         slow = usb.identity.speed < Speed.SUPER
         self._xdata_limit = _XDATA_LIMIT_USB2 if slow else _XDATA_LIMIT
         self.stage_limit = _STAGE_LIMIT_USB2 if slow else _STAGE_LIMIT
@@ -171,60 +173,104 @@ class CustomBridge:
 
     # ---- SRAM --------------------------------------------------------------------------------
 
-    def read_sram(self, offset: int, size: int, begun: Callable[[], object]) -> bytes:
-        """See Bridge.read_sram: two transfers, besides those of `begun`."""
-        _check_sram(offset, size)
-        if not size:
-            return b""
-        sectors = -(-size // SECTOR)
-        with self._lock:
-            arm = functools.partial(self._arm, _TO_HOST | sectors, offset, size)
-            data = self._bulk_in(arm, sectors * SECTOR, _SRAM_LIMIT_S, begun)
-            self._owed = None
-        return data[:size]
-
-    def write_sram(
+    def read_sram(
         self,
         offset: int,
-        data: bytes | bytearray | memoryview,
-        meanwhile: Callable[[], object] | None = None,
+        sizes: Sequence[int],
+        begun: Callable[[], object],
+        arrived: Callable[[int, bytes], object],
     ) -> None:
-        """See Bridge.write_sram: two transfers, besides those of `meanwhile`."""
-        view = memoryview(data).cast("B") if data else memoryview(b"")
-        _check_sram(offset, len(view))
-        if not view:
+        """See Bridge.read_sram: a transfer, one for each piece, and those of the calls."""
+        total = sum(sizes)
+        _check_sram(offset, total)
+        _check_pieces(sizes)
+        if not total:
             return
-        sectors = -(-len(view) // SECTOR)
-        if len(view) % SECTOR:
-            view = memoryview(bytes(view).ljust(sectors * SECTOR, b"\0"))
+        pending: list[Pending] = []
+        packet = self.usb.packet_size(DATA_IN)
         with self._lock:
-            arm = functools.partial(self._arm, sectors, offset, len(view))
-            self._bulk_out(arm, view, _SRAM_LIMIT_S, meanwhile)
-            self._owed = None
+            try:
+                self._arm(_TO_HOST, -(-total // SECTOR), offset, total)
+                for size in sizes:
+                    self.transfers += 1
+                    pending.append(self.usb.submit_in(DATA_IN, -(-size // packet) * packet))
+                begun()
+                for position, size in enumerate(sizes):
+                    data = pending[position].wait(_SRAM_LIMIT_S)
+                    expected = -(-size // SECTOR) * SECTOR
+                    _check_length(data, expected)
+                    self._owed -= expected
+                    arrived(position, data[:size])
+            except DeviceLost:
+                raise
+            except BaseException:
+                self._give_up(DATA_IN, pending)
+                raise
+
+    def write_sram(self, offset: int, size: int, pieces: Iterable[Data]) -> None:
+        """See Bridge.write_sram: a transfer, one for each piece, and those of making them."""
+        _check_sram(offset, size)
+        if not size:
+            return
+        pending: list[Pending] = []
+        sent: list[int] = []
+        left = size
+        with self._lock:
+            try:
+                self._arm(0, -(-size // SECTOR), offset, size)
+                for piece in pieces:
+                    view = memoryview(piece).cast("B")
+                    left -= len(view)
+                    if left < 0 or (left and len(view) % PIECE):
+                        raise _bad_piece(len(view))
+                    if len(view) % SECTOR:
+                        view = memoryview(
+                            bytes(view).ljust(-(-len(view) // SECTOR) * SECTOR, b"\0")
+                        )
+                    self.transfers += 1
+                    pending.append(self.usb.submit_out(DATA_OUT, view))
+                    sent.append(len(view))
+                    if len(pending) > 1:
+                        pending[-2].wait(_SRAM_LIMIT_S)
+                        self._owed -= sent[-2]
+                if left:
+                    raise BadArgument(f"expected pieces of {size} bytes in all, got {size - left}")
+                pending[-1].wait(_SRAM_LIMIT_S)
+                self._owed = 0
+            except DeviceLost:
+                raise
+            except BaseException:
+                self._give_up(DATA_OUT, pending)
+                raise
 
     def fill_sram(self, data: bytes | bytearray | memoryview) -> None:
         """See Bridge.fill_sram."""
         raise NotSupported("the bridge's firmware does not say when data is in its SRAM")
 
-    def _arm(self, sectors: int, offset: int, size: int) -> None:
+    def _arm(self, direction: int, sectors: int, offset: int, size: int) -> None:
         """ORDER: the request before its data: nothing takes a bulk transfer that was not armed."""
         self._settle()
-        self._owed = sectors
-        self._control_out(_SRAM, sectors, offset // SLOT | -(-size // SLOT) << 8)
+        self._owed, self._owed_to = sectors * SECTOR, direction
+        self._control_out(_SRAM, direction | sectors, offset // SLOT | -(-size // SLOT) << 8)
 
     def _settle(self) -> None:
         """Finish a transfer that was armed before an exception cut it off: only that disarms it."""
-        owed, self._owed = self._owed, None
-        if owed is None:
+        owed, self._owed = self._owed, 0
+        if not owed:
             return
-        size = (owed & ~_TO_HOST) * SECTOR
         try:
-            if owed & _TO_HOST:
-                self._bulk_in(_armed, size, _CONTROL_LIMIT_S)
+            if self._owed_to == _TO_HOST:
+                self._bulk_in(_armed, owed, _CONTROL_LIMIT_S)
             else:
-                self._bulk_out(_armed, memoryview(bytes(size)), _CONTROL_LIMIT_S)
+                self._bulk_out(_armed, memoryview(bytes(owed)), _CONTROL_LIMIT_S)
         except TransportError as error:
             log.debug("a transfer that was cut off is not finished: %s", error)
+
+    def _give_up(self, endpoint: int, pending: Sequence[Pending]) -> None:
+        """After an exception, end what is under way and what the firmware still expects."""
+        for transfer in pending:
+            transfer.cancel()
+        self._clear(endpoint)
 
     # ---- transfers ---------------------------------------------------------------------------
 
@@ -252,7 +298,6 @@ class CustomBridge:
         arm: Callable[[], object],
         data: memoryview,
         limit_s: float,
-        meanwhile: Callable[[], object] | None = None,
     ) -> None:
         """Send `data` after `arm`, the request that has the firmware expect it."""
         try:
@@ -260,8 +305,6 @@ class CustomBridge:
             self.transfers += 1
             pending = self.usb.submit_out(DATA_OUT, data)
             try:
-                if meanwhile is not None:
-                    meanwhile()
                 pending.wait(limit_s)
             except BaseException:
                 pending.cancel()
@@ -277,7 +320,6 @@ class CustomBridge:
         arm: Callable[[], object],
         size: int,
         limit_s: float,
-        begun: Callable[[], object] | None = None,
     ) -> bytes:
         """Receive `size` bytes after `arm`, the request that has the firmware send them."""
         try:
@@ -286,17 +328,11 @@ class CustomBridge:
             packet = self.usb.packet_size(DATA_IN)
             pending = self.usb.submit_in(DATA_IN, -(-size // packet) * packet)
             try:
-                if begun is not None:
-                    begun()
                 data = pending.wait(limit_s)
             except BaseException:
                 pending.cancel()
                 raise
-            if len(data) != size:
-                raise TransportError(
-                    f"endpoint {DATA_IN:#x}: expected {size} bytes, got {len(data)}",
-                    endpoint=DATA_IN, length=len(data),
-                )  # fmt: skip
+            _check_length(data, size)
         except DeviceLost:
             raise
         except BaseException:
@@ -323,6 +359,26 @@ class CustomBridge:
 
 def _armed() -> None:
     """The firmware expects the transfer already."""
+
+
+def _check_length(data: bytes, expected: int) -> None:
+    if len(data) != expected:
+        raise TransportError(
+            f"endpoint {DATA_IN:#x}: expected {expected} bytes, got {len(data)}",
+            endpoint=DATA_IN, length=len(data),
+        )  # fmt: skip
+
+
+def _check_pieces(sizes: Sequence[int]) -> None:
+    for size in sizes[:-1]:
+        if size % PIECE or size <= 0:
+            raise _bad_piece(size)
+    if sizes and sizes[-1] <= 0:
+        raise _bad_piece(sizes[-1])
+
+
+def _bad_piece(size: int) -> BadArgument:
+    return BadArgument(f"pieces but the last must be multiples of {PIECE} bytes, got {size}")
 
 
 def _check_sram(offset: int, size: int) -> None:

@@ -7,16 +7,18 @@ shows its own registers (XDATA). Addresses and sizes are bytes, data is little-e
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from hcq.transport.bulk import Data
 from usbgpu.usb import UsbDevice
 
 SRAM_BUS_ADDRESS = 0x20_0000  # where the card sees the SRAM
 SRAM_SIZE = 512 << 10
 SLOT = 16 << 10  # SRAM is transferred from the start of a slot on
 SECTOR = 512  # and in whole sectors
+PIECE = 1024  # bytes: whole packets at each speed
 LTSSM = 0xB450  # XDATA: state of the link below
 LINK_UP = 0x78  # L0
 
@@ -115,19 +117,24 @@ class Bridge(Protocol):
         """Write whole dwords, ascending, in their order."""
         ...
 
-    def read_sram(self, offset: int, size: int, begun: Callable[[], object]) -> bytes:
-        """Read SRAM from the start of a slot on. The data goes out once the card writes a
-        completion (0x82200C on its bus) after `begun` was called, which streams no reads."""
-        ...
-
-    def write_sram(
+    def read_sram(
         self,
         offset: int,
-        data: bytes | bytearray | memoryview,
-        meanwhile: Callable[[], object] | None = None,
+        sizes: Sequence[int],
+        begun: Callable[[], object],
+        arrived: Callable[[int, bytes], object],
     ) -> None:
-        """Write SRAM from the start of a slot on; it may land after this has returned. The rest of
-        the last sector is zeroed. meanwhile: called while data is under way; streams nothing."""
+        """Read SRAM from the start of a slot on, in pieces of these sizes, each but the last a
+        multiple of `PIECE`. The data goes out once the card writes a completion (0x82200C on its
+        bus) after `begun` was called. arrived: called with each piece's position and data, while
+        later ones are under way. Neither streams reads."""
+        ...
+
+    def write_sram(self, offset: int, size: int, pieces: Iterable[Data]) -> None:
+        """Write `size` bytes of SRAM from the start of a slot on, in pieces, each but the last a
+        multiple of `PIECE`. A piece is asked for while the one before is under way, and must not
+        stream anything. They may land after this has returned. The rest of the last sector is
+        zeroed."""
         ...
 
     def fill_sram(self, data: bytes | bytearray | memoryview) -> None:

@@ -7,11 +7,12 @@ out as DMA memory. All slots but the first are filled and emptied by transfers.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from hcq.errors import OutOfMemory
 from hcq.memory import BusAddr
 from hcq.transport.base import DmaSegment
+from hcq.transport.bulk import Data
 from hcq.transport.dma import PAGE, rounded
 from hcq.transport.view import RemoteView
 from usbgpu.bridge import SLOT, SRAM_BUS_ADDRESS, SRAM_SIZE, Bridge
@@ -77,7 +78,7 @@ class Sram:
                 "the bridge has one page of DMA memory", size=size, free=PAGE * (self._page is None)
             )
         with self._lock:
-            self._bridge.write_sram(0, bytes(PAGE))
+            self._bridge.write_sram(0, PAGE, [bytes(PAGE)])
             self._page = SramPage(self._bridge, self._free)
             return self._page
 
@@ -94,18 +95,19 @@ class Sram:
 
     # ---- bulk --------------------------------------------------------------------------------
 
-    def send(
+    def send(self, offset: int, size: int, pieces: Iterable[Data]) -> None:
+        """See BulkMemory.send: a transfer, one for each piece, and what making them does."""
+        self._bridge.write_sram(SLOT + offset, size, pieces)
+
+    def receive(
         self,
         offset: int,
-        data: bytes | bytearray | memoryview,
-        meanwhile: Callable[[], object] | None = None,
+        sizes: Sequence[int],
+        begun: Callable[[], object],
+        arrived: Callable[[int, bytes], object],
     ) -> None:
-        """See BulkMemory.send: two transfers, and what `meanwhile` does."""
-        self._bridge.write_sram(SLOT + offset, data, meanwhile)
-
-    def receive(self, offset: int, size: int, begun: Callable[[], object]) -> bytes:
-        """See BulkMemory.receive: two transfers, and what `begun` does."""
-        return self._bridge.read_sram(SLOT + offset, size, begun)
+        """See BulkMemory.receive: a transfer, one for each piece, and what the calls do."""
+        self._bridge.read_sram(SLOT + offset, sizes, begun, arrived)
 
     def read_fence(self) -> int:
         """See BulkMemory.read_fence: one transfer."""

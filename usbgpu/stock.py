@@ -13,9 +13,10 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from hcq.errors import BadArgument, LinkDegraded, NotSupported
+from hcq.transport.bulk import Data
 from usbgpu.bridge import SECTOR, SRAM_SIZE, Ability, Completion, Status, Tlp
 from usbgpu.checks import check_memory, check_xdata, completion_of
 from usbgpu.uas import Command, Pipes, Uas
@@ -215,16 +216,17 @@ class StockBridge:
 
     # ---- SRAM --------------------------------------------------------------------------------
 
-    def read_sram(self, offset: int, size: int, begun: Callable[[], object]) -> bytes:
+    def read_sram(
+        self,
+        offset: int,
+        sizes: Sequence[int],
+        begun: Callable[[], object],
+        arrived: Callable[[int, bytes], object],
+    ) -> None:
         """See Bridge.read_sram."""
         raise NotSupported("the bridge's firmware does not send SRAM")
 
-    def write_sram(
-        self,
-        offset: int,
-        data: bytes | bytearray | memoryview,
-        meanwhile: Callable[[], object] | None = None,
-    ) -> None:
+    def write_sram(self, offset: int, size: int, pieces: Iterable[Data]) -> None:
         """See Bridge.write_sram."""
         raise NotSupported("the bridge's firmware writes SRAM from its start on alone")
 

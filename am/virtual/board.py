@@ -224,6 +224,7 @@ class Board(ABC):
         self.msi: Callable[[], None] | None = None
         self.gfx: DoorbellTarget | None = None
         self.sdma: list[DoorbellTarget] = []
+        self.memory_changed: Callable[[], None] = lambda: None  # wakes engines that poll memory
         self._blackout = False
         self.scheduler = Scheduler(self.lock, self.options.seed, manual=self.options.manual_time)
         self.clock = ModelClock()

@@ -10,10 +10,12 @@ registers: simpler, but nothing goes on beside a transfer, and little of it can 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeAlias
 
 from hcq.memory import BusAddr
+
+Data: TypeAlias = bytes | bytearray | memoryview
 
 
 class Signals(Protocol):
@@ -69,20 +71,24 @@ class BulkMemory(Signals, Protocol):
     start: BusAddr
     release: BusAddr
 
-    def send(
-        self,
-        offset: int,
-        data: bytes | bytearray | memoryview,
-        meanwhile: Callable[[], object] | None = None,
-    ) -> None:
-        """Send data to `offset`, a multiple of `granule`. It arrives in ascending order, perhaps
-        after this call has returned. Bytes behind it, up to a multiple of 512, become zero.
-        meanwhile: called while it is under way; may use fence and start."""
+    def send(self, offset: int, size: int, pieces: Iterable[Data]) -> None:
+        """Send `size` bytes to `offset`, a multiple of `granule`, in pieces, each but the last a
+        multiple of 1024. They arrive in ascending order, perhaps after this call has returned.
+        Bytes behind them, up to a multiple of 512, become zero. A piece is asked for while the one
+        before is under way; what makes it may use fence and start."""
         ...
 
-    def receive(self, offset: int, size: int, begun: Callable[[], object]) -> bytes:
-        """Receive from `offset`, a multiple of `granule`. begun: called when everything is ready;
-        it must have the device write to `release` soon, and may use fence and start."""
+    def receive(
+        self,
+        offset: int,
+        sizes: Sequence[int],
+        begun: Callable[[], object],
+        arrived: Callable[[int, bytes], object],
+    ) -> None:
+        """Receive from `offset`, a multiple of `granule`, in pieces of these sizes, each but the
+        last a multiple of 1024. begun: called when everything is ready; it must have the device
+        write to `release` soon. arrived: called with each piece's position and data while later
+        ones are under way. Both may use fence and start."""
         ...
 
     def read_fence(self) -> int:

@@ -77,6 +77,10 @@ class Endpoint(Protocol):
         """Let the card reach `size` bytes at `host` in this process by bus address `address`."""
         ...
 
+    def memory_changed(self) -> None:
+        """Memory that `map_dma` gave was written by its owner: engines that poll it look again."""
+        ...
+
     def unmap_dma(self, address: int, size: int) -> None:
         """Undo `map_dma`; the card must not access the memory after this returns."""
         ...

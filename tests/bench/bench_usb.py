@@ -19,9 +19,11 @@ from hcq.errors import DeviceLost
 from tests.support.kernels import contract_object
 from tests.support.waiting import until
 from tests.usbgpu.virtual.pulls import enclosed, opened
+from tests.usbgpu.virtual.rates import rates
 from usbgpu.virtual.enclosure import Enclosure
 
 KERNELS, REPLAYS, WAITERS, TURNS = 100, 64, 8, 5
+COPIED = 56 << 20  # bytes
 _SIGNALS = 0xA900  # XDATA: the compute queue's timeline comes first
 
 
@@ -34,12 +36,28 @@ def measure() -> list[dict[str, object]]:
                 _figure("cold boot: transfers", boot, "transfers"),
                 _figure("cold boot: what its transfers cost the link", link_s, "s"),
                 *_replays(box, device),
+                *_copies(box, device),
             ]
         return results + _pulls(box)
 
 
 def _figure(name: str, value: float, unit: str) -> dict[str, object]:
     return {"name": f"virtual USB bridge, {name}", "value": value, "unit": unit}
+
+
+def _copies(box: Enclosure, device: Device) -> list[dict[str, object]]:
+    found = rates(box, device, COPIED)
+    return [
+        {
+            **_figure(
+                f"copy {way}, {COPIED >> 20} MiB, by link time", found[f"copy {way}"] / 1e6, "MB/s"
+            ),
+            "peer": f"the SRAM, {way}",
+            "peer_value": found[f"raw {way}"] / 1e6,
+            "ratio": found[way],
+        }
+        for way in ("in", "out")
+    ]
 
 
 def _count(box: Enclosure) -> int:

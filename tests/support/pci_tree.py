@@ -3,10 +3,11 @@ route, BARs that are sized, windows, and memory in the card's BAR 0."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hcq.errors import DeviceLost
+from hcq.transport.bulk import Data
 from tests.support.usb_script import ScriptedUsb
 from usbgpu.bridge import LINK_UP, LTSSM, SECTOR, SRAM_SIZE, Ability, Completion, Status, Tlp
 
@@ -242,24 +243,26 @@ class TreeBridge:
         if found is not None:
             found[0][found[1] : found[1] + len(data)] = data
 
-    def read_sram(self, offset: int, size: int, begun: Callable[[], object]) -> bytes:
+    def read_sram(
+        self,
+        offset: int,
+        sizes: Sequence[int],
+        begun: Callable[[], object],
+        arrived: Callable[[int, bytes], object],
+    ) -> None:
         self._check()
         begun()
         assert offset % (16 << 10) == 0
-        return bytes(self.sram[offset : offset + size])
+        for position, size in enumerate(sizes):
+            arrived(position, bytes(self.sram[offset : offset + size]))
+            offset += size
 
-    def write_sram(
-        self,
-        offset: int,
-        data: bytes | bytearray | memoryview,
-        meanwhile: Callable[[], object] | None = None,
-    ) -> None:
+    def write_sram(self, offset: int, size: int, pieces: Iterable[Data]) -> None:
         self._check()
-        if meanwhile is not None:
-            meanwhile()
-        assert offset % (16 << 10) == 0
-        whole = -(-len(data) // SECTOR) * SECTOR
-        self.sram[offset : offset + whole] = bytes(data).ljust(whole, b"\0")
+        data = b"".join(bytes(piece) for piece in pieces)
+        assert offset % (16 << 10) == 0 and len(data) == size
+        whole = -(-size // SECTOR) * SECTOR
+        self.sram[offset : offset + whole] = data.ljust(whole, b"\0")
 
     def close(self) -> None:
         self.usb.close()

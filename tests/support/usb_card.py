@@ -66,6 +66,9 @@ class PlainCard:
     def map_dma(self, address: int, size: int, host: int) -> None:
         """It never uses it."""
 
+    def memory_changed(self) -> None:
+        """It polls none."""
+
     def unmap_dma(self, address: int, size: int) -> None:
         """It never used it."""
 

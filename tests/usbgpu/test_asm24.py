@@ -192,15 +192,48 @@ def test_memory_below_is_accessed_in_whole_dwords() -> None:
 def test_sram_goes_in_whole_sectors_from_a_slot_on() -> None:
     steps = [Out(0xF2, 0x0002, 0x0103), BulkOut(0x02, bytes(range(200)) * 3 + bytes(424))]
     with bridge(*steps) as one:
-        one.write_sram(3 * 16384, bytes(range(200)) * 3)
+        one.write_sram(3 * 16384, 600, [bytes(range(200)) * 3])
     with bridge(Out(0xF2, 0x8003, 0x0103), BulkIn(0x81, 2048, bytes(1536))) as one:
-        assert one.read_sram(3 * 16384, 1100, nothing) == bytes(1100)
+        assert _read(one, 3 * 16384, [1100]) == [(0, bytes(1100))]
     with bridge(Out(0xF2, 0x0021, 0x0200), BulkOut(0x02, bytes(16896))) as one:
-        one.write_sram(0, bytes(16896))
+        one.write_sram(0, 16896, [bytes(16896)])
     with bridge() as one:
         for offset, size in ((512, 4), (-16384, 4), (31 * 16384, 16385), (0, 524289)):
             with pytest.raises(BadArgument):
-                one.write_sram(offset, bytes(size))
+                one.write_sram(offset, size, [bytes(size)])
+            with pytest.raises(BadArgument):
+                _read(one, offset, [size])
+
+
+def _read(one: CustomBridge, offset: int, sizes: list[int]) -> list[tuple[int, bytes]]:
+    found: list[tuple[int, bytes]] = []
+    one.read_sram(offset, sizes, nothing, lambda place, data: found.append((place, data)))
+    return found
+
+
+def test_one_request_arms_the_pieces_of_a_transfer() -> None:
+    first, second = b"a" * 2048, b"b" * 700
+    steps = [Out(0xF2, 0x0006, 0x0101), BulkOut(0x02, first), BulkOut(0x02, second + bytes(324))]
+    with bridge(*steps) as one:
+        one.write_sram(16384, 2748, iter([first, second]))
+    steps = [
+        Out(0xF2, 0x8006, 0x0101),
+        BulkIn(0x81, 2048, first),
+        BulkIn(0x81, 1024, second + bytes(324)),
+    ]
+    with bridge(*steps) as one:
+        assert _read(one, 16384, [2048, 700]) == [(0, first), (1, second)]
+
+
+def test_pieces_are_whole_packets_and_as_many_as_announced() -> None:
+    for sizes in ([512, 1024], [1024, 0], [0, 1024]):
+        with bridge() as one, pytest.raises(BadArgument):
+            _read(one, 0, sizes)
+    with bridge(Out(0xF2, 0x0004, 0x0100), Clear(0x02)) as one, pytest.raises(BadArgument):
+        one.write_sram(0, 2048, [bytes(512), bytes(1536)])
+    steps = [Out(0xF2, 0x0004, 0x0100), BulkOut(0x02, bytes(1024)), Clear(0x02)]
+    with bridge(*steps) as one, pytest.raises(BadArgument):
+        one.write_sram(0, 2048, [bytes(1024)])
 
 
 def test_a_transfer_that_failed_is_cleared_away() -> None:
@@ -217,7 +250,7 @@ def test_a_transfer_that_failed_is_cleared_away() -> None:
         bridge(Out(0xF2, 0x8001, 0x0100), BulkIn(0x81, 1024, late), Clear(0x81)) as one,
         pytest.raises(TransferTimeout),
     ):
-        one.read_sram(0, 512, nothing)
+        _read(one, 0, [512])
 
 
 def test_a_bridge_that_is_gone_is_not_cleared() -> None:
@@ -226,7 +259,7 @@ def test_a_bridge_that_is_gone_is_not_cleared() -> None:
         bridge(Out(0xF2, 0x8001, 0x0100), BulkIn(0x81, 1024, gone)) as one,
         pytest.raises(DeviceLost),
     ):
-        one.read_sram(0, 512, nothing)
+        _read(one, 0, [512])
 
 
 def test_answers_that_are_too_short_are_errors() -> None:
@@ -234,7 +267,7 @@ def test_answers_that_are_too_short_are_errors() -> None:
         one.read_xdata(0, 4)
     steps = [Out(0xF2, 0x8001, 0x0100), BulkIn(0x81, 1024, bytes(511)), Clear(0x81)]
     with bridge(*steps) as one, pytest.raises(TransportError):
-        one.read_sram(0, 512, nothing)
+        _read(one, 0, [512])
 
 
 def test_xdata_ends_at_64_kib() -> None:

@@ -32,14 +32,14 @@ def test_what_was_cut_off_disturbs_no_later_transfer() -> None:
         operations: list[Callable[[], object]] = [
             lambda: vram.write(0x1000, PAGE),
             lambda: vram.read(0x1000, 64),
-            lambda: bridge.write_sram(16384, PAGE),
+            lambda: bridge.write_sram(16384, 2 * len(PAGE), [PAGE, PAGE]),
             lambda: bridge.read_xdata(0xF000, 300),
             combined,
         ]
         for operation in operations:
             for number, place in enumerate(interrupted(operation)):
                 other = bytes([number % 255 + 1]) * 4096
-                bridge.write_sram(0, other)
+                bridge.write_sram(0, len(other), [other])
                 assert bridge.read_xdata(0xF000, 255) == other[:255], place
                 vram.write(0x4000, other)
                 assert vram.read(0x4000, len(other)) == other, place

@@ -261,8 +261,8 @@ def test_what_the_firmware_cannot_do() -> None:
     refused: list[Callable[[], object]] = [
         lambda: bridge.power(True),
         lambda: bridge.stage(b"x"),
-        lambda: bridge.read_sram(0, 4, lambda: None),
-        lambda: bridge.write_sram(0, b"x"),
+        lambda: bridge.read_sram(0, [4], lambda: None, lambda at, data: None),
+        lambda: bridge.write_sram(0, 1, [b"x"]),
     ]
     for call in refused:
         with pytest.raises(NotSupported):

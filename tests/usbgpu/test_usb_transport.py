@@ -224,12 +224,14 @@ def test_data_goes_through_the_rest_of_the_sram() -> None:
     with opened(bridge := TreeBridge(chain(gpu()))) as transport:
         bulk = transport.traits.bulk
         assert bulk is not None and (bulk.address, bulk.size) == (0x20_4000, 496 << 10)
-        bulk.send(16 << 10, b"x" * 700)
+        bulk.send(16 << 10, 700, [b"x" * 700])
         assert bridge.sram[32 << 10 : (32 << 10) + 700] == b"x" * 700
         begun: list[int] = []
-        assert bulk.receive(16 << 10, 3, lambda: begun.append(1)) == b"xxx" and begun == [1]
-        bulk.send(0, b"y", lambda: begun.append(2))
-        assert begun == [1, 2]
+        found: list[tuple[int, bytes]] = []
+        bulk.receive(
+            16 << 10, [3], lambda: begun.append(1), lambda at, data: found.append((at, data))
+        )
+        assert found == [(0, b"xxx")] and begun == [1]
         bridge.fence[:8] = (5 << 32 | 7).to_bytes(8, "little")
         assert bulk.read_fence() == 5 << 32 | 7
         bridge.fence[16:20] = b"\xff" * 4

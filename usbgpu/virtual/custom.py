@@ -107,6 +107,7 @@ class CustomFirmware:
 
     def _write_xdata(self, setup: Setup, _data: bytes) -> bytes:
         self._hardware.memory.write(setup.value, setup.index & 0xFF, setup.index >> 8)
+        self._hardware.memory_written()
         return b""
 
     def _to_buffer(self, data: bytes) -> None:
@@ -193,7 +194,7 @@ class CustomFirmware:
         if found is None:
             self.hung = True
             return
-        self._hardware.clock.advance(size // 4 * self._hardware.costs.read_dword_s)
+        self._hardware.move(IN_ENDPOINT, size // 4 * self._hardware.costs.read_dword_s)
         self._dwords -= size // 4
         self._packets.append(found)
 
@@ -211,7 +212,8 @@ class CustomFirmware:
             if not self._hardware.sram.remaining:
                 break
             put = self._hardware.sram.put(rest)
-            self._hardware.clock.advance(put / self._hardware.bulk_rate)
+            self._hardware.memory_written()
+            self._hardware.move(OUT_ENDPOINT, put / self._hardware.bulk_rate)
             taken += put
             break
         return taken
@@ -232,7 +234,7 @@ class CustomFirmware:
             )
             return len(packet)
         self._hardware.requests.stream_write(bytes(packet[: 4 * dwords]))
-        self._hardware.clock.advance(dwords * self._hardware.costs.write_dword_s)
+        self._hardware.move(OUT_ENDPOINT, dwords * self._hardware.costs.write_dword_s)
         self._dwords -= dwords
         self._out_armed = self._dwords > 0
         return len(packet)
@@ -253,7 +255,7 @@ class CustomFirmware:
         sram = self._hardware.sram
         if room and not parts and sram.ready():
             parts.append(sram.take(room))
-            self._hardware.clock.advance(len(parts[-1]) / self._hardware.bulk_rate)
+            self._hardware.move(IN_ENDPOINT, len(parts[-1]) / self._hardware.bulk_rate)
         return b"".join(parts)
 
     @property

@@ -43,7 +43,7 @@ class Transfer:
         self.sent = 0
         self.received = bytearray()
         self.cut_at: int | None = None  # bytes after which the cable is pulled
-        self.started_at = 0.0
+        self.ends_at = 0.0  # the moment when its last byte crosses the cable
         self._error: Exception | None = None
         self.done = False
 
@@ -183,6 +183,7 @@ class VirtualUsb:
                 box.unplug()
             self._check_plugged()
             start = box.clock.now()
+            box.meter.settle()
             try:
                 answer = box.control(setup, data)
             except Stalled:
@@ -200,6 +201,7 @@ class VirtualUsb:
             unended = setup.inward and answer and len(answer) < setup.length
             if unended and answer is not None and len(answer) % packet == 0:
                 answer = None
+            box.meter.settle()
             self._advance_all()
             if answer is None or box.clock.now() - start > limit_s:
                 box.clock.advance(max(0.0, start + limit_s - box.clock.now()))
@@ -238,7 +240,7 @@ class VirtualUsb:
         transfer = Transfer(self, endpoint, stream, data, length)
         with self._lock:
             transfer.cut_at = self._box.next_cut()
-            transfer.started_at = self._box.clock.now()
+            self._box.meter.begin(endpoint)
             self._queues.setdefault((endpoint, stream), []).append(transfer)
             if self._gone:
                 transfer.finish(self._lost())
@@ -278,7 +280,8 @@ class VirtualUsb:
             transfer.finish(EndpointStalled("the endpoint is halted", endpoint=transfer.endpoint))
         if transfer.done:
             moved = len(transfer.received) + transfer.sent
-            self._box.meter.bulk(_way(transfer.endpoint & IN != 0), moved, 0.0)
+            way = _way(transfer.endpoint & IN != 0)
+            transfer.ends_at = self._box.meter.bulk(way, transfer.endpoint, moved)
             return True
         return len(transfer.received) + transfer.sent != before
 
@@ -318,6 +321,7 @@ class VirtualUsb:
                     transfer.finish(Closed("the USB device was closed"))
                 self._advance_all()
                 if transfer.done:
+                    clock.advance_to(transfer.ends_at)
                     return
                 if not self._box.awaits_card:
                     clock.advance(max(0.0, start + limit_s - clock.now()))

@@ -75,6 +75,7 @@ class Enclosure:
         self._degraded = False
         self.speed = self.options.speed
         self.hardware = Hardware(card, self.speed, self.options.hardware, self.clock)
+        self.hardware.move = self.meter.move
         self._start()
 
     def _card_works(self) -> bool:

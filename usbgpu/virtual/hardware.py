@@ -48,6 +48,8 @@ class Hardware:
         self.costs = options.costs
         self.speed = speed
         self.clock = clock
+        #: what tells that an endpoint is busy for so many seconds (Meter.move)
+        self.move: Callable[[int, float], None] = lambda endpoint, seconds: None
         self.objections: list[str] = []
         self._powered_at = 0.0
         self._mapped = False
@@ -103,6 +105,11 @@ class Hardware:
         trained = self.clock.now() - self._powered_at >= self.options.train_s
         supplied = self.options.supply_volts >= LEAST_SUPPLY_V
         return self.fabric.link_up and trained and supplied
+
+    def memory_written(self) -> None:
+        """Memory that the card reaches was written by this side."""
+        if self._mapped and self.fabric.card is not None:
+            self.fabric.card.memory_changed()
 
     def _ports_changed(self) -> None:
         """Let the card's requests reach our memory, or not, as its bridges are set up."""

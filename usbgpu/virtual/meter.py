@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+# A look at the card's engines, and the longest wait for them in one control transfer.
+_LOOK_S, _SETTLE_S = 50e-6, 0.02
+
 
 class VirtualClock:
     """Seconds since the enclosure was made. Any thread may call.
@@ -27,6 +30,15 @@ class VirtualClock:
         with self._lock:
             self._now += seconds
 
+    def advance_to(self, moment: float) -> None:
+        """Let time pass up to a moment, which may lie in the past."""
+        with self._lock:
+            self._now = max(self._now, moment)
+
+    def pause(self, seconds: float) -> None:
+        """Let real time pass, and no virtual time."""
+        self._sleep(seconds)
+
     def sleep(self, seconds: float) -> None:
         """Wait for the card: real time passes too."""
         self._sleep(seconds)
@@ -37,6 +49,9 @@ class VirtualClock:
 class Costs:
     """Seconds that transfers take. control_s: a control transfer, any length. bulk_s: what each
     bulk transfer takes besides its bytes.
+
+    A link carries control and bulk transfers, and both directions, at once: each endpoint has its
+    own time (see Meter.move), and control transfers take theirs one after the other.
 
     Rates in bytes/s. sram_rate: the SRAM's DMA engine (tinygrad's authors measured 323 MB/s).
     write_dword_s, read_dword_s: a streamed memory request by the bridge's 8051 (asm2464pd-firmware
@@ -63,25 +78,45 @@ class Count:
 class Meter:
     """What crossed the cable, by kind: "control in", "control out", "bulk in", "bulk out".
 
-    busy: whether the card is at work. A control transfer then takes its time in real time too, as
-    the card does: else the host would look ten times where a board answers the first look.
+    busy: whether the card's engines are at work. They work in real time and take no virtual time:
+    a control transfer waits for them, at most `_SETTLE_S` of real time. So the host finds what a
+    board would have done during a transfer, and looks as often as it would there.
     """
 
     clock: VirtualClock
     costs: Costs
     busy: Callable[[], bool] = lambda: False
     counts: dict[str, Count] = field(default_factory=dict)
+    _free_at: dict[int, float] = field(default_factory=dict)  # by endpoint: its data has crossed
 
     def control(self, kind: str, size: int) -> None:
         """Count a control transfer and let it take its time."""
         self._count(f"control {kind}", size)
-        pass_time = self.clock.sleep if self.busy() else self.clock.advance
-        pass_time(self.costs.control_s)
+        self.clock.advance(self.costs.control_s)
 
-    def bulk(self, kind: str, size: int, seconds: float) -> None:
-        """Count a bulk transfer whose bytes took `seconds`."""
+    def settle(self) -> None:
+        """Wait for the card's engines: before a control transfer, which may look at what they did,
+        and after it, as they may let bulk data go out.
+        """
+        for _ in range(int(_SETTLE_S / _LOOK_S)):
+            if not self.busy():
+                break
+            self.clock.pause(_LOOK_S)
+
+    def move(self, endpoint: int, seconds: float) -> None:
+        """Let an endpoint be busy for so long, after what it moved before."""
+        start = max(self._free_at.get(endpoint, 0.0), self.clock.now())
+        self._free_at[endpoint] = start + seconds
+
+    def begin(self, endpoint: int) -> None:
+        """Begin a bulk transfer: one that waits behind another costs no time of its own."""
+        if self._free_at.get(endpoint, 0.0) <= self.clock.now():
+            self.move(endpoint, self.costs.bulk_s)
+
+    def bulk(self, kind: str, endpoint: int, size: int) -> float:
+        """Count a bulk transfer that has ended; returns the moment when its last byte crosses."""
         self._count(f"bulk {kind}", size)
-        self.clock.advance(self.costs.bulk_s + seconds)
+        return max(self._free_at.get(endpoint, 0.0), self.clock.now())
 
     def _count(self, kind: str, size: int) -> None:
         count = self.counts.setdefault(kind, Count())

@@ -213,7 +213,7 @@ class UasFirmware:
         self._hardware.memory.shared[task.place : task.place + size] = data[:size]
         task.place += size
         task.wanted -= size
-        self._hardware.clock.advance(size / self._hardware.bulk_rate)
+        self._hardware.move(DATA_OUT, size / self._hardware.bulk_rate)
         return size
 
     def take(self, endpoint: int, stream: int, room: int) -> bytes:

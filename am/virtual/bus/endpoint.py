@@ -182,6 +182,9 @@ class ChipEndpoint:
     def map_dma(self, address: int, size: int, host: int) -> None:
         self.chip.map_dma(address, size, host)
 
+    def memory_changed(self) -> None:
+        self.chip.memory_changed()
+
     def unmap_dma(self, address: int, size: int) -> None:
         self.chip.unmap_dma(address, size)
 

@@ -13,6 +13,7 @@ def install(chip: Chip) -> Gfx:
     for instance in range(chip.facts.copy_engines):
         gfx.sdma.append(Sdma(chip, instance, gfx.memory_written))
     chip.gfx = gfx
+    chip.memory_changed = gfx.memory_written.notify
     chip.sdma = list(gfx.sdma)
     chip.autoload_listeners.append(gfx.autoload)
     chip.install(gfx, *gfx.sdma)

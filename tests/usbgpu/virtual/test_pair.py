@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hcq import bulk_transfer
 from tests.support.waiting import until
 from tests.usbgpu.virtual.pulls import (
     AFTER,
@@ -21,6 +22,7 @@ from tests.usbgpu.virtual.pulls import (
     warnings,
     work,
 )
+from tests.usbgpu.virtual.rates import rates
 from usbgpu.asm24 import CustomBridge
 from usbgpu.transport import UsbTransport
 from usbgpu.usb import Speed
@@ -107,3 +109,22 @@ def test_transfers_of_a_replay_and_of_a_wait() -> None:
         assert set(waits) == {1}
         assert replays.count(1) >= 34 and max(replays[1:]) <= 4, replays
         assert buffer.numpy(np.uint32)[0] == 99
+
+
+def test_copies_of_several_submissions_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last chunk of each submission of a copy out once lost its last dword to a mark."""
+    monkeypatch.setattr(bulk_transfer, "_GROUP", 3)
+    with enclosed() as box, opened(box) as device:
+        data = np.random.default_rng(12).integers(1, 1 << 32, 3 << 19, dtype=np.uint32)
+        with device.alloc(data.nbytes) as buffer:
+            for count in (len(data), 4, 61441, 122881, 200_000, len(data)):
+                part = buffer[: 4 * count]
+                part.copy_from(data[:count])
+                assert np.array_equal(part.numpy(np.uint32), data[:count])
+
+
+def test_copies_come_near_the_raw_rate_of_the_link() -> None:
+    """By the link's virtual time, of a copy after the first: see tests/bench/bench_usb.py."""
+    with enclosed() as box, opened(box) as device:
+        ratios = rates(box, device, 24 << 20)
+        assert ratios["in"] >= 0.85 and ratios["out"] >= 0.85, ratios
