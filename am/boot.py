@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from am import advice, discovery
 from am.chip import ALL_ONES, Chip
 from am.chips.facts import ChipFacts
+from am.engines import reset_engines, start_engines, start_engines_by_list
 from am.firmware import FirmwareSet
 from am.gmc import Hub
 from am.psp import DEFAULT_TMR_SIZE
@@ -216,8 +217,9 @@ def marked(chip: Chip) -> bool:
 # ---- stages ------------------------------------------------------------------------------------
 
 
-def start_bus_and_hub(units: Units, stages: Stages) -> None:
-    """What every start needs first: doorbells, HDP, MMHUB, interrupts."""
+def start_bus_and_hub(units: Units, stages: Stages, *, interrupts: bool = True) -> None:
+    """What every start needs first: doorbells, HDP, MMHUB, interrupts. Without the last ones where
+    a list of registers sets them up later."""
     with stages.stage("NBIO"):
         units.nbio.start()
         units.nbio.post_hdp()
@@ -225,7 +227,8 @@ def start_bus_and_hub(units: Units, stages: Stages) -> None:
         start_hubs(units, units.gmc.mmhubs)
     with stages.stage("IH"):
         enable_master(units.chip.transport)
-        units.ih.start(units.dummy_address)
+        if interrupts:
+            units.ih.start(units.dummy_address)
 
 
 def start_hubs(units: Units, hubs: Sequence[Hub]) -> None:
@@ -274,7 +277,8 @@ def load_firmware(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
     with stages.stage("IP firmware"):
         parts = firmware.parts
         psp.run(
-            *(psp.load_firmware(name, kind, parts[name]) for kind, name in generation.ip_firmware)
+            *(psp.load_firmware(name, kind, parts[name]) for kind, name in generation.ip_firmware),
+            later=True,
         )
         psp.autoload()
 
@@ -289,11 +293,18 @@ def tmr_size(units: Units, firmware: FirmwareSet) -> int:
     return size
 
 
-def start_graphics(units: Units, firmware: FirmwareSet | None, stages: Stages) -> None:
-    """GFXHUB and the compute engine. firmware: None when the micro engines already run."""
+def start_graphics(
+    units: Units, firmware: FirmwareSet | None, stages: Stages, *, by_list: bool = False
+) -> None:
+    """GFXHUB and the compute engine. firmware: None when the micro engines already run. by_list:
+    most of it, and the interrupts, by a list of registers (am.lists)."""
     if firmware is not None:
         with stages.stage("RLC autoload"):
-            units.gfx.wait_autoload()
+            try:
+                units.gfx.wait_autoload()
+            except FirmwareError:
+                units.psp.check_unread()  # what was refused says more
+                raise
         with stages.stage("MEC"):
             units.gfx.start_mec(firmware.mec_start)
     with stages.stage("GFXHUB"):
@@ -302,34 +313,20 @@ def start_graphics(units: Units, firmware: FirmwareSet | None, stages: Stages) -
         with stages.stage("engine resets"):
             reset_engines(units)
     with stages.stage("GFX"):
-        start_engines(units)
-
-
-def reset_engines(units: Units) -> None:
-    """Give the compute engine and copy engines that a process left behind their state after
-    power-on: pointers that are written to a queue which has run do not hold (tinygrad 0.14 resets
-    both when it attaches to a running chip, for that reason)."""
-    with units.gfx.safe_mode():
-        units.gfx.reset_compute()
-    for engine in units.engines:
-        engine.reset()
-
-
-def start_engines(units: Units) -> None:
-    """Configure the graphics core after its reset and let the compute engine run."""
-    units.gfx.configure()
-    units.gfx.enable_mec()
-    units.clocks.gate()
+        if by_list and units.lists is not None:
+            start_engines_by_list(units, units.lists)
+        else:
+            start_engines(units)
 
 
 def cold_boot(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
     """From power-on state to a chip that waits for queues."""
-    start_bus_and_hub(units, stages)
+    start_bus_and_hub(units, stages, interrupts=units.lists is None)
     load_firmware(units, firmware, stages)
     with stages.stage("SMU"):
         units.smu.start()
         units.thermal.start()
-    start_graphics(units, firmware, stages)
+    start_graphics(units, firmware, stages, by_list=units.lists is not None)
 
 
 def warm_attach(units: Units, stages: Stages) -> None:

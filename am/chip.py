@@ -36,11 +36,22 @@ RECENT = 1024  # accesses that are remembered
 REGISTER_LIMIT_S = 0.1
 
 
+class Recorder(Protocol):
+    """Takes accesses to registers in place of the bus. wait: until bits have a value. fill: memory
+    in VMID 0 with zeros."""
+
+    def read32(self, index: int) -> int: ...
+    def write32(self, index: int, value: int) -> None: ...
+    def wait(self, index: int, mask: int, value: int) -> None: ...
+    def fill(self, address: int, size: int) -> None: ...
+
+
 class RegisterBus:
     """Registers by absolute dword index, through BAR5 or, beyond its end, the RSMU index pair.
 
     The index register is read back before the data access: a posted index write could otherwise
-    arrive after it (Linux 6.12 amdgpu_device.c, amdgpu_device_indirect_rreg).
+    arrive after it (Linux 6.12 amdgpu_device.c, amdgpu_device_indirect_rreg). Where accesses are
+    messages, they arrive in their order and a microsecond apart at least, and nothing is read back.
     """
 
     def __init__(self, window: Window, *, messages: bool = False) -> None:
@@ -50,12 +61,25 @@ class RegisterBus:
         self._known: dict[int, int] | None = None  # values by index, inside `setting_up`
         self._aimed: int | None = None  # where the RSMU pair points, inside `setting_up`
         self.selectors: frozenset[int] = frozenset()  # registers that choose what others mean
+        self.recorder: Recorder | None = None  # see `recorded`
         self.index_register: int | None = None  # dword indices, known after discovery
         self.data_register: int | None = None
         # The last accesses, for the evidence of a failure: whether it was a write, index, value.
         self.recent: deque[tuple[bool, int, int]] = deque(maxlen=RECENT)
 
+    @contextmanager
+    def recorded(self, recorder: Recorder | None) -> Iterator[None]:
+        """Have `recorder` take the accesses inside; None: the chip itself. Registers that the RSMU
+        pair reaches, and those that GRBM_GFX_CNTL banks, must not be among them."""
+        before, self.recorder = self.recorder, recorder
+        try:
+            yield
+        finally:
+            self.recorder = before
+
     def read32(self, index: int) -> int:
+        if self.recorder is not None:
+            return self.recorder.read32(index)
         offset = index * 4
         if offset + 4 <= self.window.size:
             value = self.window.read32(offset)
@@ -68,11 +92,16 @@ class RegisterBus:
 
     def current32(self, index: int) -> int:
         """See hcq.fields.Bus: inside `setting_up`, of what was read or written there."""
+        if self.recorder is not None:
+            return self.recorder.read32(index)
         known = None if self._known is None else self._known.get(index)
         return self.read32(index) if known is None or known == ALL_ONES else known
 
     def write32(self, index: int, value: int) -> None:
         self.recent.append((True, index, value))  # also one that raises
+        if self.recorder is not None:
+            self.recorder.write32(index, value)
+            return
         if self._known is not None:
             if index in self.selectors:
                 self._known.clear()
@@ -83,7 +112,8 @@ class RegisterBus:
             return
         data = self._select(offset)
         self.window.write32(data, value)
-        self.window.read32(data)
+        if not self.messages:
+            self.window.read32(data)
 
     @contextmanager
     def setting_up(self) -> Iterator[None]:
@@ -119,7 +149,8 @@ class RegisterBus:
             )
         if self._aimed != address:
             self.window.write32(self.index_register * 4, address)
-            self.window.read32(self.index_register * 4)
+            if not self.messages:
+                self.window.read32(self.index_register * 4)
             self._aimed = None if self._known is None else address
         return self.data_register * 4
 
@@ -358,6 +389,28 @@ class Chip:
                 remedy=advice.LINK,
             )
 
+    def wait_bits(
+        self,
+        register: BoundRegister,
+        mask: int,
+        value: int,
+        *,
+        unit: str,
+        waiting_for: str,
+        limit_s: float = REGISTER_LIMIT_S,
+    ) -> None:
+        """Wait until the bits of `mask` are `value`, see `wait`; also in a list (am.lists)."""
+        if self.bus.recorder is not None:
+            self.bus.recorder.wait(register.index, mask, value)
+            return
+        self.wait(
+            register,
+            lambda found: int(found) & mask == value,
+            unit=unit,
+            waiting_for=waiting_for,
+            limit_s=limit_s,
+        )
+
     def wait(
         self,
         register: BoundRegister,
@@ -371,6 +424,7 @@ class Chip:
 
         A value of all ones never counts as done: a dead bus would pass every bit test.
         """
+        assert self.bus.recorder is None  # a list has `wait_bits`
         last: list[RegisterValue] = []
 
         def probe() -> RegisterValue | None:

@@ -152,13 +152,20 @@ class AmDriver(Driver):
         boot.mark(units.chip, boot.IN_USE)
         self.target = self._make_target()
         self.queues.make()
-        if units.chip.lost():  # what starts queues only writes
+        # What starts queues by the host's own accesses only writes.
+        if not self.starts_by_list and units.chip.lost():
             raise DeviceLost("the card does not respond", **absence_of(self.transport))
         self.metrics = Metrics(units.smu, self.core.lock, self.clock.now)
         self.reporter = Reporter(self)
         self.programs = Programs(self)
         if self.warm:
             self._check_warm()
+
+    @property
+    def starts_by_list(self) -> bool:
+        """Whether a list of registers starts the queues: the MEC was just booted, and each access
+        from here is a message."""
+        return self.units.lists is not None and not self.warm
 
     def _start_chip(self, force_cold: bool) -> None:
         """Take the chip over warm, or boot it."""

@@ -20,6 +20,7 @@ from hcq.layout import Struct
 
 log = logging.getLogger(__name__)
 
+LIST_PIPE = 1  # its queue 0 executes lists (am.lists); work of ours is on pipe 0
 MEC = 1  # micro engine number of the first MEC
 _UNALIGNED = 3
 _PREFETCH = 3
@@ -64,6 +65,7 @@ class Gfx:
         self.chip = chip
         self.nbio = nbio
         self.pipes = chip.generation.compute_pipes
+        self._units = 0  # that were counted
 
     @contextmanager
     def select(
@@ -122,25 +124,62 @@ class Gfx:
     @batched
     def configure(self) -> None:
         """Set the constants of the shader core, the RLC and the doorbell routes."""
-        gc, doorbells = self.chip.gc, self.chip.generation.doorbells
+        self._set_core()
+        self._set_apertures()
+        self.nbio.route_compute_doorbells()
+        self._set_rlc()
+        self._set_doorbells()
+
+    @batched
+    def configure_for_lists(self) -> None:
+        """The part of `configure` and `enable_mec` that comes before a list, or that only the host
+        can do; `configure_by_list` is the rest."""
+        self._set_apertures()
+        self.nbio.route_compute_doorbells()
+        self._set_doorbells()
+        self._run_pipes()
+        self.chip.clock.sleep(_MICRO_PAUSE_S)
+
+    def configure_by_list(self) -> None:
+        """See `configure_for_lists`."""
+        self.take_doorbells()
+        self._set_core()
+        self._set_rlc()
+        self._enable_reports()
+
+    def _set_core(self) -> None:
+        gc = self.chip.gc
         gc.CP_DEBUG.update(CPG_UTCL1_ERROR_HALT_DISABLE=1)  # go on after a page fault
         gc.TCP_CNTL.write(int(gc.TCP_CNTL.read()) | _TCP_CNTL)
         gc.GRBM_CNTL.update(READ_TIMEOUT=_READ_TIMEOUT)
+
+    def _set_apertures(self) -> None:
+        gc = self.chip.gc
         for vmid in (0, QUEUE_VMID):
             with self.select(vmid=vmid):
                 gc.SH_MEM_CONFIG.write(
                     ADDRESS_MODE=0, ALIGNMENT_MODE=_UNALIGNED, INITIAL_INST_PREFETCH=_PREFETCH
                 )
                 gc.SH_MEM_BASES.write(SHARED_BASE=SHARED_BASE, PRIVATE_BASE=PRIVATE_BASE)
-        self.nbio.route_compute_doorbells()
+
+    def _set_rlc(self) -> None:
+        gc = self.chip.gc
         gc.RLC_SRM_CNTL.update(SRM_ENABLE=1, AUTO_INCR_ADDR=1)
         gc.RLC_SPM_MC_CNTL.write(RLC_SPM_VMID=_SPM_VMID)
         gc.RLC_CNTL.update(RLC_ENABLE_F32=1)
+
+    def _set_doorbells(self) -> None:
+        gc, doorbells = self.chip.gc, self.chip.generation.doorbells
         gc.CP_MEC_DOORBELL_RANGE_LOWER.write(doorbells.compute_first * 8)
         gc.CP_MEC_DOORBELL_RANGE_UPPER.write(doorbells.compute_last * 8)
 
     def enable_mec(self) -> None:
         """Let all pipes run, and report the packets they refuse."""
+        self._enable_reports()
+        self._run_pipes()
+        self.chip.clock.sleep(_MICRO_PAUSE_S)
+
+    def _enable_reports(self) -> None:
         gc = self.chip.gc
         for pipe in range(self.pipes):
             gc[f"CP_ME1_PIPE{pipe}_INT_CNTL"].update(
@@ -149,13 +188,14 @@ class Gfx:
                 OPCODE_ERROR_INT_ENABLE=1,
                 RESERVED_BIT_ERROR_INT_ENABLE=1,
             )
-        gc.CP_MEC_RS64_CNTL.update(
+
+    def _run_pipes(self) -> None:
+        self.chip.gc.CP_MEC_RS64_CNTL.update(
             **{f"MEC_PIPE{pipe}_RESET": 0 for pipe in range(self.pipes)},
             **{f"MEC_PIPE{pipe}_ACTIVE": 1 for pipe in range(self.pipes)},
             MEC_INVALIDATE_ICACHE=0,
             MEC_HALT=0,
         )
-        self.chip.clock.sleep(_MICRO_PAUSE_S)
 
     def disable_mec(self) -> None:
         self.chip.gc.CP_MEC_RS64_CNTL.update(
@@ -168,6 +208,12 @@ class Gfx:
 
     def compute_units(self) -> int:
         """CUs that are neither absent nor switched off: discovery and the harvest registers."""
+        if not self._units:
+            self.count_units()
+        return self._units
+
+    def count_units(self) -> None:
+        """Count what `compute_units` tells; see also am.lists."""
         gc, info = self.chip.gc, self.chip.discovery.gc
         assert info is not None
         wgps = 0
@@ -183,7 +229,7 @@ class Gfx:
                     wgps += (present & ~off).bit_count()
         finally:
             self._broadcast()
-        return wgps * 2
+        self._units = wgps * 2
 
     def _broadcast(self) -> None:
         self.chip.gc.GRBM_GFX_INDEX.write(
@@ -193,19 +239,34 @@ class Gfx:
     # ---- hardware queues ---------------------------------------------------------------------
 
     @batched
-    def load_queue(self, pipe: int, queue: int, descriptor: Struct) -> None:
-        """Load a queue's MQD into its registers and activate it."""
+    def load_queue(self, pipe: int, queue: int, descriptor: Struct, *, fresh: bool = False) -> None:
+        """Load a queue's MQD into its registers and activate it. fresh: the MEC was just reset, so
+        that the queue is idle, and `take_doorbells` was called or a list will."""
         gc, bus = self.chip.gc, self.chip.bus
         with self.select(me=MEC, pipe=pipe, queue=queue):
-            if gc.CP_HQD_ACTIVE.read() & 1:
-                self._dequeue(DEQUEUE_DRAIN)
-            gc.CP_PQ_WPTR_POLL_CNTL.update(EN=0)  # the doorbell signals, memory is not polled
+            if not fresh:
+                if gc.CP_HQD_ACTIVE.read() & 1:
+                    self._dequeue(DEQUEUE_DRAIN)
+                self._poll_nothing()
             first = gc.CP_MQD_BASE_ADDR.index
             for position, value in enumerate(mqd.mirrored(descriptor)):
                 bus.write32(first + position, value)
             gc.CP_HQD_EOP_RPTR.write(INIT_FETCHER=1)
             gc.CP_HQD_ACTIVE.write(ACTIVE=1)
-            gc.CP_PQ_STATUS.update(DOORBELL_ENABLE=1)
+            if not fresh:
+                self._enable_doorbells()
+
+    def take_doorbells(self) -> None:
+        """Have doorbells alone tell of work, as `load_queue` does for one that is not fresh."""
+        self._poll_nothing()
+        self._enable_doorbells()
+
+    def _poll_nothing(self) -> None:
+        """The doorbell signals, memory is not polled."""
+        self.chip.gc.CP_PQ_WPTR_POLL_CNTL.update(EN=0)
+
+    def _enable_doorbells(self) -> None:
+        self.chip.gc.CP_PQ_STATUS.update(DOORBELL_ENABLE=1)
 
     def stop_queue(self, pipe: int, queue: int, *, reset_waves: bool = False) -> bool:
         """Take a queue off the hardware; False if it stays active.
@@ -326,9 +387,8 @@ class Gfx:
         register = self.chip.gc.RLC_SAFE_MODE
         register.write(CMD=1, MESSAGE=message)
         try:
-            self.chip.wait(
-                register, lambda value: not value.CMD, unit="RLC", waiting_for="safe mode"
-            )
+            command = register.register.fields["CMD"].mask
+            self.chip.wait_bits(register, command, 0, unit="RLC", waiting_for="safe mode")
         except UnitTimeout as error:
             log.warning("%s", error)
 

@@ -206,14 +206,15 @@ class Hub:
             self._semaphore.write(0)
         self._held = True
         try:
-            self._wait(self._semaphore, lambda value: bool(value & 1), "TLB semaphore")
+            self._wait(self._semaphore, 1, "TLB semaphore")
             self._invalidate(vmids)
         finally:
             self._semaphore.write(0)
         self._held = False
         private = self.vm("L2_BANK_SELECT_RESERVED_CID2")
         private.update(RESERVED_CACHE_PRIVATE_INVALIDATION=1)
-        private.read()  # posts the invalidation of the hub's private caches
+        if not self.chip.bus.messages:
+            private.read()  # posts the invalidation of the hub's private caches
 
     def _invalidate(self, vmids: Sequence[int]) -> None:
         for vmid in vmids:
@@ -221,12 +222,13 @@ class Hub:
             self._await(vmid)
 
     def _await(self, vmid: int) -> None:
-        self._wait(self._acknowledge, lambda value: bool(value >> vmid & 1), "TLB acknowledgement")
+        self._wait(self._acknowledge, 1 << vmid, "TLB acknowledgement")
 
-    def _wait(self, register: BoundRegister, done: object, what: str) -> None:
-        assert callable(done)
+    def _wait(self, register: BoundRegister, mask: int, what: str) -> None:
         try:
-            self.chip.wait(register, done, unit=self.name, waiting_for=what, limit_s=FLUSH_LIMIT_S)
+            self.chip.wait_bits(
+                register, mask, mask, unit=self.name, waiting_for=what, limit_s=FLUSH_LIMIT_S
+            )
         except UnitTimeout as error:
             raise ChipError(
                 f"{self.name} has not completed a TLB flush ({what})",
@@ -279,7 +281,9 @@ class Gmc:
         """Set hubs up, see Hub.start; all forget faults and what they remember of tables."""
         for hub in hubs:
             hub.start(carveout, root, dummy_address)
-        self._flush(hubs, VMIDS)
+        # Work of ours begins with a flush of its own, which costs transfers where each access is
+        # a message.
+        self._flush(hubs, VMIDS[:1] if self.chip.bus.messages else VMIDS)
 
     def take_fault(self, hubs: Sequence[Hub]) -> HubFault | None:
         """Read and clear the first fault that one of `hubs` has latched."""
@@ -299,6 +303,13 @@ class Gmc:
 
     def _flush(self, hubs: Iterable[Hub], vmids: Sequence[int]) -> None:
         self.nbio.post_hdp()
+        self._invalidate(hubs, vmids)
+
+    def invalidate(self, vmids: Sequence[int]) -> None:
+        """As `flush_tlb`, where the tables have reached memory; see also am.lists."""
+        self._invalidate(self, vmids)
+
+    def _invalidate(self, hubs: Iterable[Hub], vmids: Sequence[int]) -> None:
         for hub in hubs:
             if hub.on:
                 hub.flush(vmids)

@@ -78,6 +78,14 @@ class Ih:
         if not self.chip.bus.messages:  # entries behind the pointer are not read
             self.ring[:] = bytes(RING_SIZE)
         self.writeback[:] = bytes(4)
+        self._set_up(dummy_address)
+
+    def start_by_list(self, dummy_address: int) -> None:
+        """As `start`, of a ring that is off and whose memory is zero; see am.lists."""
+        self.stop()
+        self._set_up(dummy_address)
+
+    def _set_up(self, dummy_address: int) -> None:
         self.nbio.route_interrupts(dummy_address)
         ih = self.chip.osssys
         address = self.memory.address

@@ -28,7 +28,9 @@ class Link:
     def _control(self) -> int | None:
         """Where Link Control lies in configuration space."""
         regs = constants("pci_regs")
-        place = capability(self.transport.config_read, regs.PCI_CAP_ID_EXP)
+        place = self.transport.traits.capabilities.get(regs.PCI_CAP_ID_EXP)
+        if place is None:
+            place = capability(self.transport.config_read, regs.PCI_CAP_ID_EXP)
         return None if place is None else place + regs.PCI_EXP_LNKCTL
 
     def keep_awake(self) -> None:

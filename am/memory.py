@@ -70,6 +70,10 @@ class Carveout:
         self.psp_ring = 2 * MIB + 0x1000
         self.scratch_page = 2 * MIB + 0x3000  # default of the system aperture
         self.mqd = 2 * MIB + 0x4000
+        self.list_mqd = 2 * MIB + 0x5000  # see am.lists
+        self.list_pointers = 2 * MIB + 0x5800
+        self.list_eop = 2 * MIB + 0x6000
+        self.list_ring = 2 * MIB + 0x8000
         self.smu_table = 2 * MIB + 0x10000
         self.smu_table_size = 0x10000
         self.heap = 4 * MIB
@@ -101,6 +105,7 @@ class VramTables:
         self.carveout = carveout
         self.heap = heap
         self.owned = False
+        self.gathered: dict[int, bytes] | None = None  # content by address, see `gathering`
         self.changed: set[int] | None = None  # tables to be written later, by physical address
 
     def allocate(self, size: int) -> int:
@@ -132,7 +137,32 @@ class VramTables:
         if not self.owned:
             return
         address = physical - self.carveout.fb_offset
-        self.chip.vram.write(address, np.ascontiguousarray(entries).tobytes())
+        data = np.ascontiguousarray(entries).tobytes()
+        if self.gathered is None:
+            self.chip.vram.write(address, data)
+        else:
+            self.gathered[address] = data
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Where writes are messages, write whole tables at the end, those side by side at once."""
+        if not self.chip.bus.messages:
+            yield
+            return
+        self.gathered = {}
+        try:
+            yield
+        finally:
+            found, self.gathered = self.gathered, None
+        start, run = 0, b""
+        for address in sorted(found):
+            if run and address != start + len(run):
+                self.chip.vram.write(start, run)
+                run = b""
+            start = start if run else address
+            run += found[address]
+        if run:
+            self.chip.vram.write(start, run)
 
 
 @dataclass(eq=False)
@@ -187,7 +217,8 @@ class AddressSpace:
     def own(self) -> None:
         """Write the tables: this driver owns VRAM from now on, or VRAM has lost its content."""
         self._table_memory.owned = True
-        self.tables.rewrite()
+        with self._table_memory.gathering():
+            self.tables.rewrite()
         self.stale = True
 
     @contextmanager
@@ -202,7 +233,8 @@ class AddressSpace:
             yield
         finally:
             self._table_memory.changed = None
-            self.tables.rewrite(changed)
+            with self._table_memory.gathering():
+                self.tables.rewrite(changed)
 
     @property
     def used(self) -> int:

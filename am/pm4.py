@@ -20,7 +20,11 @@ _INDEX_PARTIAL_FLUSH = 4
 _INDEX_END_OF_PIPE = 5
 DATA_64, DATA_CLOCK = 2, 3  # RELEASE_MEM data_sel
 _INTERRUPT_AFTER_WRITE = 2  # RELEASE_MEM int_sel
-_WAIT_GREATER_EQUAL = 5
+_WAIT_EQUAL, _WAIT_GREATER_EQUAL = 3, 5
+# WRITE_DATA and COPY_DATA: the destination memory, and bits of their control that have no macro of
+# that use for COPY_DATA (gfx_v11_0.c, ring_emit_rreg, has bare numbers).
+_MEMORY, _WRITE_CONFIRM, _ONE_ADDRESS = 5, 1 << 20, 1 << 16
+_SOURCE_MEMORY = 1
 _WAIT_MEMORY = 1
 _POLL_INTERVAL = 0x20  # clocks / 16 between looks of WAIT_REG_MEM
 _ACQUIRE_INTERVAL = 0xA
@@ -138,6 +142,32 @@ class Pm4(Assembler):
         self.pair(address)
         self.low(value)
         self.emit(0xFFFF_FFFF, _POLL_INTERVAL)
+
+    def write_register(self, index: int, value: int) -> None:
+        """WRITE_DATA to a register by absolute dword index, completed before what follows."""
+        self.emit(header("WRITE_DATA", 4), _WRITE_CONFIRM | _ONE_ADDRESS, index, 0, value)
+
+    def store(self, address: Symbol, value: int) -> None:
+        """WRITE_DATA of 32 bits to memory, completed before what follows."""
+        self.emit(header("WRITE_DATA", 4), _WRITE_CONFIRM | _at("WRITE_DATA_DST_SEL", _MEMORY))
+        self.pair(address)
+        self.emit(value)
+
+    def store_register(self, address: Symbol, index: int) -> None:
+        """COPY_DATA from a register to 32 bits of memory, completed before what follows."""
+        self.emit(header("COPY_DATA", 5), _WRITE_CONFIRM | _MEMORY << 8, index, 0)
+        self.pair(address)
+
+    def copy_word(self, address: Symbol, source: int) -> None:
+        """COPY_DATA of 32 bits of memory, completed before what follows."""
+        self.emit(header("COPY_DATA", 5), _WRITE_CONFIRM | _MEMORY << 8 | _SOURCE_MEMORY)
+        self.pair(Symbol.constant(source))
+        self.pair(address)
+
+    def wait_register(self, index: int, mask: int, value: int) -> None:
+        """WAIT_REG_MEM: stall until the bits of `mask` in a register are `value`."""
+        control = _at("WAIT_REG_MEM_FUNCTION", _WAIT_EQUAL)
+        self.emit(header("WAIT_REG_MEM", 6), control, index, 0, value, mask, _POLL_INTERVAL)
 
     def copy(self, destination: Symbol, source: Symbol, size: int) -> None:
         """DMA_DATA from memory to memory through L2, in pieces that a packet can count."""

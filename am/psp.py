@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 RING_SIZE = 0x1000  # bytes; 64 frames, as the kernel's
 FRAME_DWORDS = 16
 _MOST_FRAMES = RING_SIZE // (4 * FRAME_DWORDS) - 1  # pointers that are equal mean an empty ring
+_FIRST_LOOK_S = 2e-3  # our choice: images take the PSP longer than a message takes
 COMMAND_SIZE = 0x1000  # the command, and our fence at the end
 _FENCE = COMMAND_SIZE - 64
 _PAGE = 4096  # alignment of an image (Linux 6.12 amdgpu_ucode.c, amdgpu_ucode_init_bo)
@@ -88,7 +89,11 @@ class Psp:
         self.outside: OutsideStage | None = None  # takes the place of the private buffer
         self._filled = COMMAND_SIZE  # bytes of the command buffer that may not be zero
         self.fence_value = 0
-        self._staged = PRIVATE_SIZE  # bytes of the private buffer that may not be zero
+        self._staged = self._leftover  # bytes of the private buffer that may not be zero
+        self._placed = False  # the bootloader was told where the buffer is
+        # Commands whose answers were not read yet, and where they are in VRAM: until the list of
+        # registers that sets the graphics core up, where an access is a message.
+        self.unread: list[tuple[Command, int]] = []
         # A register of a translation context that we keep off: nothing else uses it, it outlives a
         # process, and every reset that takes the bootloader back clears it too.
         self._note = chip.mmhub.MMVM_CONTEXT15_PAGE_TABLE_START_ADDR_LO32
@@ -142,17 +147,19 @@ class Psp:
         """Hand component `position` to a bootloader that is ready; FirmwareRejected or
         FirmwareSilent if it is not taken. It is ready again afterwards."""
         self._stage(image)
-        self.nbio.post_hdp()
-        self.chip.mp0.MP0_SMN_C2PMSG_36.write(self._buffer >> 20)
         self._command(position, command)
+        self._pause()
         self.wait_bootloader(name, "done")
+
+    def _pause(self) -> None:
+        """Where a look is a message, do not look before there can be an answer."""
+        if self.chip.bus.messages:
+            self.sleep(_FIRST_LOOK_S)
 
     def load_secure_os(self, position: int, name: str, command: int, image: bytes) -> None:
         """Hand over the last component and wait for its sign of life."""
         self._stage(image)
-        self.nbio.post_hdp()
         mp0 = self.chip.mp0
-        mp0.MP0_SMN_C2PMSG_36.write(self._buffer >> 20)
         before = int(mp0.MP0_SMN_C2PMSG_81.read())
         self._command(position, command)
         self.sleep(HANDSHAKE_S)
@@ -230,6 +237,15 @@ class Psp:
         return self.carveout.mc(self.private) if outside is None else outside.address
 
     def _stage(self, image: bytes) -> None:
+        """Put `image` where the bootloader reads it, and say where that is."""
+        self._put(image)
+        self.nbio.post_hdp()
+        # The register keeps it, where a write is a message.
+        if not (self.chip.bus.messages and self._placed):
+            self.chip.mp0.MP0_SMN_C2PMSG_36.write(self._buffer >> 20)
+            self._placed = True
+
+    def _put(self, image: bytes) -> None:
         """Put `image` into the private buffer, alone: leftovers of a longer one would be read. What
         lies there at first, a process that died may have left."""
         if self.outside is not None:
@@ -244,9 +260,17 @@ class Psp:
         self.chip.vram.write(self.private, image + bytes(size - len(image)))
         self._staged = -(-len(image) // 4) * 4
 
+    @property
+    def _leftover(self) -> int:
+        """Bytes of the private buffer to zero at first. Behind a bridge, which would take 0.3 s for
+        it, none: tinygrad 0.14 zeroes none on any board. Linux zeroes all."""
+        return 0 if self.chip.bus.messages else PRIVATE_SIZE
+
     def forget_staged(self) -> None:
-        """A reset may have put anything into the private buffer and the command buffer."""
-        self._staged, self._filled = PRIVATE_SIZE, COMMAND_SIZE
+        """A reset may have put anything into the private buffer and the command buffer, and into
+        the register that tells where an image is."""
+        self._staged, self._filled = self._leftover, COMMAND_SIZE
+        self._placed = False
 
     # ---- ring --------------------------------------------------------------------------------
 
@@ -255,6 +279,7 @@ class Psp:
         mp0 = self.chip.mp0
         if destroy_first:
             self.destroy_ring()
+        self.unread = []
         self._wait_mailbox("ready for a ring", _READY)
         if self.outside is None:
             self.chip.vram.write(self.command, bytes(COMMAND_SIZE + RING_SIZE))
@@ -317,9 +342,10 @@ class Psp:
 
     # ---- commands ----------------------------------------------------------------------------
 
-    def run(self, *commands: Command) -> None:
+    def run(self, *commands: Command, later: bool = False) -> None:
         """Run commands in their order and wait for them; FirmwareRejected for the first that is
-        refused.
+        refused. later: leave the answers but the last in VRAM where each read of one is a message,
+        for `check_unread`.
 
         Where register accesses are messages, as many as fit are given to the ring at once. UNSURE:
         the kernel gives it one at a time; each frame has a fence of its own, and a board would show
@@ -340,13 +366,15 @@ class Psp:
                 if size > PRIVATE_SIZE - RING_SIZE:
                     break
                 count += 1
-            self._run(left[:count])
+            self._run(left[:count], later=later and self.chip.bus.messages)
             del left[:count]
 
-    def _run(self, group: Sequence[Command]) -> None:
+    def _run(self, group: Sequence[Command], *, later: bool) -> None:
         """Run commands that fit in front of the ring, each behind the image that it names."""
         layout = self._layouts.psp_gfx_cmd_resp
         start = at = self.ring - sum(command.size for command in group)
+        if any(place >= start for _, place in self.unread):
+            self.check_unread()
         first, places, content = self.fence_value + 1, [], b""
         for command in group:
             buffer = layout.new()
@@ -363,9 +391,21 @@ class Psp:
         self.chip.vram.write(start, content + self._frames)
         self.nbio.post_hdp()
         self.chip.mp0.MP0_SMN_C2PMSG_67.write(len(self._frames) % RING_SIZE // 4)
+        self._pause()
         self._wait_fence(group, first)
-        for command, place in zip(group, places, strict=True):
-            self._check_status(command, place)
+        offset = layout.offset_of("resp.status")
+        answers = [(command, place + offset) for command, place in zip(group, places, strict=True)]
+        if not later:
+            for command, place in answers:
+                self._check(command, place)
+            return
+        # The next command takes the last one's place. The others' answers stay for a while.
+        self.unread += answers[:-1]
+        command, place = answers[-1]
+        status = int.from_bytes(self.chip.vram.read(place, 4), "little")
+        if status:
+            self.check_unread()  # an earlier one may have been refused first
+        self._check(command, place, status)
 
     def _run_one(self, command: Command, outside: OutsideStage) -> None:
         """Run a command whose image lies outside; VRAM is written as little as possible."""
@@ -386,15 +426,22 @@ class Psp:
         self.nbio.post_hdp()
         self.chip.mp0.MP0_SMN_C2PMSG_67.write(len(self._frames) % RING_SIZE // 4)
         self._wait_fence([command], self.fence_value)
-        self._check_status(command, self.command)
+        offset = self._layouts.psp_gfx_cmd_resp.offset_of("resp.status")
+        self._check(command, self.command + offset)
 
-    def _check_status(self, command: Command, place: int) -> None:
-        """FirmwareRejected where the PSP has left a status in the command at `place`. The kernel
-        only warns here, since some PSP versions leave a status behind; a refused image is worse
-        found later, as a hang."""
-        at = place + self._layouts.psp_gfx_cmd_resp.offset_of("resp.status")
-        status = int.from_bytes(self.chip.vram.read(at, 4), "little")
+    def check_unread(self, statuses: Sequence[int] = ()) -> None:
+        """Raise FirmwareRejected for the first command that was refused, of those whose answers
+        were left in VRAM. statuses: what was read at the places of `unread`."""
+        left, self.unread = self.unread, []
+        for number, (command, place) in enumerate(left):
+            self._check(command, place, statuses[number] if statuses else None)
+
+    def _check(self, command: Command, place: int, status: int | None = None) -> None:
+        if status is None:
+            status = int.from_bytes(self.chip.vram.read(place, 4), "little")
         if status:
+            # The kernel only warns here, since some PSP versions leave a status behind; a refused
+            # image is worse found later, as a hang.
             raise FirmwareRejected(
                 f"the PSP refused {command.what}",
                 image=command.what,

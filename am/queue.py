@@ -104,10 +104,16 @@ class RingQueue(HardwareQueue):
         self._pending: deque[Submission] = deque()
         self._unused: HostImage | None = None  # made for a submission that did not take place
         self._ahead = RingAhead(SLOTS)
-        self.restart()
+        self.restart(clear=not driver.starts_by_list)
 
-    def restart(self) -> None:
-        """Forget what was submitted: the hardware queue was set up afresh, at zero."""
+    @property
+    def cleared(self) -> list[tuple[int, int]]:
+        """Addresses and sizes of what is zero before the hardware queue is set up."""
+        return [(int(self.ring.address), RING_SIZE), (int(self.control.address), _TIMELINE)]
+
+    def restart(self, *, clear: bool = True) -> None:
+        """Forget what was submitted: the hardware queue was set up afresh, at zero. clear: zero its
+        memory, which a list of registers does else."""
         self.intent = None
         self.count = 0  # slots submitted
         self.innocent = 0  # slots that had ended when no failure had been reported
@@ -116,11 +122,12 @@ class RingQueue(HardwareQueue):
         self._head = 0  # arena position that is free next; positions only rise
         self._tail = 0  # arena position up to which memory is free again
         self._close_images()
-        self._control_view[:_TIMELINE] = bytes(_TIMELINE)
         self._seen = 0  # slots that were done when it was last read
+        if clear:
+            self._control_view[:_TIMELINE] = bytes(_TIMELINE)
         # What lies ahead of the write pointer is not read; where writes are messages, it may be
         # anything.
-        if not self.driver.chip.bus.messages:
+        if clear and not self.driver.chip.bus.messages:
             self._ring_view[:] = bytes(RING_SIZE)
         self._ahead.clear()
         self._rung: int | None = None  # the doorbell's last value

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+from am.gmc import VMIDS
+from am.lists import ListQueue
 from am.mqd import QueueMemory
 from am.queue import RING_SIZE, ComputeQueue, CopyQueue, RingQueue
 from am.sdma import RingMemory
@@ -37,11 +40,29 @@ class Queues:
                 for engine in driver.units.engines:
                     doorbell = first + engine.index * doorbells.copy_stride * 2
                     self._made[QueueKind.COPY].append(made.copy_queue(driver, engine, doorbell))
-            self.start(compute)
+            if not driver.starts_by_list:
+                self.start(compute)
         with driver.stages.stage("copy queues"):
             self.route_copy_doorbells()
-            for copy in self.copy:
-                self.start(copy)
+            if driver.units.lists is not None and driver.starts_by_list:
+                self._start_by_list(driver.units.lists)
+            else:
+                for copy in self.copy:
+                    self.start(copy)
+
+    def _start_by_list(self, lists: ListQueue) -> None:
+        """Have the hubs see the memory of all queues, zero it and start the copy queues by a list
+        of registers; then the compute queue by itself, as its registers are banked."""
+        driver = self._driver
+        zero = (partial(lists.zero, *place) for queue in self.all for place in queue.cleared)
+        lists.execute(
+            partial(driver.units.gmc.invalidate, VMIDS),
+            *zero,
+            *(partial(self._start_copy, queue) for queue in self.copy),
+        )
+        driver.memory.stale = False
+        for compute in self.compute:
+            self._start_compute(compute, fresh=True)
 
     def route_copy_doorbells(self) -> None:
         """Have the doorbells of copy queues reach their engines."""
@@ -60,7 +81,7 @@ class Queues:
         elif isinstance(queue, CopyQueue):
             self._start_copy(queue)
 
-    def _start_compute(self, queue: ComputeQueue) -> None:
+    def _start_compute(self, queue: ComputeQueue, *, fresh: bool = False) -> None:
         """Describe the queue in its MQD and load it."""
         driver = self._driver
         carveout = driver.units.carveout
@@ -80,7 +101,7 @@ class Queues:
         )
         driver.chip.vram.write(carveout.mqd, bytes(descriptor))
         driver.units.nbio.post_hdp()
-        driver.units.gfx.load_queue(queue.pipe, queue.queue, descriptor)
+        driver.units.gfx.load_queue(queue.pipe, queue.queue, descriptor, fresh=fresh)
 
     def _start_copy(self, queue: CopyQueue) -> None:
         queue.engine.start(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from am import advice, boot, discovery, mode2, proof
+from am import advice, boot, discovery, engines, mode2, proof
 from am.diagnosis import diagnose, failed_queues, reports, stands_still
 from am.firmware import FirmwareSet, load_firmware
 from am.queue import ComputeQueue, CopyQueue
@@ -246,7 +246,7 @@ class Rungs:
             units.gfx.soft_reset()
         for engine in units.engines:
             engine.reset()
-        boot.start_engines(units)
+        engines.start_engines(units)
         self._restart(self.driver.queues.all)
 
     def _warm_start(self) -> None:

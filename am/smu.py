@@ -216,7 +216,7 @@ class Smu:
     def table(self, name: str, size: int) -> bytes:
         """Let the SMU write a table (TABLE_...), and return a copy of its first bytes, a multiple
         of 4."""
-        self.send("TransferTableSmu2Dram", self._interface[name])
+        self.tell("TransferTableSmu2Dram", self._interface[name])
         return self.chip.vram.read(self.carveout.smu_table, size)
 
     def metrics(self) -> Struct:

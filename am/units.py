@@ -9,7 +9,8 @@ from am.clocks import Clocks
 from am.gfx import Gfx
 from am.gmc import Gmc, framebuffer_location
 from am.ih import MEMORY_SIZE, Ih
-from am.memory import AddressSpace, Carveout, PageTableFormat
+from am.lists import Describe, ListQueue
+from am.memory import PAGE, AddressSpace, Carveout, PageTableFormat
 from am.nbio import Nbio
 from am.psp import PRIVATE_SIZE, Psp
 from am.psp_stage import OutsideStage
@@ -17,8 +18,9 @@ from am.sdma import Engine
 from am.smu import Smu
 from am.thermal import Thermal
 from hcq.errors import DiscoveryError
-from hcq.memory import Placement
+from hcq.memory import Placement, VirtAddr
 from hcq.transport.base import DmaMemory
+from hcq.transport.bulk import BulkMemory
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class UnitClasses:
     gfx: type[Gfx]
     clocks: type[Clocks]
     copy_engine: type[Engine]
+    describe_queue: Describe
 
 
 @dataclass
@@ -41,7 +44,8 @@ class Units:
     """The chip's blocks, its memory, and host memory the chip points to.
 
     dummy_address: of a page outside the chip that faulting accesses and the IH's dummy reads go to.
-    dummy: its memory, None where it is part of what the transport has besides.
+    dummy: its memory, None where it is part of what the transport has besides. lists: keeps what it
+    reads there, as long as nothing else runs.
     """
 
     chip: Chip
@@ -58,6 +62,8 @@ class Units:
     gfx: Gfx
     clocks: Clocks
     engines: tuple[Engine, ...]
+    lists: ListQueue | None  # where accesses to registers are messages
+    signals: list[tuple[VirtAddr, int]]  # the transport's memory for timelines, until it is zero
 
     def close(self) -> None:
         """Release host memory; the chip must not use it any more."""
@@ -86,6 +92,12 @@ def make_units(chip: Chip, classes: UnitClasses) -> Units:
         place = int(staged.address)
         shared = memory.allocate(staged.size, Placement.HOST, bus=place, align=PRIVATE_SIZE)
         psp.outside = OutsideStage(staged, shared)
+    lists, signals = None, []
+    if chip.bus.messages and dummy is not None:
+        seen = memory.allocate(PAGE, Placement.HOST, bus=int(spare))
+        lists = ListQueue(chip, nbio, carveout, classes.describe_queue, dummy, seen)
+        if chip.transport.traits.bulk is not None:
+            signals.append(_map_signals(memory, chip.transport.traits.bulk))
     return Units(
         chip=chip,
         carveout=carveout,
@@ -101,4 +113,14 @@ def make_units(chip: Chip, classes: UnitClasses) -> Units:
         gfx=gfx,
         clocks=classes.clocks(chip, gfx, engines),
         engines=engines,
+        lists=lists,
+        signals=signals,
     )
+
+
+def _map_signals(memory: AddressSpace, bulk: BulkMemory) -> tuple[VirtAddr, int]:
+    """Map the memory for timelines; returns its address and size."""
+    start = bulk.signals % PAGE
+    size = start + bulk.signals_size
+    mapping = memory.allocate(size, Placement.HOST, bus=bulk.signals - start)
+    return VirtAddr(mapping.address + start), bulk.signals_size

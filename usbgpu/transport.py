@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from hcq.clock import Clock
 from hcq.errors import (
@@ -93,6 +94,7 @@ class UsbTransport(TransportLife):
             try:
                 self._power_up()
                 self.card = tree.find_card(bridge, sleep=self.clock.sleep)
+                self.traits = replace(self.traits, capabilities=self.card.capabilities)
                 accept(self.card.identity)
                 self._link = tree.check_link(self.card)
                 tree.configure(self.card)

@@ -114,12 +114,13 @@ class Block:
 @dataclass
 class Card:
     """The card's function, the bridges on the way to it from the root, and its BARs: index to
-    (address, size). link: lanes and generation, see `_link_state`."""
+    (address, size). link: lanes and generation, see `_link_state`. capabilities: places by id."""
 
     function: Function
     identity: PciIdentity
     above: list[Function]
     link: tuple[int, int] = (0, 0)
+    capabilities: dict[int, int] = field(default_factory=dict)
     bars: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
@@ -154,7 +155,9 @@ def _search(
     kind = header.read(regs.PCI_CLASS_REVISION) >> 24
     if kind in (_DISPLAY_CLASS, _ACCELERATOR_CLASS):
         identity = read_identity(str(function), header.read)
-        return Card(function, identity, above, _link_state([*headers[1:], header]))
+        card = Card(function, identity, above, _link_state([*headers[1:], header]))
+        card.capabilities.update(pci_config.capabilities(header.read))
+        return card
     if kind != _BRIDGE_CLASS or len(above) >= _DEEPEST:
         seen.append(f"{first & 0xFFFF:04x}:{first >> 16:04x} of class {kind:#04x}")
         return None
@@ -217,7 +220,7 @@ def configure(card: Card) -> None:
     """
     regs = constants("pci_regs")
     function = card.function
-    function.write(regs.PCI_COMMAND, 0, 2)
+    function.post(regs.PCI_COMMAND, 0, 2)
     resize(function)
     low, high = MEMORY_BASE, PREFETCH_BASE
     wanted = sorted(_bars(function), key=lambda bar: bar.size, reverse=True)
@@ -250,7 +253,7 @@ def open_windows(bridge: Function, last_bus: int, memory_end: int, prefetch_end:
     bridge.post(regs.PCI_PREF_MEMORY_BASE, _limits(PREFETCH_BASE, prefetch_end))
     bridge.post(regs.PCI_PREF_BASE_UPPER32, PREFETCH_BASE >> 32)
     bridge.post(regs.PCI_PREF_LIMIT_UPPER32, (prefetch_end - 1) >> 32)
-    bridge.write(regs.PCI_COMMAND, regs.PCI_COMMAND_MEMORY | regs.PCI_COMMAND_MASTER, 2)
+    bridge.post(regs.PCI_COMMAND, regs.PCI_COMMAND_MEMORY | regs.PCI_COMMAND_MASTER, 2)
 
 
 def _limits(base: int, end: int) -> int:

@@ -9,9 +9,9 @@ block in a thread of its own, and `close`, which may come from any thread.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -66,6 +66,8 @@ class Traits:
     all others. register_messages: each access to a register is a message over a link, many times
     slower than one to a mapped BAR; a block of neighbouring registers costs less than each of them.
     The driver then avoids reads of registers whose value it has, and reads neighbours as a block.
+    capabilities: places of the function's capabilities in configuration space, by id, where they
+    are known.
     """
 
     any_order: bool = True
@@ -76,6 +78,7 @@ class Traits:
     staged: StagedMemory | None = None
     resets: frozenset[ResetKind] = frozenset({ResetKind.FUNCTION, ResetKind.BUS})
     register_messages: bool = False
+    capabilities: Mapping[int, int] = field(default_factory=dict)
 
 
 class Window(Protocol):

@@ -7,7 +7,7 @@ Resizable BAR capabilities); names as in Linux include/uapi/linux/pci_regs.h.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from hcq.errors import BadArgument, DeviceLost
 from hcq.transport.system import System
@@ -88,17 +88,27 @@ def check_access(offset: int, width: int) -> None:
 
 def capability(read: Read, wanted: int) -> int | None:
     """The offset of a capability by id; None where the function lacks it."""
+    return next((place for found, place in _capabilities(read) if found == wanted), None)
+
+
+def capabilities(read: Read) -> dict[int, int]:
+    """The offsets of all capabilities by id, the first of each."""
+    places: dict[int, int] = {}
+    for found, place in _capabilities(read):
+        places.setdefault(found, place)
+    return places
+
+
+def _capabilities(read: Read) -> Iterator[tuple[int, int]]:
     regs = constants("pci_regs")
     if not read(regs.PCI_STATUS, 2) & regs.PCI_STATUS_CAP_LIST:
-        return None
+        return
     place = read(regs.PCI_CAPABILITY_LIST, 1) & ~3
     for _ in range(_CAPABILITY_LIMIT):
         if place < 0x40:
-            return None
-        if read(place, 1) == wanted:
-            return place
+            return
+        yield read(place, 1), place
         place = read(place + 1, 1) & ~3
-    return None
 
 
 def extended_capability(read: Read, wanted: int) -> int | None:

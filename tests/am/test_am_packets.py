@@ -63,6 +63,22 @@ def test_indirect_buffer_and_filler() -> None:
     assert pm4.fence(0x2000_0000_1000) == [0xC0064900, 0x528, 0x40000000, 0x1000, 0x2000, 0, 0, 0]
 
 
+def test_registers_in_lists() -> None:
+    packets = pm4.Pm4()
+    packets.write_register(0x2E60, 0x12345678)
+    packets.wait_register(0x1A2B, 0x8000, 0x8000)
+    packets.store_register(Symbol.constant(0x1_2345_6780), 0x1A2B)
+    packets.copy_word(Symbol.constant(0x1_2345_6784), 0x80_0000_0010)
+    packets.store(Symbol.constant(0x1_2345_6788), 7)
+    assert packets.words == [
+        0xC0033700, 0x00110000, 0x2E60, 0, 0x12345678,
+        0xC0053C00, 0x00000003, 0x1A2B, 0, 0x8000, 0x8000, 0x20,
+        0xC0044000, 0x00100500, 0x1A2B, 0, 0x23456780, 1,
+        0xC0044000, 0x00100501, 0x10, 0x80, 0x23456784, 1,
+        0xC0033700, 0x00100500, 0x23456788, 1, 7,
+    ]  # fmt: skip
+
+
 def test_dma_copy_in_pieces() -> None:
     packet = pm4.Pm4()
     packet.copy(ADDRESS, OTHER, pm4.DMA_MOST + 0x100)

@@ -28,6 +28,7 @@ GENERATION = Generation(
         gfx=Gfx,
         clocks=Clocks,
         copy_engine=Engine,
+        describe_queue=mqd.build,
     ),
     compute_queue=ComputeQueue,
     copy_queue=CopyQueue,

@@ -111,6 +111,15 @@ def test_transfers_of_a_replay_and_of_a_wait() -> None:
         assert buffer.numpy(np.uint32)[0] == 99
 
 
+@pytest.mark.parametrize("rung", ["block", "warm", "mode1", "bus", "power"])
+def test_a_reset_brings_it_back(rung: str) -> None:
+    """From mode1 on by a boot like the first, with timelines that hold values."""
+    with enclosed() as box, opened(box) as device:
+        work(device)
+        device.reset(rung)
+        work(device)
+
+
 def test_copies_of_several_submissions_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last chunk of each submission of a copy out once lost its last dword to a mark."""
     monkeypatch.setattr(bulk_transfer, "_GROUP", 3)

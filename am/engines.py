@@ -1,0 +1,45 @@
+"""The engines of the graphics core, from their firmware to where they wait for queues."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from am.gfx import LIST_PIPE
+from am.lists import ListQueue
+from am.units import Units
+
+
+def start_engines_by_list(units: Units, lists: ListQueue) -> None:
+    """As `start_engines`, most of it by a list of registers, with the interrupts."""
+    gfx, ih = units.gfx, units.ih
+    gfx.configure_for_lists()
+    gfx.load_queue(LIST_PIPE, 0, lists.describe(), fresh=True)
+    unread = [place for _, place in units.psp.unread]
+    statuses = lists.execute(
+        lambda: lists.zero(ih.memory.address, ih.memory.size),
+        *(partial(lists.zero, *place) for place in units.signals),
+        lambda: ih.start_by_list(units.dummy_address),
+        gfx.configure_by_list,
+        units.clocks.gate,
+        gfx.count_units,
+        read=unread,
+    )
+    units.signals.clear()  # after a later reset they hold values
+    units.psp.check_unread(statuses)
+
+
+def reset_engines(units: Units) -> None:
+    """Give the compute engine and copy engines that a process left behind their state after
+    power-on: pointers that are written to a queue which has run do not hold (tinygrad 0.14 resets
+    both when it attaches to a running chip, for that reason)."""
+    with units.gfx.safe_mode():
+        units.gfx.reset_compute()
+    for engine in units.engines:
+        engine.reset()
+
+
+def start_engines(units: Units) -> None:
+    """Configure the graphics core after its reset and let the compute engine run."""
+    units.gfx.configure()
+    units.gfx.enable_mec()
+    units.clocks.gate()

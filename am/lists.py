@@ -1,0 +1,253 @@
+"""Lists of register accesses that the MEC executes, where an access from the host is a message.
+
+Behind a USB bridge each read of a register is two transfers and each write one, as registers apart
+from each other cannot share one. Once the MEC runs, a queue of it in VMID 0 executes lists of them:
+six transfers each, however long. Values that are read, and the mark of the end, go to the host
+memory that one transfer reads.
+
+Source: Linux 6.12 gfx_v11_0.c: ring_emit_wreg, ring_emit_reg_wait and ring_emit_rreg, by which the
+kernel has a compute queue with PRIV_STATE and KMD_QUEUE access registers. It reaches others than
+the graphics core's: gmc_v11_0.c flushes MMHUB's TLB so, and under SR-IOV all accesses of the kernel
+go there (amdgpu_kiq_wreg). UNSURE: that HDP, ATHUB, IH and NBIO take them from a queue on every
+board; a boot behind a bridge shows it. What GRBM_GFX_CNTL selects for the host it does not for the
+MEC: banked registers stay the host's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from am import advice
+from am.chip import Chip
+from am.memory import Carveout, Mapping
+from am.mqd import QueueMemory
+from am.nbio import Nbio
+from am.pm4 import Pm4
+from hcq.command import Symbol
+from hcq.errors import FirmwareSilent, UnitTimeout
+from hcq.fields import RegisterMap
+from hcq.layout import Struct
+from hcq.transport.base import DmaMemory
+
+RING_SIZE = 0x8000  # bytes; one list after the other, never around its end
+EOP_SIZE = 4096
+RESULTS = 60  # values of one list, which one transfer of 255 bytes brings with the mark
+# TIMEOUT: a list has no work of its own; its waits are for acknowledgements of 0.1 s at most.
+_LIMIT_S = 2.0
+
+Describe = Callable[[QueueMemory, RegisterMap], Struct]
+
+
+class ListQueue:
+    """A queue of the MEC for lists. The MEC runs, and the hubs translate. Used by one thread, until
+    the chip is set up; then it lies idle until the MEC is reset.
+
+    results: host memory whose start the chip reaches at `mapping`, in VMID 0.
+    """
+
+    def __init__(
+        self,
+        chip: Chip,
+        nbio: Nbio,
+        carveout: Carveout,
+        describe: Describe,
+        results: DmaMemory,
+        mapping: Mapping,
+    ) -> None:
+        self.chip = chip
+        self._describe = describe
+        self._nbio = nbio
+        self._carveout = carveout
+        self._results = results
+        self._mapping = mapping
+        self._doorbell = 0  # dword index
+        self._written = 0  # bytes of the ring
+        self._number = 0  # of the last list
+
+    def describe(self) -> Struct:
+        """Make the queue's descriptor. The ring is empty again."""
+        place = self._carveout
+        doorbell = (self.chip.generation.doorbells.compute_ring0 + 1) * 2
+        self._doorbell, self._written = doorbell, 0
+        descriptor = self._describe(
+            QueueMemory(
+                mqd=place.mc(place.list_mqd),
+                ring=place.mc(place.list_ring),
+                ring_size=RING_SIZE,
+                read_pointer=place.mc(place.list_pointers),
+                write_pointer=place.mc(place.list_pointers + 64),
+                eop=place.mc(place.list_eop),
+                eop_size=EOP_SIZE,
+                doorbell=doorbell,
+                vmid=0,
+            ),
+            self.chip.gc.map,
+        )
+        control = self.chip.gc.CP_HQD_PQ_CONTROL.register
+        descriptor.cp_hqd_pq_control = int(
+            control.insert(descriptor.cp_hqd_pq_control, {"PRIV_STATE": 1, "KMD_QUEUE": 1})
+        )
+        self.chip.vram.write(place.list_mqd, bytes(descriptor))
+        return descriptor
+
+    def run(self, words: Sequence[int], count: int = 0) -> list[int]:
+        """Execute packets; returns the `count` values that they have stored with `store`."""
+        self._number += 1
+        end = Pm4()
+        end.store(self._address(0), self._number)
+        image = b"".join(word.to_bytes(4, "little") for word in (*words, *end.words))
+        start, self._written = self._written, self._written + len(image)
+        assert self._written <= RING_SIZE
+        with self.chip.bus.recorded(None):
+            self.chip.vram.write(self._carveout.list_ring + start, image)
+            self._nbio.post_hdp()
+            self.chip.doorbells.write64(4 * self._doorbell, self._written // 4)
+            return self._await(count)
+
+    def _await(self, count: int) -> list[int]:
+        """Wait for the mark; it is stored behind the values, and stands before them."""
+        size = 4 * (1 + count)
+
+        def probe() -> list[int] | None:
+            raw = bytes(self._results.view[:size])
+            values = [int.from_bytes(raw[at : at + 4], "little") for at in range(0, size, 4)]
+            return values if values[0] == self._number else None
+
+        try:
+            found = self.chip.clock.wait_until(
+                probe, unit="MEC", waiting_for="the end of a list of registers", limit_s=_LIMIT_S
+            )
+        except UnitTimeout as error:
+            self.chip.check_present("waiting for a list of register accesses")
+            raise FirmwareSilent(
+                "the MEC has not executed a list of register accesses",
+                unit="MEC",
+                limit_s=_LIMIT_S,
+                remedy=advice.MODE1,
+            ) from error
+        return found[1:]
+
+    def zero(self, address: int, size: int) -> None:
+        """As a step of `execute`: zero memory by its address in VMID 0, where the MEC's caches keep
+        nothing of it."""
+        assert self.chip.bus.recorder is not None
+        self.chip.bus.recorder.fill(address, size)
+
+    def _address(self, number: int) -> Symbol:
+        return Symbol.constant(int(self._mapping.address) + 4 * number)
+
+    def fetch(self, wanted: Sequence[_Place]) -> dict[_Place, int]:
+        """Read registers, each under its selection; the last selection stays."""
+        found: dict[_Place, int] = {}
+        selected: int | None = None
+        for start in range(0, len(wanted), RESULTS):
+            part, packets = wanted[start : start + RESULTS], Pm4()
+            for number, (selection, index) in enumerate(part, 1):
+                if selection is not None and selection != selected:
+                    packets.write_register(self.selector, selection)
+                    selected = selection
+                packets.store_register(self._address(number), index)
+            found.update(zip(part, self.run(packets.words, len(part)), strict=True))
+        return found
+
+    @property
+    def selector(self) -> int:
+        """The register that selects shader arrays, GRBM_GFX_INDEX."""
+        return self.chip.gc.GRBM_GFX_INDEX.index
+
+    def execute(
+        self,
+        *steps: Callable[[], object],
+        read: Sequence[int] = (),
+    ) -> list[int]:
+        """Have the MEC do what `steps` do by registers: set-up that reads, changes and awaits
+        registers, in their order, and does nothing else. Each step is called twice: to learn what
+        it reads, and with that at hand. read: places in VRAM to read behind them; returns what they
+        hold."""
+        bus = self.chip.bus
+        with bus.recorded(look := _Reads(self.selector)):
+            for step in steps:
+                step()
+        if look.selection is not None:
+            look.want(look.selection, self.selector)  # so that the fetch leaves it selected
+        known = self.fetch(list(look.wanted)) if look.wanted else {}
+        with bus.recorded(record := _Record(self, known)):
+            for step in steps:
+                step()
+        for number, place in enumerate(read, 1):
+            record.packets.copy_word(self._address(number), self._carveout.mc(place))
+        return record.run(len(read))
+
+
+_Place: TypeAlias = tuple[
+    int | None, int
+]  # what GRBM_GFX_INDEX selects, None: as it is; a register
+
+
+class _Reads:
+    """Learns which registers are read before they are written; they read 0 meanwhile."""
+
+    def __init__(self, selector: int) -> None:
+        self.wanted: dict[_Place, None] = {}
+        self.selection: int | None = None
+        self._selector = selector
+        self._written: dict[int, int] = {}
+
+    def want(self, selection: int | None, index: int) -> None:
+        self.wanted[selection, index] = None
+
+    def read32(self, index: int) -> int:
+        if index in self._written:
+            return self._written[index]
+        self.want(self.selection, index)
+        return 0
+
+    def write32(self, index: int, value: int) -> None:
+        if index == self._selector:
+            self.selection = value
+        else:
+            self._written[index] = value
+
+    def wait(self, index: int, mask: int, value: int) -> None:
+        """It takes no time."""
+
+    def fill(self, address: int, size: int) -> None:
+        """It reads no register."""
+
+
+class _Record:
+    """Makes a list of what is written and awaited. What is read and is not known, as the course
+    depends on a value, ends the list, and another one is begun."""
+
+    def __init__(self, queue: ListQueue, known: dict[_Place, int]) -> None:
+        self.packets = Pm4()
+        self._queue = queue
+        self._known = known
+        self._selection: int | None = None
+
+    def read32(self, index: int) -> int:
+        place = self._selection, index
+        if place not in self._known:
+            self.run()
+            self._known.update(self._queue.fetch([place]))
+        return self._known[place]
+
+    def write32(self, index: int, value: int) -> None:
+        if index == self._queue.selector:
+            self._selection = value
+        self._known[self._selection, index] = value
+        self.packets.write_register(index, value)
+
+    def wait(self, index: int, mask: int, value: int) -> None:
+        """A poll of the register's bits, and what it holds is not known any more."""
+        self._known.pop((self._selection, index), None)
+        self.packets.wait_register(index, mask, value)
+
+    def fill(self, address: int, size: int) -> None:
+        self.packets.fill(Symbol.constant(address), 0, size)
+
+    def run(self, count: int = 0) -> list[int]:
+        """Execute what was collected; returns `count` values that it stores."""
+        packets, self.packets = self.packets, Pm4()
+        return self._queue.run(packets.words, count) if packets.words else []

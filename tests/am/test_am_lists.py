@@ -1,0 +1,125 @@
+"""Lists of register accesses: what they do is what the accesses one by one would have done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from am.device import AmDevice, open_device
+from am.virtual.chip import Chip
+from hcq.errors import FirmwareSilent
+from tests.support.am_navi31 import NAME, attach, build_chip
+
+
+@pytest.fixture
+def chip() -> Iterator[Chip]:
+    made = build_chip()
+    yield made
+    made.close()
+
+
+def plug_in(chip: Chip, **options: object) -> AmDevice:
+    attachment = attach(chip=chip)
+    transport = attachment.transport
+    transport.traits = replace(transport.traits, register_messages=True)
+    device = open_device(NAME, attachment, **options)
+    assert isinstance(device, AmDevice)
+    return device
+
+
+def test_a_boot_by_lists_sets_the_chip_up_as_one_without() -> None:
+    """Every register of the graphics core, its hubs, interrupts and HDP that both wrote."""
+    found: list[dict[int, int]] = []
+    units: list[int] = []
+    for messages in (False, True):
+        made = build_chip()
+        attachment = attach(chip=made)
+        traits = replace(attachment.transport.traits, register_messages=messages)
+        attachment.transport.traits = traits
+        with open_device(NAME, attachment) as device:
+            units.append(device.target.compute_units)
+            device.synchronize()
+            blocks = ("gc", "mmhub", "osssys", "hdp", "athub", "nbio")
+            found.append(
+                {
+                    index: value
+                    for index, value in made.space._values.items()
+                    if (owner := made.space.owner(index)) is not None
+                    and owner[0] in blocks
+                    and not owner[1].name.startswith(DIFFERENT)
+                }
+            )
+        made.close()
+    plain, listed = found
+    assert units[0] == units[1]
+    assert {made.space.owner(i)[1].name for i in plain if plain[i] != listed.get(i)} == set()  # type: ignore[index]
+
+
+#: addresses of memory that both allocate in another order, and what the queue of lists has
+DIFFERENT = ("CP_HQD", "CP_MQD", "IH_RB", "SDMA0_QUEUE0", "SDMA1_QUEUE0", "SDMA")
+
+
+def test_registers_are_read_changed_and_awaited(chip: Chip) -> None:
+    with plug_in(chip) as device:
+        lists, gc = device.driver.units.lists, device.driver.chip.gc
+        assert lists is not None
+        gc.SCRATCH_REG0.write(0x1234)
+        gc.SCRATCH_REG1.write(5)
+
+        def steps() -> None:
+            gc.SCRATCH_REG0.write(int(gc.SCRATCH_REG0.read()) + 1)
+            gc.SCRATCH_REG0.write(int(gc.SCRATCH_REG0.read()) + 1)
+            device.driver.chip.wait_bits(gc.SCRATCH_REG0, 0xFF, 0x36, unit="x", waiting_for="y")
+            gc.SCRATCH_REG2.write(int(gc.SCRATCH_REG0.read()))
+
+        before = lists._number
+        assert lists.execute(steps) == []
+        assert lists._number - before == 4  # reads; up to the wait; what it left; the rest
+        assert int(gc.SCRATCH_REG0.read()) == int(gc.SCRATCH_REG2.read()) == 0x1236
+
+
+def test_a_course_that_depends_on_a_value(chip: Chip) -> None:
+    """The first pass reads zeros, and does not come to the second register."""
+    with plug_in(chip) as device:
+        lists, gc = device.driver.units.lists, device.driver.chip.gc
+        assert lists is not None
+        gc.SCRATCH_REG0.write(1)
+        gc.SCRATCH_REG1.write(0x77)
+
+        def steps() -> None:
+            gc.SCRATCH_REG3.write(8)
+            if int(gc.SCRATCH_REG0.read()):
+                gc.SCRATCH_REG2.write(int(gc.SCRATCH_REG1.read()))
+
+        lists.execute(steps)
+        assert int(gc.SCRATCH_REG2.read()) == 0x77 and int(gc.SCRATCH_REG3.read()) == 8
+
+
+def test_an_exception_in_a_step_leaves_the_bus_as_it_was(chip: Chip) -> None:
+    with plug_in(chip) as device:
+        lists, gc = device.driver.units.lists, device.driver.chip.gc
+        assert lists is not None
+        gc.SCRATCH_REG0.write(1)
+
+        def step() -> None:
+            gc.SCRATCH_REG0.write(2)
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            lists.execute(step)
+        assert int(gc.SCRATCH_REG0.read()) == 1
+        gc.SCRATCH_REG0.write(3)
+        assert int(gc.SCRATCH_REG0.read()) == 3
+
+
+def test_a_mec_that_executes_nothing_is_named(chip: Chip) -> None:
+    with plug_in(chip) as device:
+        lists = device.driver.units.lists
+        assert lists is not None
+        chip.faults.mec_crashed = True
+        with pytest.raises(FirmwareSilent) as caught:
+            lists.execute(lambda: device.driver.chip.gc.SCRATCH_REG0.write(2))
+        assert caught.value.facts["unit"] == "MEC"
+        chip.faults.mec_crashed = False
