@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from am import advice
 from am.chip import ALL_ONES, Chip
 from am.memory import Carveout
 from am.nbio import Nbio
+from am.psp_commands import COMMAND_SIZE, PRIVATE_SIZE, Command, load_firmware, setup_tmr
 from am.psp_stage import OutsideStage
 from am.regs import constants, structs
 from hcq.errors import FirmwareError, FirmwareRejected, FirmwareSilent, UnitTimeout
@@ -26,10 +26,7 @@ RING_SIZE = 0x1000  # bytes; 64 frames, as the kernel's
 FRAME_DWORDS = 16
 _MOST_FRAMES = RING_SIZE // (4 * FRAME_DWORDS) - 1  # pointers that are equal mean an empty ring
 _FIRST_LOOK_S = 2e-3  # our choice: images take the PSP longer than a message takes
-COMMAND_SIZE = 0x1000  # the command, and our fence at the end
 _FENCE = COMMAND_SIZE - 64
-_PAGE = 4096  # alignment of an image (Linux 6.12 amdgpu_ucode.c, amdgpu_ucode_init_bo)
-PRIVATE_SIZE = 1 << 20  # and its alignment: the bootloader takes the address >> 20
 DEFAULT_TMR_SIZE = 4 << 20
 RING_TYPE_KM = 2
 _READY = 0x8000_0000
@@ -48,30 +45,6 @@ HANDSHAKE_S = 0.02  # the kernel's delay after mailbox commands that start somet
 def noted_refusal(chip: Chip) -> bool:
     """Whether a ugpu process has seen the bootloader reject a component since the last reset."""
     return int(chip.mmhub.MMVM_CONTEXT15_PAGE_TABLE_START_ADDR_LO32.read()) == _NOTE | _REFUSED
-
-
-@dataclass(frozen=True)
-class Command:
-    """GFX_CMD_ID_<kind>. fill: sets its fields, with the MC address of `image`, which lies in whole
-    pages in front of the command; FirmwareRejected if too large. what: its name in errors."""
-
-    what: str
-    kind: str
-    fill: Callable[[Struct, int], None]
-    image: bytes = b""
-
-    def __post_init__(self) -> None:
-        if len(self.image) > PRIVATE_SIZE:
-            raise FirmwareRejected(
-                "the image is larger than the PSP's buffer",
-                size=len(self.image),
-                limit=PRIVATE_SIZE,
-            )
-
-    @property
-    def size(self) -> int:
-        """Bytes of image and command."""
-        return -(-len(self.image) // _PAGE) * _PAGE + COMMAND_SIZE
 
 
 class Psp:
@@ -501,28 +474,11 @@ class Psp:
 
     def setup_tmr(self, address: int, size: int) -> Command:
         """The command to give VRAM [address, address+size) to the firmware, for good."""
-        mc, physical = self.carveout.mc(address), self.carveout.physical(address)
-
-        def fill(buffer: Struct, _image: int) -> None:
-            tmr = buffer.cmd.cmd_setup_tmr
-            tmr.buf_phy_addr_lo, tmr.buf_phy_addr_hi = mc & 0xFFFF_FFFF, mc >> 32
-            tmr.buf_size = size
-            tmr.bitfield.virt_phy_addr = 1
-            tmr.system_phy_addr_lo = physical & 0xFFFF_FFFF
-            tmr.system_phy_addr_hi = physical >> 32
-
-        return Command("TMR", "SETUP_TMR", fill)
+        return setup_tmr(self.carveout, address, size)
 
     def load_firmware(self, name: str, kind: int, image: bytes) -> Command:
         """The command to load one image of psp_gfx_fw_type `kind`."""
-
-        def fill(buffer: Struct, address: int) -> None:
-            load = buffer.cmd.cmd_load_ip_fw
-            load.fw_phy_addr_lo, load.fw_phy_addr_hi = address & 0xFFFF_FFFF, address >> 32
-            load.fw_size = len(image)
-            load.fw_type = kind
-
-        return Command(name, "LOAD_IP_FW", fill, image)
+        return load_firmware(name, kind, image)
 
     def autoload(self) -> None:
         """Let the RLC start the graphics core with what was loaded."""

@@ -12,7 +12,8 @@ from am.ih import MEMORY_SIZE, Ih
 from am.lists import Describe, ListQueue
 from am.memory import PAGE, AddressSpace, Carveout, PageTableFormat
 from am.nbio import Nbio
-from am.psp import PRIVATE_SIZE, Psp
+from am.psp import Psp
+from am.psp_commands import PRIVATE_SIZE
 from am.psp_stage import OutsideStage
 from am.sdma import Engine
 from am.smu import Smu

@@ -10,7 +10,7 @@ import pytest
 
 from am import psp
 from am.device import AmDevice, open_device
-from am.psp import Command
+from am.psp_commands import Command
 from am.virtual.chip import Chip
 from hcq.errors import FirmwareRejected, FirmwareSilent
 from hcq.layout import Struct
