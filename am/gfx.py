@@ -20,7 +20,7 @@ from hcq.layout import Struct
 
 log = logging.getLogger(__name__)
 
-LIST_PIPE = 1  # its queue 0 executes lists (am.lists); work of ours is on pipe 0
+LIST_PIPE = 1  # its queue 0 executes lists (am.lists); the device queue is on pipe 0
 MEC = 1  # micro engine number of the first MEC
 _UNALIGNED = 3
 _PREFETCH = 3

@@ -281,8 +281,8 @@ class Gmc:
         """Set hubs up, see Hub.start; all forget faults and what they remember of tables."""
         for hub in hubs:
             hub.start(carveout, root, dummy_address)
-        # Work of ours begins with a flush of its own, which costs transfers where each access is
-        # a message.
+        # Starting a queue flushes its VMID again; where each access is a message, one flush is
+        # enough.
         self._flush(hubs, VMIDS[:1] if self.chip.bus.messages else VMIDS)
 
     def take_fault(self, hubs: Sequence[Hub]) -> HubFault | None:
