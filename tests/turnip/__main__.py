@@ -4,7 +4,8 @@ turnip is built once, with its KGSL back end and its assertions on, into a cache
 checkout (`--cache DIR`; about 5 minutes on two cores, 500 MB while it builds), from Debian's source
 package and without root. It reaches the model through a preload library (preload.c) that forwards
 open and ioctl of the device file. Programs: client.c, and networks in ncnn (a wheel of PyPI), whose
-results must equal ncnn's CPU path. Where they cannot be made the tests are skipped with the reason.
+results must equal ncnn's CPU path. Then Mesa's tools judge our driver's command streams
+(streams.py). Where they cannot be made the tests are skipped with the reason.
 Exit status: 0 passed or skipped, 1 failed.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from hcq.config import config
 from tests.kernel.machine import LabUnavailable
+from tests.turnip import streams
 from tests.turnip.build import Turnip, ensure
 from tests.turnip.judge import CHIPS, check, programs
 
@@ -38,6 +40,10 @@ def main(arguments: list[str]) -> int:
             trouble = check(turnip, chip, command)
             print(f"turnip on virtual {chip}, {name}: {trouble or 'passed'}", flush=True)
             failed += bool(trouble)
+        for name, troubles in streams.judged(turnip, chip).items():
+            print(f"our streams on virtual {chip}, {name}: {'; '.join(troubles) or 'passed'}",
+                  flush=True)  # fmt: skip
+            failed += bool(troubles)
     return 1 if failed else 0
 
 

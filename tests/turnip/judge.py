@@ -42,14 +42,17 @@ def served(turnip: Turnip, chip: str) -> Iterator[tuple[VirtualMachine, dict[str
         socket = Path(folder) / "kgsl"
         listener = Served(machine, socket)
         try:
-            yield machine, {
-                **os.environ,
-                "UGPU_KGSL": str(socket),
-                "LD_PRELOAD": str(turnip.preload),
-                "LD_LIBRARY_PATH": str(turnip.libraries),
-                "VK_DRIVER_FILES": str(turnip.manifest),
-                "MESA_SHADER_CACHE_DISABLE": "true",
-            }
+            yield (
+                machine,
+                {
+                    **os.environ,
+                    "UGPU_KGSL": str(socket),
+                    "LD_PRELOAD": str(turnip.preload),
+                    "LD_LIBRARY_PATH": str(turnip.libraries),
+                    "VK_DRIVER_FILES": str(turnip.manifest),
+                    "MESA_SHADER_CACHE_DISABLE": "true",
+                },
+            )
         finally:
             listener.close()
             machine.close()

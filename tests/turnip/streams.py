@@ -1,16 +1,15 @@
-"""Command streams judged by Mesa's tools: ours and turnip's for the same dispatch.
+"""Our driver's command streams judged by Mesa's tools.
 
-Both are recorded by `ugpu sniff` on a virtual GPU and exported as .rd files. cffdump must decode
-them whole, and say of every register and every launch what `ugpu sniff` says. `replay`, a client of
-its own, must submit them again, with the same result in memory. What then differs between ours
-and turnip's must be in DIFFERENCES, which docs/adreno.md explains.
+They are recorded by `ugpu sniff` on a virtual GPU and exported as .rd files. cffdump must decode
+them whole, and name every register and field as `ugpu sniff` does. `replay`, a client of its own,
+must submit them again without an objection of the model, and with the same result in memory.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
-import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +25,10 @@ from qcom import chips
 from qcom.virtual.engine import Engine
 from tests.support.adreno import module
 from tests.turnip.build import Turnip
-from tests.turnip.judge import LIMIT_S, client, objections, served
+from tests.turnip.judge import LIMIT_S, objections, served
 from tools.sniff import command, node
 from tools.sniff.kgsl import calls, rd
-from tools.sniff.kgsl.dispatches import differences
-from tools.sniff.kgsl.streams import Dispatch, Streams
+from tools.sniff.kgsl.streams import Streams
 from tools.sniff.recording import read
 
 COUNT, GROUP, FACTOR = 256, 64, 2.5  # as client.c launches scale.comp first
@@ -65,12 +63,24 @@ _COMPLAINT = re.compile(
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recording of the dispatch. dispatch: the launch; wanted: what is in memory after it, and
-    where."""
+    """A recording, and its .rd file."""
 
     streams: Streams
-    dispatch: Dispatch
     file: Path
+
+
+def judged(turnip: Turnip, chip: str) -> dict[str, list[str]]:
+    """What is wrong with our streams, by what was tried."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        one, where = ours(chip, folder)
+        whole = whole_run(chip, folder)
+        return {
+            "cffdump, one dispatch": list(by_cffdump(turnip, one)),
+            "replay, one dispatch": list(replayed(turnip, chip, one, where)),
+            "cffdump, launches, copies and graphs": list(by_cffdump(turnip, whole)),
+            "replay of them": list(replayed(turnip, chip, whole)),
+        }
 
 
 def _values() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -101,38 +111,22 @@ def ours(chip: str, folder: Path) -> tuple[Recorded, int]:
     log = folder / "ours.jsonl"
     attachment = node.attach(f"virtual:{chip}")
     node.record_device(attachment, f"virtual:{chip}", log, calls.DRIVER, work, _SHOTS)
-    return _recorded(log, -1), where
+    return _recorded(log), where
 
 
 def whole_run(chip: str, folder: Path) -> Recorded:
     """Record our driver at copies, launches of compiled kernels and replays of a graph."""
     log = folder / "whole.jsonl"
     attachment = node.attach(f"virtual:{chip}")
-    node.record_device(
-        attachment, f"virtual:{chip}", log, calls.DRIVER, command.exercise, _SHOTS
-    )
-    return _recorded(log, -1)
+    node.record_device(attachment, f"virtual:{chip}", log, calls.DRIVER, command.exercise, _SHOTS)
+    return _recorded(log)
 
 
-def turnips(turnip: Turnip, chip: str, folder: Path) -> Recorded:
-    """Record the client under turnip, by the preload library."""
-    log = folder / "turnip.jsonl"
-    with served(turnip, chip) as (machine, environment):
-        own = [sys.executable, "-m", "tools.cli", "sniff", "--driver", calls.DRIVER, "--backend"]
-        own += ["preload", "--prefix", "/memfd:kgsl-3d0", "--memory", str(_SHOTS), "-o", str(log)]
-        subprocess.run(
-            [*own, "--", *client(turnip)], env=environment, check=True, capture_output=True,
-            timeout=LIMIT_S,
-        )  # fmt: skip
-        assert not objections(machine), objections(machine)
-    return _recorded(log, 0)
-
-
-def _recorded(log: Path, number: int) -> Recorded:
+def _recorded(log: Path) -> Recorded:
     streams = command.streams_of(read(log))
     file = log.with_suffix(".rd")
     rd.write(streams, file)
-    return Recorded(streams, streams.dispatches[number], file)
+    return Recorded(streams, file)
 
 
 # ---- cffdump -------------------------------------------------------------------------------------
@@ -225,12 +219,3 @@ def replayed(turnip: Turnip, chip: str, made: Recorded, result: int = 0) -> Iter
     one, other = _values()
     if result and not (seen and (seen[-1] == one * np.float32(FACTOR) + other).all()):
         yield f"replay: the dispatch's result is {seen[-1][:4] if seen else 'not there'}"
-
-
-# ---- side by side --------------------------------------------------------------------------------
-
-
-def beside(one: Recorded, other: Recorded) -> list[str]:
-    """Names of what differs between two launches of the same kernel, and how."""
-    lines = differences([one.dispatch], [other.dispatch], one.streams.packets)
-    return [line[2:] for line in lines if line.startswith("~")]
