@@ -1,4 +1,4 @@
-"""What helps, in the words that errors (fact `remedy`) and named states use."""
+"""Remedies, as texts for errors (fact `remedy`) and named states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the SMU announces to the driver: throttling, a fan that does not turn, the power source.
+"""Notifications of the SMU to the driver: throttling, a fan that does not turn, the power source.
 
 It raises one interrupt (client MP1, source 0xFE) and names the event in the first data word. Each
 is an event `smu` on the bus (hcq.trace). Source: Linux 6.12 smu_v13_0.c (smu_v13_0_set_irq_state,

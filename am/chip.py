@@ -204,7 +204,7 @@ class Vram:
 
 
 class OfChip(Protocol):
-    """What drives a block."""
+    """The class that drives a block."""
 
     chip: Chip
 

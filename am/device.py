@@ -81,7 +81,7 @@ class AmDevice(Device):
 
     @property
     def boot_stages(self) -> list[tuple[str, float]]:
-        """What the start took: (name, seconds) of each stage."""
+        """Durations of the boot: (name, seconds) of each stage."""
         return self._driver.stages.done
 
     @property

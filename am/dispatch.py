@@ -52,7 +52,7 @@ class Scratch:
 
 @dataclass(frozen=True)
 class LaunchDetails:
-    """What `Kernel.details` holds: everything about a launch that does not change.
+    """Content of `Kernel.details`: all facts about launches that do not change.
 
     descriptor: address of the kernel descriptor. setup: the packets that every launch of the
     kernel starts with, see encode_setup.

@@ -1,4 +1,4 @@
-"""What a chip that failed can still tell, for a bundle (hcq.bundle): registers, queues, waves, page
+"""Evidence from a failed chip, for a bundle (hcq.bundle): registers, queues, waves, page
 tables, interrupts, sensors, programs.
 
 A chip that is gone, or whose bus answers no more, is not touched: then what the host knows is all

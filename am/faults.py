@@ -1,4 +1,4 @@
-"""What the chip reports, as errors: interrupt entries and fault registers decoded.
+"""Errors from the chip's reports: decoded interrupt entries and fault registers.
 
 Source: Linux 6.12 gmc_v11_0.c and gfxhub_v3_0.c/mmhub_v3_0.c (page faults, client names),
 kfd_int_process_v11.c (SQ words), ivsrcid/gfx/irqsrcs_gfx_11_0_0.h (sources),

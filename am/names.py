@@ -1,4 +1,4 @@
-"""What the registers of a recorded chip are called: its discovery table is in the recording."""
+"""Register names of a recorded chip, from the discovery table in the recording."""
 
 from __future__ import annotations
 

@@ -78,7 +78,8 @@ class Psp:
     # ---- bootloader --------------------------------------------------------------------------
 
     def sign_of_life(self) -> int:
-        """What the secure OS shows while it runs; 0: it does not, ones: nothing answers."""
+        """The secure OS's sign of life; 0 if it is not running, all ones if the chip does not
+        respond."""
         return self.chip.read_again(self.chip.mp0.MP0_SMN_C2PMSG_81)
 
     def alive(self) -> bool:

@@ -71,7 +71,7 @@ class Submission(NamedTuple):
 
 
 class RingQueue(HardwareQueue):
-    """What both kinds of queues share: ring, arena, fence, doorbell.
+    """Parts shared by both kinds of queues: ring, arena, fence, doorbell.
 
     shift: how far the count of words is shifted to give a pointer (SDMA counts bytes).
     """

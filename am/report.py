@@ -145,7 +145,7 @@ class Reporter:
         return {}
 
     def diagnose(self, timeline: Timeline) -> dict[str, object]:
-        """What the chip says when `timeline` stands still. Never raises."""
+        """Describe the chip's state when `timeline` does not advance. Never raises."""
         driver = self.driver
         state: dict[str, object] = {"remedy": advice.RESET}
         try:

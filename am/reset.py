@@ -40,7 +40,7 @@ _MEMORY = "work of all queues and the content of device memory; programs are loa
 
 
 def plan(driver: AmDriver, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
-    """What `recover` would do; changes nothing of the card but its TLBs."""
+    """Return what `recover` would do; changes nothing on the card except its TLBs."""
     diagnosis = diagnose(driver)
     ladder = Ladder(driver.name, Rungs(driver).all(), driver.clock)
     return diagnosis, ladder.plan(diagnosis, only)

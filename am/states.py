@@ -1,4 +1,4 @@
-"""What state each firmware and unit of a chip is in, by name, with what it means and what helps.
+"""Named states of each firmware and unit of a chip, with meaning and remedy.
 
 Reads registers and writes none, so that it works on a chip in any state: one that was not
 booted, one that hangs, one that another process left. Registers that change when they are read

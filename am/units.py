@@ -26,7 +26,7 @@ from hcq.transport.bulk import BulkMemory
 
 @dataclass(frozen=True)
 class UnitClasses:
-    """What drives each block of a generation, and the form of its page tables."""
+    """The classes for the blocks of a generation, and its page-table format."""
 
     page_format: type[PageTableFormat]
     nbio: type[Nbio]

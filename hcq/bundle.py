@@ -87,7 +87,7 @@ def _plain(value: object) -> object:
 
 
 def versions() -> dict[str, str]:
-    """What ran: this project, Python and the kernel. No host name."""
+    """Return the versions of this project, Python and the kernel. No host name."""
     from importlib import metadata  # takes long to import
 
     try:

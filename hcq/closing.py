@@ -11,7 +11,7 @@ from hcq.errors import Closed, UgpuError
 
 
 class Closing(ABC):
-    """What hcq.Device has for its end, and the errors of those who use it then.
+    """Closing of hcq.Device, and the errors of threads that use it meanwhile.
 
     closer: the thread that is in `close`. inherited: the device is that of a parent process.
     """

@@ -56,7 +56,8 @@ class Reference(NamedTuple):
     symbol: Symbol
 
     def relocations(self, block: int) -> list[Relocation]:
-        """What inserts it into an image whose word `block` is the first of the argument block."""
+        """The relocations that insert it into an image whose word `block` is the first of the
+        argument block."""
         word, symbol = block + self.offset // 4, self.symbol
         if self.width == 8:
             return [Relocation(word, symbol), Relocation(word + 1, symbol, shift=32)]

@@ -22,7 +22,7 @@ Gather = Callable[[UgpuError], "Evidence"]
 
 
 def evidence(core: Core, failure: UgpuError) -> Evidence:
-    """What a device's driver collects of a failure, and the source of the kernels that it names."""
+    """Collect a driver's evidence of a failure, and the source of the kernels named in it."""
     found = core.driver.evidence(failure)
     named = found.parts.get("queues.json", b"").decode() + str(failure.facts)
     sources = {

@@ -28,7 +28,7 @@ class Culprit:
 
 
 class Witness(Protocol):
-    """What has seen who made an access."""
+    """A source of information about who made an access."""
 
     def culprit(self, *, address: int | None = None, pc: int | None = None) -> Culprit | None:
         """The last instruction whose fault was reported, that accessed the page of `address` or
@@ -38,8 +38,8 @@ class Witness(Protocol):
 
 
 class Culprits:
-    """What a model has seen of late, in the order in which it was reported. Guarded by its owner's
-    lock."""
+    """The accesses that a model saw recently, in the order in which they were reported. Guarded by
+    its owner's lock."""
 
     def __init__(self) -> None:
         self._seen: list[Culprit] = []

@@ -179,8 +179,8 @@ class Driver(ABC):
         is at, what firmware and waves say. Must not raise for a device that answers nothing."""
 
     def evidence(self, error: UgpuError) -> Evidence:
-        """What the device can still tell of a failure, for a bundle (hcq.bundle): parts that can be
-        had within 0.3 s, also of a device that is gone. Before anything is reset; must not raise.
+        """Return the device's evidence of a failure, for a bundle (hcq.bundle): parts available
+        within 0.3 s, also if the device is gone. Called before a reset; must not raise.
         """
         from hcq.bundle import Evidence  # a device that works does not need it
 
@@ -200,7 +200,7 @@ class Driver(ABC):
         """
 
     def recovery_plan(self, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
-        """What `recover` would do now, and why; changes nothing that work depends on."""
+        """Return what `recover` would do now, and why; changes nothing that work depends on."""
         reason = str(self.core.failure or "no failure is known")
         return Diagnosis(Level.QUEUE, reason), []
 
@@ -237,8 +237,7 @@ class Driver(ABC):
         lock."""
 
     def sensors(self) -> Sequence[Sensor]:
-        """What the device measures of itself; each sensor is read when it is asked. Without the
-        lock."""
+        """Return the device's sensors; each is read when requested. Called without the lock."""
         return ()
 
     def __repr__(self) -> str:

@@ -117,7 +117,7 @@ class ElfObject:
 
 @dataclass(frozen=True)
 class Header:
-    """What the file's header says. kind: ET_REL and so on. Tables are file offsets."""
+    """The file's header. kind: ET_REL and so on. Tables are file offsets."""
 
     kind: int
     machine: int

@@ -1,4 +1,4 @@
-"""What a replay of a graph puts in place of what was captured: other buffers, and numbers."""
+"""Replacements of captured buffers and parameters in a graph's replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What compilers made, kept by all it depends on, below every other cache.
+"""Compiled objects, stored under a key of all their inputs, below all other caches.
 
 For test suites. A test gives what it tests an empty cache, so that it sees each step happen, and
 its kernels are those of the run before: the compiler's answer may then be remembered, and nothing

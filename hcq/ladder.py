@@ -88,7 +88,7 @@ class Rung(Protocol):
         ...
 
     def prove(self) -> dict[str, object]:
-        """What shows that it worked; raises (DeviceLost, ChipError...) where it did not."""
+        """Return the proof that it worked; raise (DeviceLost, ChipError...) if it did not."""
         ...
 
 
@@ -118,7 +118,7 @@ def climb(rung: Rung, clock: Clock | None = None) -> Climbed:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found of a failure. first: the mildest level that can help. reason: why, for
+    """The result of analysing a failure. first: the mildest level that can help. reason: why, for
     people: the failure, or the named state of a unit."""
 
     first: Level
@@ -158,10 +158,10 @@ class Planned:
 
 @dataclass(frozen=True)
 class Recovery:
-    """What `Device.reset` did. attempts: every rung, in order, the last of which worked. restarted:
-    queues that were set up anew; work in flight on any other queue went on. failed: those that the
-    failure concerns; empty where that is not known. lost_placements: kinds of memory that lost
-    their content. lost: the buffers that did; all others kept it."""
+    """The report of `Device.reset`. attempts: every rung, in order, the last of which worked.
+    restarted: queues that were set up anew; work in flight on any other queue went on. failed:
+    those that the failure concerns; empty where that is not known. lost_placements: kinds of memory
+    that lost their content. lost: the buffers that did; all others kept it."""
 
     diagnosis: Diagnosis
     attempts: tuple[Attempt, ...]
@@ -215,7 +215,7 @@ class Ladder:
         return chosen
 
     def plan(self, diagnosis: Diagnosis, only: Level | None = None) -> list[Planned]:
-        """What `climb` would do, by preconditions alone; changes nothing."""
+        """Return what `climb` would do, judged by preconditions; changes nothing."""
         chosen = self._chosen(diagnosis.first, only)
         found = []
         for rung in self.rungs:

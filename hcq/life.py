@@ -1,4 +1,4 @@
-"""What outlives a reference: open devices, running threads; and what a forked child inherits.
+"""Objects that outlive their references (open devices, running threads), and forked children.
 
 An open device is kept until it is closed, even if the caller drops it: its threads, its hardware or
 its model still use its memory. When the process ends, devices that are still open are closed, then

@@ -47,7 +47,8 @@ def load_program(driver: Driver, image: bytes) -> Program:
 
 
 def described(image: bytes, abi: str) -> str:
-    """What an image is, if it is not for devices of this calling convention; "" if it may be."""
+    """Name the kind of an image that is not for devices of this calling convention; "" if it may
+    be."""
     if not image:
         return "empty"
     if not image.startswith(b"\x7fELF"):

@@ -36,7 +36,7 @@ class Sensor:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a sensor read."""
+    """A reading of a sensor."""
 
     name: str
     unit: str
@@ -73,7 +73,7 @@ class Telemetry:
     errors: Mapping[str, int] = field(default_factory=dict)
 
     def value(self, name: str, label: str | None = None) -> float | None:
-        """What the first sensor of this name (and label) read; None where there is none."""
+        """Return the reading of the first sensor with this name (and label); None without one."""
         for sample in self.samples:
             if sample.name == name and label in (None, sample.label):
                 return sample.value

@@ -43,8 +43,8 @@ class Timeline:
 
     @property
     def value(self) -> int:
-        """What the device has reached; one read of host memory, or of memory behind a bridge, which
-        raises DeviceLost once that is gone."""
+        """The value reached by the device; one read of host memory, or of memory behind a bridge,
+        which raises DeviceLost once that is gone."""
         view = self._view
         if isinstance(view, memoryview):
             return int.from_bytes(view[:VALUE_SIZE], "little")

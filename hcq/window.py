@@ -31,7 +31,7 @@ from hcq.transport.vfio_user.client import VfioUserTransport
 
 
 class WindowModule(Protocol):
-    """What `PciDriver.window` names."""
+    """The interface of the module named by `PciDriver.window`."""
 
     CHANGED_BY_READING: tuple[str, ...]
 

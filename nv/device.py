@@ -63,7 +63,7 @@ class NvDevice(Device):
 
     @property
     def boot_stages(self) -> list[tuple[str, float]]:
-        """What the start took: (name, seconds) of each stage."""
+        """Durations of the start: (name, seconds) of each stage."""
         return self._driver.boot_stages
 
     @property

@@ -1,4 +1,4 @@
-"""What the driver knows of a failure through RM, for a bundle (hcq.bundle): channels, mappings, the
+"""Evidence of a failure through RM, for a bundle (hcq.bundle): channels, mappings, the
 multiprocessors' exceptions, sensors. RM keeps the registers and the page tables for itself."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What differs between NVIDIA's generations for those who launch kernels.
+"""Differences between NVIDIA's generations that matter for launches.
 
 A generation is known by its compute class; a chip within it by its compute capability.
 """

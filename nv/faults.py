@@ -1,4 +1,4 @@
-"""What a stopped channel means: Xids, MMU faults and SM exceptions as errors with their facts.
+"""Errors of stopped channels: Xids, MMU faults and SM exceptions, with their facts.
 
 Sources: open-gpu-kernel-modules 580.142 ctrl83dedebug.h (the debugger object's queries),
 nverror.h (Xids); NVIDIA, "XID Errors" r580 (meanings and advice); kernel-open/nvidia-uvm/hwref

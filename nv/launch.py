@@ -53,7 +53,7 @@ class Shape:
 
 @dataclass
 class LaunchDetails:
-    """What `Kernel.details` holds: everything about a launch that does not change."""
+    """Content of `Kernel.details`: all facts about launches that do not change."""
 
     code: KernelCode
     qmd: bytes

@@ -1,4 +1,5 @@
-"""What kernels print and assert: a buffer that routines in the program write, read when work ended.
+"""Output of printf and assert in kernels: a buffer that routines in the program write, read when
+work ended.
 
 The routines and the buffer's layout: nv.output_routines. Text goes to `Device.on_print`.
 """

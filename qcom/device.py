@@ -30,7 +30,7 @@ class AdrenoDevice(Device):
 
     @property
     def boot_stages(self) -> list[tuple[str, float]]:
-        """What the start took: (name, seconds) of each stage."""
+        """Durations of the start: (name, seconds) of each stage."""
         return self._driver.boot_stages
 
     def import_memory(self, data: Any, *, read_only: bool = False) -> Buffer:

@@ -1,4 +1,4 @@
-"""What the driver needs of a kernel driver: memory, one context, submissions. KGSL and msm have it.
+"""The driver's interface to a kernel driver (KGSL or msm): memory, one context, submissions.
 
 Both own the GPU: page tables, the ring, power and resets are theirs. A context's submissions run in
 order.

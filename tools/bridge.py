@@ -33,7 +33,7 @@ def info(name: str, out: Output) -> int:
 
 
 def describe(bridge: Bridge) -> dict[str, object]:
-    """What a bridge reports of itself; one transfer."""
+    """Return the identity that a bridge reports; one transfer."""
     usb = bridge.usb.identity
     state = bridge.read_xdata(LTSSM, 1)[0]
     return {

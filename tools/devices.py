@@ -26,8 +26,8 @@ def run_ls(out: Output) -> int:
 
 
 def listed(machine: nvidia.NvidiaMachine | None = None) -> list[DeviceEntry]:
-    """What hcq lists, real devices first, with what the machine knows of NVIDIA's GPUs and of the
-    way to cards on the PCI bus."""
+    """List hcq's devices, real devices first, with the machine's facts about NVIDIA GPUs and the
+    path to cards on the PCI bus."""
     through_driver = {entry.name: entry for entry in nvidia.entries(machine)}
     known = [through_driver.pop(entry.name, entry) for entry in hcq.list_devices()]
     return [*through_driver.values(), *(with_way(entry) for entry in known)]
@@ -57,7 +57,8 @@ def run_watch(out: Output, watcher: Watcher | None = None) -> int:
 
 
 def names_of(entry: DeviceEntry) -> tuple[object, ...]:
-    """What `hcq.open` takes for a device: its name, and that of the enclosure it is in."""
+    """Return the names that `hcq.open` accepts for a device: its name, and that of its
+    enclosure."""
     return entry.name, entry.facts.get("name_of_enclosure")
 
 

@@ -249,7 +249,7 @@ class Doctor:
         )
 
     def function(self, function: PciFunction) -> Iterator[Finding]:
-        """What stands between us and one device that we drive."""
+        """Findings about one supported device."""
         check = f"pci:{function.address}"
         if function.driver == "vfio-pci":
             yield Finding(check, "ok", "bound to vfio-pci")

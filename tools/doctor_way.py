@@ -27,7 +27,7 @@ _MANY_ERRORS = 100
 
 
 def machine(system: System) -> Iterator[Finding]:
-    """What concerns no card that the bus shows: enclosures, and what the kernel forbids."""
+    """Findings that do not concern a visible card: enclosures, and the kernel's restrictions."""
     for enclosure in thunderbolt.enclosures(system):
         yield from _enclosure(system, enclosure)
     yield from lockdown(system)
@@ -71,7 +71,7 @@ def _enclosure(system: System, enclosure: Enclosure) -> Iterator[Finding]:
 
 
 def lockdown(system: System) -> Iterator[Finding]:
-    """What the kernel keeps even from root. Source: Linux man kernel_lockdown(7)."""
+    """Restrictions of the kernel that apply even to root. Source: Linux man kernel_lockdown(7)."""
     mode = (system.read_text(LOCKDOWN) or "").partition("[")[2].partition("]")[0]
     if mode in ("", "none"):
         return

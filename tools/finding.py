@@ -1,4 +1,4 @@
-"""What `ugpu doctor` says of one thing it looked at."""
+"""The result of one check of `ugpu doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device's sensors read, once."""
+"""One reading of a device's sensors."""
 
 from __future__ import annotations
 

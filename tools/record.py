@@ -186,7 +186,7 @@ def _failure(recording: Recording) -> str | None:
 
 
 def summary(recording: Recording) -> dict[str, object]:
-    """What is in it, as numbers."""
+    """Return counts of a recording's entries."""
     names = names_of(recording)
     kinds = Counter(_kind(e) for e in recording.entries if not isinstance(e, Mark))
     used = Counter(

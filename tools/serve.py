@@ -32,7 +32,7 @@ LEAST_GIB, MOST_GIB = 0.25, 1024  # BAR 0 has 256 MiB at least
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What a person may ask for. vram: bytes, 0 for what boards with the chip have. firmware: a
+    """Options of `ugpu serve`. vram: bytes, 0 for what boards with the chip have. firmware: a
     folder to write into; None makes one."""
 
     socket: Path

@@ -1,4 +1,4 @@
-"""What bolt, the daemon that authorises Thunderbolt devices, knows of them; over D-Bus.
+"""Thunderbolt devices known to bolt, the daemon that authorises them; over D-Bus.
 
 Source: bolt's interface description, org.freedesktop.bolt.xml (names of 0.9). Reads only: devices
 are authorised by `boltctl`, which asks the user's policy.

@@ -1,4 +1,4 @@
-"""What a bridge between USB and PCI Express offers, whichever firmware runs on it.
+"""Interface of a bridge between USB and PCI Express, independent of its firmware.
 
 A bridge sends PCI Express requests for us, has SRAM that the card behind it reaches by DMA, and
 shows its own registers (XDATA). Addresses and sizes are bytes, data is little-endian.

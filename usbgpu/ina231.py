@@ -29,7 +29,7 @@ _FRESH_S = 0.5  # our choice: a reading takes about 60 ms of the link
 
 @dataclass(frozen=True)
 class Power:
-    """What goes through the sensor: volts, amperes (negative: backwards), watts."""
+    """A reading of the sensor: volts, amperes (negative: backwards), watts."""
 
     volts: float
     amperes: float

@@ -1,4 +1,4 @@
-"""What this machine tells of Thunderbolt and USB4: enclosures, authorisation, tunnels, links.
+"""Thunderbolt and USB4 facts of this machine: enclosures, authorisation, tunnels, links.
 
 Source: Linux Documentation/ABI/testing/sysfs-bus-thunderbolt, Documentation/admin-guide/
 thunderbolt.rst, drivers/thunderbolt (acpi.c: which ports tunnel; switch.c: names and attributes).
@@ -301,7 +301,7 @@ def way_to(function: PciFunction) -> Way:
 
 
 def facts(function: PciFunction) -> dict[str, object]:
-    """What `ugpu ls` and `ugpu info` show of the way to a function."""
+    """Return the facts about the path to a function, for `ugpu ls` and `ugpu info`."""
     way = way_to(function)
     found: dict[str, object] = {"iommu": function.group_type or "off"}
     if way.enclosure is not None:

@@ -52,7 +52,7 @@ MESSAGES: tuple[tuple[re.Pattern[str], _Tell], ...] = tuple(
 
 
 def decode(text: str) -> list[str]:
-    """What a line means, for each message in it that is known."""
+    """Explain each known message in a line."""
     found = [(m.start(), tell(m)) for known, tell in MESSAGES for m in known.finditer(text)]
     return [meaning for _, meaning in sorted(found)]
 

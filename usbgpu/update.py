@@ -26,7 +26,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What an update changes: contents of the first blocks of flash, before and after it."""
+    """The changes of an update: contents of the first blocks of flash, before and after it."""
 
     before: bytes
     after: bytes

@@ -40,7 +40,7 @@ class Recipient(enum.IntEnum):
 
 
 class Kind(enum.IntEnum):
-    """Who defines a control request; bits 6:5 of bmRequestType."""
+    """The type of a control request; bits 6:5 of bmRequestType."""
 
     STANDARD = 0
     CLASS = 1
@@ -49,7 +49,7 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class UsbIdentity:
-    """Who is plugged in. serial is "" where the device has none.
+    """The identity of a USB device. serial is "" where the device has none.
 
     port: bus number and the ports on the way from the root hub, as Linux names them ("2-1.4"). It
     stays the same when a device is plugged into the same port again; address does not.

@@ -1,4 +1,4 @@
-"""What differs between AMD chips, as facts: shared by the driver and the models."""
+"""Facts that differ between AMD chips, shared by the driver and the models."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What chips of a generation share: facts for driver and model, and the driver's units."""
+"""Facts for driver and model, and the driver's units, shared by the chips of a generation."""

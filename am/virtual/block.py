@@ -1,4 +1,4 @@
-"""What every block of the virtual chip has: its registers by name, and resets that reach it."""
+"""Base of the virtual chip's blocks: registers by name, and the resets that affect a block."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ class ConfigPort(Protocol):
 
 
 class Board(ABC):
-    """What blocks are plugged into. See `Chip` for what is open to tests and transports.
+    """The board that connects the blocks. See `Chip` for what is open to tests and transports.
 
     mm, gc, ih, hdp, smu, psp, config: ports of blocks, there when all are made. gfx, sdma: set by
     the engines' `install`. tmr: offsets in VRAM, first and one past the last. msi: set by the

@@ -1,4 +1,4 @@
-"""What the virtual chip objects to, by what a board does with the same access or packet.
+"""Objections of the virtual chip, classified by a board's behaviour for the same access or packet.
 
 fault
     The board fails: it drops the access, hangs the queue, reports an error, or damages data. The

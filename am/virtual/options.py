@@ -1,4 +1,4 @@
-"""What a virtual chip can be told: its size, its pace, and the faults planned for it."""
+"""Options of a virtual chip: its size, its timing, and the faults planned for it."""
 
 from __future__ import annotations
 

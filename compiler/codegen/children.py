@@ -54,7 +54,7 @@ def request(text: str, target: TargetSpec) -> bytes:
 
 @functools.cache
 def version() -> str:
-    """What the generated code depends on besides its text and target."""
+    """Return the inputs of the generated code besides its text and target."""
     return f"llvmlite {metadata.version('llvmlite')}, {adreno_version()}"
 
 

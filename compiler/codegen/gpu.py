@@ -30,7 +30,7 @@ _FENCE = 'syncscope("workgroup")'
 
 
 class Gpu(Shell):
-    """What the GPU targets share."""
+    """Code generation shared by the GPU targets."""
 
     convention: str  # LLVM's calling convention of a kernel
     thread: str  # the intrinsic that numbers threads

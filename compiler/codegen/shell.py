@@ -22,8 +22,8 @@ from hcq.target import TargetSpec
 
 
 class Shell:
-    """What all targets share. pointers: the LLVM pointer type of each memory space. bits: of the
-    index arithmetic."""
+    """Code generation shared by all targets. pointers: the LLVM pointer type of each memory space.
+    bits: of the index arithmetic."""
 
     pointers: ClassVar[Mapping[str, str]]
     values: ClassVar[type[Values]] = Values

@@ -1,4 +1,4 @@
-"""What a reduction starts from, and how it takes in one more value."""
+"""Start values and steps of reductions."""
 
 from __future__ import annotations
 

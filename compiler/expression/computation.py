@@ -12,7 +12,7 @@ from compiler.expression.value import Memory, Value, walk
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is special where indices choose the elements to write.
+    """Additional facts of a computation whose indices select the elements to write.
 
     allowed: an element is written only where it holds. ordered: ranges besides the computation's
     that may write the same element, and must do so in order. coordinate: differs for elements that

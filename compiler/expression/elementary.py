@@ -104,7 +104,7 @@ COSTS: Mapping[str, int] = {
 
 
 def price(op: str, dtype: DType) -> int:
-    """What an operation on sources of a type costs, in additions."""
+    """Return the cost of an operation on sources of a type, in additions."""
     return (
         COSTS["fmod" if dtype.is_float and op in ("mod", "floordiv") else op] if op in COSTS else 1
     )

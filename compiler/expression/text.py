@@ -50,7 +50,7 @@ class Printer:
 
 
 def access_text(access: Load, lanes: int) -> str:
-    """What is read, and where."""
+    """Format an access: what is read, and where."""
     many = f" x{lanes}" if lanes > 1 else ""
     check = f" if {conditions_text(access.conditions)}" if access.conditions else ""
     return f"{access.memory.name}[{access.index}{many}{check}]"

@@ -1,4 +1,4 @@
-"""What runs do, as text: the graph, the kernels it became, their code, and how long each took.
+"""Reports of runs as text: the graph, its kernels, their code and their times.
 
     with watch() as runs:
         (tensor @ tensor).softmax().realize()

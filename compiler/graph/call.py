@@ -23,7 +23,7 @@ _numbers = itertools.count(1)
 
 @dataclass(eq=False)
 class Body:
-    """What calls of a function compute.
+    """The computation shared by the calls of a function.
 
     name: of the function that was first seen to compute it. parameters: leaves in the order of a
     call's sources. nodes: all of it, sources first; of shapes, types and operations only, no data.

@@ -1,4 +1,4 @@
-"""What lowering may choose, as data: one record for each shape of kernel.
+"""Choices of lowering, as data: one record for each shape of kernel.
 
 Lowering a computation with the same record gives the same kernel, so a search can try records and
 keep the best, and a record can be written down and read back.

@@ -57,7 +57,7 @@ def lower(computation: Computation, target: TargetSpec, choices: Choices | None 
 
 
 def spaces(computation: Computation, target: TargetSpec) -> list[Space]:
-    """What may be chosen for a computation, the default's space first; empty where nothing is."""
+    """Return the choices for a computation, the default's space first; empty without choices."""
     shape = _host(computation, target) if target.abi == "host" else _gpu(computation, target)
     return shape.spaces()
 

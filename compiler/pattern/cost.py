@@ -1,5 +1,5 @@
-"""What it costs to compute a value, to store it, and to have it far away: the one place that
-decides between storing a value and computing it again.
+"""Costs of computing, storing and loading a value: the only place that decides between storing a
+value and computing it again.
 
 The unit is one addition of float32 numbers that are in registers already. Everything else is
 measured in it:

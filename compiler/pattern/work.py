@@ -1,4 +1,4 @@
-"""What a kernel has to do at least: what its rates are made of."""
+"""The minimum work of a kernel, from which its rates are computed."""
 
 from __future__ import annotations
 

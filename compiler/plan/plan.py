@@ -1,4 +1,4 @@
-"""What a run will do, found again by content: kernels, what each reads, when memory is free again.
+"""Plan of a run, cached by content: kernels, their inputs, and when memory becomes free.
 
 before: nodes of the tensor graph. after: a Plan whose places name the nodes of one walk over the
 graph, so that it serves every graph of the same structure, whatever its data.
@@ -253,8 +253,8 @@ def wanted_later(plan: Plan, roots: Sequence[Node], nodes: list[Node]) -> set[in
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a run takes. Bytes, as the pool rounds them: `results` stay, `peak` is the most at any
-    time besides what is stored already. kernels: how many run."""
+    """Memory and kernels of a run. Bytes, as the pool rounds them: `results` stay, `peak` is the
+    most at any time besides what is stored already. kernels: how many run."""
 
     peak: int
     results: int

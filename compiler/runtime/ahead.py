@@ -37,7 +37,7 @@ planners: list[Planner] = []  # told of each graph that is planned, before it ru
 
 @dataclass
 class Ahead:
-    """What has been compiled: bytes of each kernel's object, by name."""
+    """Kernels compiled ahead: bytes of each object, by name."""
 
     target: TargetSpec
     disk: DiskCache

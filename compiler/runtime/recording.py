@@ -1,4 +1,4 @@
-"""What a thread's runs leave behind while a function is recorded (compiler.front.jit)."""
+"""Data collected from a thread's runs while a function is recorded (compiler.front.jit)."""
 
 from __future__ import annotations
 

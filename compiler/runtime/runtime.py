@@ -69,7 +69,7 @@ SCRIPTS = 256  # kept per device
 
 
 class Runtime:
-    """What the compiler keeps for one open device. Thread-safe."""
+    """State of the compiler for one open device. Thread-safe."""
 
     def __init__(self, device: Device, cache_folder: Path | None) -> None:
         self.device = device

@@ -1,1 +1,1 @@
-"""What is stored, in which order, in which memory."""
+"""Scheduling: which values are stored, in which order, in which memory."""

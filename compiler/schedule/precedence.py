@@ -1,4 +1,4 @@
-"""What must run before and after a write into memory, among the nodes of a run.
+"""Order of the nodes of a run before and after a write into memory.
 
 A graph of layers has a write in each, so looking at all of it for every write would take time that
 grows with the square of their number. Places are looked at in the order of the graph, so that a

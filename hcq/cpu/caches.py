@@ -25,8 +25,9 @@ def caches() -> Caches:
 
 
 def found(root: Path, processor: int) -> Caches:
-    """What a tree like sysfs says of a processor. A size that is missing, or none, is the default;
-    of a second level that several cores share, a core counts on its part."""
+    """Return the cache sizes that a tree like sysfs reports for a processor. A size that is
+    missing, or none, is the default; of a second level that several cores share, a core counts on
+    its part."""
     default = Caches()
     sizes = {1: default.first, 2: default.second}
     for folder in sorted((root / f"cpu{processor}" / "cache").glob("index*")):

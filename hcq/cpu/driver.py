@@ -58,7 +58,7 @@ PAUSE_NS = int(PAUSE_S * 1e9)
 
 
 def host_target(threads: int) -> TargetSpec:
-    """What the compiler must know of this machine."""
+    """Return the target description of this machine."""
     listed = tiles.usable(host.features())
     listed |= host.tuning(host.cpu_name(), listed)
     vector = next((size for name, size in (("avx512f", 64), ("avx2", 32)) if listed.get(name)), 16)

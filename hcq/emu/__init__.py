@@ -1,4 +1,4 @@
-"""What every virtual shader core shares; a core brings its decoder and the meaning of instructions.
+"""Code shared by the virtual shader cores; a core adds its decoder and instruction semantics.
 
 text, native     LLVM IR as text: bodies of vectors and masks of any number of lanes; functions
                  written as Python

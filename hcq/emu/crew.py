@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Crew(Generic[W]):
-    """What native code works on, one for each of some host threads: those and the caller's own.
+    """The contexts of native code, one for each of several host threads and the caller's own.
 
     A launch is run by as many as it is worth: each takes the next group until none is left, in
     native code, which leaves the interpreter to the others. One launch at a time.

@@ -1,4 +1,4 @@
-"""What all shader cores keep about kernels: the translated ones, and how long they take."""
+"""Bookkeeping of kernels shared by all shader cores: translated kernels and their durations."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def place_of(array: NDArray[Any]) -> int:
 
 
 class Access(enum.IntEnum):
-    """What a client wants of a page."""
+    """The kind of access to a page."""
 
     READ = 0
     WRITE = 1

@@ -1,4 +1,4 @@
-"""What shader cores share whose waves a debugger halts; see `hcq.debugging`.
+"""Code shared by shader cores whose waves a debugger can halt; see `hcq.debugging`.
 
 Stepped code looks, before each instruction, at a byte of a table and calls a function where that
 is set. One thread runs all waves then, so that each instruction is followed by the next of the same

@@ -24,7 +24,7 @@ JUMPED = 5  # call it again: it goes on elsewhere
 
 @dataclass(frozen=True)
 class Waves:
-    """What differs between cores.
+    """The parts that differ between cores.
 
     name: of the launch function. resume, done: where a wave's state says where it goes on (u32, 0
     at its beginning), and whether it has ended (u32). entry: lines before the first group. begin:

@@ -1,4 +1,4 @@
-"""What the native code of one host thread works on, as far as all shader cores share it."""
+"""The context of native code in one host thread, as far as all shader cores share it."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Channel:
 
     @property
     def limits(self) -> Limits:
-        """What a message of the peer may hold; can be set."""
+        """The size limits of the peer's messages; can be set."""
         return self._incoming.limits
 
     @limits.setter

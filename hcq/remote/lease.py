@@ -28,7 +28,7 @@ class LeasedDevice(Device):
 
     @property
     def grant(self) -> Grant:
-        """What the daemon granted: the device's name there, quota, time limit."""
+        """The daemon's grant: the device's name there, quota, time limit."""
         return self._driver.grant
 
     def extend(self, limit_s: float) -> float:

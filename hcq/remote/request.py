@@ -1,4 +1,4 @@
-"""What a client asks of ugpud, and what it is given: leases."""
+"""Requests of a client to ugpud, and their grants: leases."""
 
 from __future__ import annotations
 

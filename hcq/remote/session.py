@@ -1,4 +1,4 @@
-"""What survives a connection that breaks: frames that the peer has not acknowledged.
+"""State that survives a broken connection: frames that the peer has not acknowledged.
 
 Both sides number their frames and keep each until the peer's `acknowledged` has reached it. After a
 reconnection each side sends again what the other has not; frames that come twice are dropped. So a

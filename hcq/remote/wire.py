@@ -37,7 +37,7 @@ Bytes = bytes | bytearray | memoryview
 
 @dataclass(frozen=True)
 class Limits:
-    """What one frame may hold: bytes of its list and of its data."""
+    """Size limits of one frame: bytes of its list and of its data."""
 
     meta: int = 1 << 20
     data: int = 64 << 20

@@ -135,7 +135,7 @@ class Watcher:
         return found
 
     def changes(self, limit_s: float) -> list[Change]:
-        """What has changed since the last call, departures first; waits up to `limit_s` for a
+        """Return the changes since the last call, removals first; waits up to `limit_s` for a
         change, and is empty without one."""
         end = self._clock.now() + limit_s
         while True:

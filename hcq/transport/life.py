@@ -48,9 +48,9 @@ def absence_of(transport: object) -> dict[str, object]:
 
 
 class TransportLife:
-    """What every transport shares. Each thing that opening it acquired is given back by a call
-    that was registered with `at_end` right after; `close` makes them in reverse order, and one
-    that fails does not keep the others from being made. An `__init__` that fails half way calls
+    """The lifecycle shared by all transports. Each thing that opening it acquired is given back by
+    a call that was registered with `at_end` right after; `close` makes them in reverse order, and
+    one that fails does not keep the others from being made. An `__init__` that fails half way calls
     `close` too. `lock` guards what threads share; it may be taken twice by the same thread."""
 
     def __init__(self, name: str) -> None:

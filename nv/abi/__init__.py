@@ -1,4 +1,4 @@
-"""What NVIDIA's headers say, as data: the stock driver's interface, methods, descriptors, codes.
+"""Data of NVIDIA's headers: the stock driver's interface, methods, descriptors, codes.
 
     table = select("580.142")                      table.structs.NVOS64_PARAMETERS.new(hRoot=1)
     methods(0xCBC0).SEND_PCAS_A.encode(...)        qmd("4.0").set(raw, "GRID_WIDTH", 5)

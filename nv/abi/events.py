@@ -1,4 +1,4 @@
-"""What UVM tells tools of faults: entries and control block of an event queue, version 1.
+"""UVM's fault reports for tools: entries and control block of an event queue, version 1.
 
 All numbers little endian. Source: open-gpu-kernel-modules 535.183.01, 550.163.01, 570.144, 580.142
 and 595.45.04, kernel-open/nvidia-uvm/uvm_types.h (UvmEventEntry, UvmEventFatalFaultInfo,

@@ -1,4 +1,4 @@
-"""What differs between NVIDIA chips, as facts: shared by the driver and the models."""
+"""Facts that differ between NVIDIA chips, shared by the driver and the models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the driver publishes of a GPU in memory that programs may read: clocks, power, temperatures.
+"""GPU data published by the driver in memory that programs may read: clocks, power, temperatures.
 
 An object of class RM_USER_SHARED_DATA below the subdevice is a page of system memory, which the
 GPU's system processor writes every 100 to 500 ms for as long as a program asks for it. Sources:

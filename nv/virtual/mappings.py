@@ -1,4 +1,4 @@
-"""What a program maps of the driver's files: memory, and the doorbell page."""
+"""Mappings of the driver's files: memory, and the doorbell page."""
 
 from __future__ import annotations
 

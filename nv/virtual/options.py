@@ -1,4 +1,4 @@
-"""What a virtual machine with NVIDIA GPUs is built of."""
+"""Options of a virtual machine with NVIDIA GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the GPU's system processor measures and writes into memory that programs may read.
+"""Measurements that the GPU's system processor writes to memory that programs may read.
 
 Source: open-gpu-kernel-modules 580.142 src/nvidia/src/kernel/gpu/gpu_user_shared_data.c (the union
 of what all objects ask for), class/cl00de.h (layout, times), nvrm_registry.h RMRusdPollingInterval.

@@ -1,4 +1,4 @@
-"""What /proc and /sys say of the driver and its GPUs, as the driver's own files say it.
+"""Content of the driver's and its GPUs' files in /proc and /sys.
 
 Source: open-gpu-kernel-modules 580.142 kernel-open/nvidia/nv-procfs.c.
 """

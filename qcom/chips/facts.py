@@ -1,4 +1,4 @@
-"""What differs between Adreno GPUs, as facts: shared by the driver and the models."""
+"""Facts that differ between Adreno GPUs, shared by the driver and the models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the GPU and its kernel driver report."""
+"""Reports of the GPU and its kernel driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a test asks for: an architecture, a bus, a number of devices, memory."""
+"""The requirements of a test: an architecture, a bus, a number of devices, memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a failed run leaves behind: an exception, or an exit code and crash bundles."""
+"""Evidence of a failed run: an exception, or an exit code and crash bundles."""
 
 from __future__ import annotations
 

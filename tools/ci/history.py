@@ -1,4 +1,4 @@
-"""What became of tests and devices over many runs: one SQLite file.
+"""History of tests and devices over many runs: one SQLite file.
 
 A full disk, or a file that is damaged, loses history and nothing else: it is reported and the run
 goes on.

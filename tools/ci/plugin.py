@@ -24,7 +24,7 @@ _HELP = "device that tests may borrow (name as for ugpu.open); may be repeated"
 
 @dataclass
 class Borrowed:
-    """What one run of one test has: its loan, the devices to avoid, and the error it met."""
+    """State of one run of one test: its loan, the devices to avoid, and the error it met."""
 
     avoid: tuple[str, ...] = ()
     loan: Any = None  # Loan: imported where a test borrows

@@ -1,4 +1,4 @@
-"""What is generated from which header, and what is known to be wrong in the headers.
+"""The tables, their headers, and known errors in the headers.
 
 Paths are relative to a Linux source tree. A table is named after the version its header carries;
 which version of a block a chip has is a fact of the chip (am/chips/*/facts.py), not of this file.
@@ -196,7 +196,7 @@ HEADER_TABLES = (
 
 @dataclass(frozen=True)
 class Plan:
-    """What one run generates; register tables lie in the first folder."""
+    """The output of one run; register tables are in the first folder."""
 
     folders: tuple[str, ...]
     registers: tuple[RegisterTable, ...]

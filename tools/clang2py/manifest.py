@@ -27,7 +27,7 @@ def digest(content: bytes) -> str:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What one folder holds; `inputs` and `outputs` map names to digests."""
+    """The content of one folder; `inputs` and `outputs` map names to digests."""
 
     package: str
     inputs: Mapping[str, str]

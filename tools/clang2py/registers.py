@@ -36,7 +36,7 @@ class VendorError(UsageError):
 
 @dataclass(frozen=True)
 class RegisterSource:
-    """What is peculiar about one block's headers, beyond their text."""
+    """Peculiarities of one block's headers."""
 
     #: fields (NAME__FIELD) whose shift contradicts the mask; the mask is believed
     wrong_shifts: Collection[str] = ()

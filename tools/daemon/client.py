@@ -46,8 +46,8 @@ MOST_WATCHES = 64  # threads that wait for a client's timelines
 
 @dataclass(frozen=True)
 class Peer:
-    """Who connected. rights: of a user of the UNIX socket; None: a token must say. pid: of a
-    process of this machine, 0: not known."""
+    """The identity of a client. rights: of a user of the UNIX socket; None: a token must say. pid:
+    of a process of this machine, 0: not known."""
 
     name: str
     rights: Rights | None

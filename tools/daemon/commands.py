@@ -33,7 +33,7 @@ _WIDTHS = (8, 16, 32, 64)
 
 
 class Scope(Protocol):
-    """What a lease's holder may name."""
+    """The objects that a lease's holder may use."""
 
     target: TargetSpec
 

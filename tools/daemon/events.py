@@ -1,4 +1,4 @@
-"""What happens to the daemon's cards, as events with fields: one catalogue for every outlet.
+"""Events of the daemon's cards, with fields: one catalogue for all outlets.
 
 An event is a record of `logging` whose `event` attribute tells its kind and fields. A plain log
 shows its text and remedy; the journal (tools.daemon.journal), the page and OpenTelemetry
@@ -120,7 +120,7 @@ TROUBLES = (MISSING, LINK_DEGRADED, ECC_UNCORRECTED, ECC_TREND)
 
 @dataclass(frozen=True)
 class Event:
-    """What a log record tells. fields: lower snake case; remedy: empty where there is none."""
+    """The event of a log record. fields: lower snake case; remedy: empty where there is none."""
 
     kind: Kind
     text: str

@@ -1,4 +1,4 @@
-"""What became of the daemon's cards over months: service, leases, failures, in one SQLite file.
+"""History of the daemon's cards over months: service, leases, failures, in one SQLite file.
 
 Mean time between failures (MTBF) is time in service by failures; mean time to recover (MTTR) is of
 those that were recovered; the flake rate is failures by leases.

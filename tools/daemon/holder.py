@@ -1,4 +1,4 @@
-"""What the holder of a lease has on a device: memory, programs, and its work (Work).
+"""The resources of a lease's holder on a device: memory, programs, and its work (Work).
 
 One thread, the connection's, calls all methods but `close`.
 """

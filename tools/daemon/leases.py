@@ -1,4 +1,4 @@
-"""Who holds which device, who waits, and until when: bookkeeping, with time given from outside.
+"""Bookkeeping of leases, waiting requests and time limits; the caller supplies the time.
 
     off -> booting -> ready <-> leased
               |         |         |
@@ -26,7 +26,7 @@ from .tokens import Rights
 
 
 class State(enum.Enum):
-    """What the daemon can do with a device."""
+    """State of a device in the daemon."""
 
     OFF = "off"
     BOOTING = "booting"

@@ -1,4 +1,4 @@
-"""Who may do what: tokens bound to rights, and the users of the local socket.
+"""Access rights: tokens bound to rights, and the users of the local socket.
 
 A token is shown once, when it is created; the file keeps its SHA-256. The file is the daemon's
 alone (mode 0600) and is read whenever a token is shown.

@@ -1,1 +1,1 @@
-"""What keeps the house in order: set-up, layer and size checks."""
+"""Set-up, and checks of layers, sizes, promises and texts."""

@@ -1,4 +1,4 @@
-"""Who may import whom: the import rules of the design, checked on every import in the tree.
+"""The import rules of the design, checked on every import in the tree.
 
 Run as `python -m tools.house.layers`; tests/test_layers.py runs the same check. Imports inside
 functions and for type checkers alone count too. The registry in hcq reaches drivers by name, at run

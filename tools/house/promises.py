@@ -1,4 +1,4 @@
-"""What the style guide and the documents promise, where a program can check it.
+"""Checks of promises in the style guide and the documents.
 
 Run as `python -m tools.house.promises`; tests/test_layers.py runs the same checks. The README shows
 the verbs that the command has. A comment names a key of docs/tasks.md. Modules, public classes and

@@ -27,7 +27,7 @@ FILES = {"alerts": "alerts.yml", "dashboard": "dashboard.json"}
 
 
 class Collector:
-    """What prometheus_client asks for at each scrape."""
+    """The collector called by prometheus_client at each scrape."""
 
     def __init__(self, fleet: Fleet, expected: Sequence[str], *, dcgm: bool) -> None:
         self.fleet = fleet

@@ -1,4 +1,4 @@
-"""What the page shows of a daemon: its cards with their telemetry, leases, bundles and verdicts.
+"""The data shown by the page: a daemon's cards with their telemetry, leases, bundles and verdicts.
 
 Calls may wait for a card; the server makes them in threads.
 """

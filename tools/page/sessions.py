@@ -1,4 +1,4 @@
-"""Who is logged in to the page: a cookie stands for a token of ugpud's.
+"""Login sessions of the page: a cookie stands for one of ugpud's tokens.
 
 The token is looked up at each request, so that one that was revoked or has expired ends at once.
 """

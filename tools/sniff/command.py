@@ -33,7 +33,7 @@ _VERSION = re.compile(r"Kernel Module(?: for [\w ]+)?\s+(\d+(?:\.\d+)+)")
 
 @dataclass(frozen=True)
 class SniffOptions:
-    """What to record and how. `prefix` is the start of the paths that are watched; empty: the
+    """Options of a recording. `prefix` is the start of the paths that are watched; empty: the
     driver's nodes. driver: NVIDIA's version, or "kgsl"; empty: the running one's.
 
     memory: at how many doorbells to look for changes of mapped memory; the preload library's alone.

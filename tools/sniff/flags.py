@@ -1,4 +1,4 @@
-"""What the bits of flag words mean, by the names the headers give them."""
+"""Names of the bits of flag words, from the headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program wrote into mapped memory before it rang a doorbell: rings, methods, descriptors.
+"""Data that a program wrote to mapped memory before a doorbell: rings, methods, descriptors.
 
 Pages are known as they were when they had last changed; one that never did is zeros. A ring holds
 addresses of the GPU: where those lie here is told by the calls that made and mapped the memory, and

@@ -24,8 +24,8 @@ KEPT = 240  # values of a history
 
 @dataclass
 class Card:
-    """What is known of one device. problem: why there is nothing newer. kernels_per_s: between the
-    last two answers. history: values of each sensor, by name and label, the oldest first."""
+    """The latest data of one device. problem: why there is no newer data. kernels_per_s: between
+    the last two answers. history: values of each sensor, by name and label, the oldest first."""
 
     device: str
     path: Path | None = None

@@ -1,4 +1,4 @@
-"""What is shown of a device, as text: for `ugpu top --once` and for the screen."""
+"""Text of a device's data, for `ugpu top --once` and for the screen."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def throttles(last: Telemetry) -> list[str]:
 
 
 def remarks(card: Card) -> list[str]:
-    """What needs attention: lines."""
+    """Return lines about conditions that need attention."""
     lines = []
     if card.problem:
         lines.append(f"no answer: {card.problem}")

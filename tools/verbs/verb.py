@@ -1,4 +1,4 @@
-"""What a verb of `ugpu` is, and the register of all verbs."""
+"""Verbs of `ugpu`, and the register of all verbs."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _Serve = Callable[["CustomFirmware", Setup, bytes], bytes | None]
 
 
 class CustomFirmware:
-    """What runs on the 8051, and the endpoints that it arms.
+    """The custom firmware of the 8051, and the endpoints that it arms.
 
     hung: it waits for a completion that never comes; nothing is answered until power is lost.
     """

@@ -76,7 +76,8 @@ class Count:
 
 @dataclass
 class Meter:
-    """What crossed the cable, by kind: "control in", "control out", "bulk in", "bulk out".
+    """Counts of transfers over the cable, by kind: "control in", "control out", "bulk in", "bulk
+    out".
 
     busy: whether the card's engines are at work. They work in real time and take no virtual time:
     a control transfer waits for them, at most `_SETTLE_S` of real time. So the host finds what a

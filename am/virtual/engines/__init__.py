@@ -1,1 +1,1 @@
-"""What executes commands on the virtual card: the compute micro-engine and SDMA."""
+"""Command execution on the virtual card: the compute micro-engine and SDMA."""

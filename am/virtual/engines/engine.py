@@ -1,4 +1,4 @@
-"""What every asynchronous engine of the virtual chip shares: a thread that sleeps until woken."""
+"""Base of the virtual chip's asynchronous engines: a thread that sleeps until woken."""
 
 from __future__ import annotations
 

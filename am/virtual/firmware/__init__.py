@@ -1,1 +1,1 @@
-"""What runs firmware on the virtual card: PSP, SMU, and the images they accept."""
+"""Firmware of the virtual card: PSP, SMU, and the images that they accept."""

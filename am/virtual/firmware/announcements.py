@@ -1,4 +1,4 @@
-"""What the SMU announces to its driver by the interrupt 0xFE: throttling, fans, power source.
+"""Notifications of the SMU to its driver by interrupt 0xFE: throttling, fans, power source.
 
 Facts: Linux 6.12 smu_v13_0.c (smu_v13_0_set_irq_state: identifier and mask;
 smu_v13_0_irq_process: acknowledgement, events), mp_13_0_0 register header; names of the events,

@@ -1,4 +1,4 @@
-"""What the secure OS does with the commands of its ring: trusted memory, firmware, autoload.
+"""Commands of the secure OS's ring: trusted memory, firmware, autoload.
 
 Facts: Linux 6.12 psp_gfx_if.h (ids, layouts), amdgpu_psp.c (order on MP0 13.0.0: SMU firmware,
 then the trusted memory region, then the rest, RLC_G last). Status numbers other than those in

@@ -1,4 +1,4 @@
-"""What the virtual SMU measures: plausible figures that follow the load and never stand still.
+"""Measurements of the virtual SMU: plausible values that follow the load and always change.
 
 Facts: SmuMetricsExternal_t in smu13_driver_if_v13_0_0.h.
 """

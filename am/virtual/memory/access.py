@@ -1,4 +1,4 @@
-"""What an access of a memory hub ends in."""
+"""Results of a memory hub's accesses."""
 
 from __future__ import annotations
 

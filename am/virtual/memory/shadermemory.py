@@ -1,4 +1,4 @@
-"""What the shader cores see of memory: native translation tables filled from the GFX hub."""
+"""Memory as seen by the shader cores: native translation tables filled from the GFX hub."""
 
 from __future__ import annotations
 

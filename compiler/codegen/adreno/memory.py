@@ -40,7 +40,7 @@ class Place:
 
 
 class Memory:
-    """What one function does with memory."""
+    """Memory accesses of one function."""
 
     def __init__(self, selection: Selection) -> None:
         self.selection = selection

@@ -1,4 +1,4 @@
-"""What machine code for Adreno depends on besides its LLVM IR: Mesa's version and these files."""
+"""Inputs of machine code for Adreno besides its LLVM IR: Mesa's version and these files."""
 
 from __future__ import annotations
 

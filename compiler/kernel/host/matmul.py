@@ -48,7 +48,7 @@ def matmul(
 
 
 def problem(computation: Computation, parts: Contraction, target: TargetSpec) -> Problem:
-    """What the cost model is asked."""
+    """Return the cost model's description of a product."""
     return _Blocked(computation, parts, target, None).problem
 
 

@@ -1,4 +1,4 @@
-"""What a host's core does in a cycle: the constants of the cost model of products.
+"""Rates of a host's core per cycle: the constants of the cost model of products.
 
 Facts by processor, as LLVM names it. Sources: Software Optimization Guide for the AMD Zen4
 Microarchitecture (57647), 2.10 and 2.12; for Zen 5 (58455); for family 17h and 19h (55723, 56665);

@@ -1,4 +1,4 @@
-"""Who has a served device: a file beside the socket names the client's process.
+"""The holder of a served device: a file next to the socket names the client's process.
 
 An error reply of the protocol is a header alone (QEMU docs/interop/vfio-user.rst) and cannot
 say so. The server writes the file when a client is attached; a client that is refused reads it.

@@ -1,4 +1,4 @@
-"""What the shader cores' caches may still hold: of code, constants and global data.
+"""Possible content of the shader cores' caches: code, constants and global data.
 
 Nothing stale is ever read here, as memory is coherent. But hardware keeps what it fetched until it
 is told otherwise, so a launch that finds other code or constants where it found some before, with

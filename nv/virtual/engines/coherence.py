@@ -1,4 +1,4 @@
-"""Who wrote what, and for whom it is visible: missing barriers and invalidations of global data.
+"""Visibility of writes: detects missing barriers and invalidations of global data.
 
 Memory of the model is coherent, so nothing stale is ever read. With `MachineOptions.coherence` it
 keeps, by pages of 4 KiB, what hardware keeps in caches and in flight, and what a chip may get wrong

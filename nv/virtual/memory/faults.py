@@ -1,4 +1,4 @@
-"""What the MMU reports: types, accesses, clients.
+"""Reports of the MMU: types, accesses, clients.
 
 Source: open-gpu-kernel-modules 580.142, kernel-open/nvidia-uvm/hwref/turing/tu102/dev_fault.h, and
 uvm_volta_fault_buffer.c: an entry of the fault buffer holds no address below 4 KiB.

@@ -1,4 +1,4 @@
-"""What is read of Mesa, and into which tables of qcom/regs it goes.
+"""The files read from Mesa, and the tables of qcom/regs made from them.
 
 Paths are relative to Mesa's tree. The tables use the names of one release of Mesa; later releases
 call some registers otherwise (HLSQ_CS_NDRANGE_0 became SP_CS_NDRANGE_0).

@@ -1,4 +1,4 @@
-"""What is read of NVIDIA's two public repositories, and into which tables of nv/abi it goes.
+"""The files read from NVIDIA's two public repositories, and the tables of nv/abi made from them.
 
 Paths are relative to the repository's tree. open-gpu-kernel-modules is tagged by driver release;
 open-gpu-doc has no tags, so a commit is named.

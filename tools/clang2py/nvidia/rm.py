@@ -41,7 +41,7 @@ _CLASS = re.compile(r"^#define\s+(\w+)\s+\((0x[0-9a-f]+)\)", re.M)
 
 @dataclass
 class Interface:
-    """What one release says; each dictionary becomes one part of a table."""
+    """The interface of one release; each dictionary becomes one part of a table."""
 
     header: Header
     #: class name -> (number, parameter block or "-", how, internal class, internal parents)

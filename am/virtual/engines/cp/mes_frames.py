@@ -1,4 +1,4 @@
-"""What the scheduler takes: frames of 64 dwords in its ring, each with a fence of its own.
+"""Commands of the scheduler: frames of 64 dwords in its ring, each with a fence of its own.
 
 Gangs, their priorities and time slices are not there: see mes_processes.py. Facts: Linux 6.12
 mes_v11_api_def.h (layouts, packed to 4 bytes), mes_v11_0.c (what is sent).

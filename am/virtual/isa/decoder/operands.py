@@ -1,4 +1,4 @@
-"""What an instruction reads and writes: registers and constants, as gfx1100 encodes them.
+"""Operands of instructions: registers and constants, as encoded by gfx1100.
 
 Source: RDNA3 ISA document, table of scalar source operands (0..127 scalar registers and named ones,
 128..208 integers, 235..238 apertures, 240..248 floats, 255 literal, 256..511 vector registers).

@@ -1,1 +1,1 @@
-"""What translated code runs on: waves, workgroups, and the routines it calls."""
+"""Runtime of translated code: waves, workgroups, and the routines it calls."""

@@ -1,4 +1,4 @@
-"""What a dispatch's registers ask for, checked, as the launcher needs it.
+"""Checked parameters of a dispatch from its registers, for the launcher.
 
 Source: LLVM AMDGPUUsage, "compute_pgm_rsrc1/2/3 for GFX11" and "Initial kernel execution state".
 """

@@ -1,4 +1,4 @@
-"""What stands in a line of PTX, and which line of source it comes from.
+"""Text of a line of PTX, and its line of source.
 
 Source: PTX ISA 8.x, "Debugging Directives": .file, .loc.
 """

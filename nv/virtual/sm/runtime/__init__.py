@@ -1,1 +1,1 @@
-"""What translated kernels need while they run: memory, launcher, worker threads."""
+"""Runtime of translated kernels: memory, launcher, worker threads."""

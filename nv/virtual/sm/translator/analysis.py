@@ -1,4 +1,4 @@
-"""What is the same in all lanes of a warp, and which registers live where.
+"""Analysis of values that are uniform in a warp, and of the live ranges of registers.
 
 A register is uniform when every instruction that writes it computes the same in all lanes: from
 uniform operands, in blocks that all lanes of the warp run together. A block is divergent when a

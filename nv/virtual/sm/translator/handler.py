@@ -1,4 +1,4 @@
-"""What all instruction files share: the type of a handler and small readers of modifiers."""
+"""Code shared by all instruction files: the type of a handler, and readers of modifiers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What translated kernels run on: worker contexts, wave states, the launch loop."""
+"""Runtime of translated kernels: worker contexts, wave states, the launch loop."""

@@ -1,4 +1,4 @@
-"""What a dispatch asks for, checked, as the launcher needs it.
+"""Checked parameters of a dispatch for the launcher.
 
 Source: Mesa 25.0.7, src/freedreno/registers/adreno/a6xx.xml (SP_CS_*, HLSQ_CS_NDRANGE_*),
 src/freedreno/common/freedreno_devices.py (waves, local memory).

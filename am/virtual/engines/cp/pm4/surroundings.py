@@ -1,4 +1,4 @@
-"""What the packets of a compute queue act upon, as the executor sees it."""
+"""The interface between the packet executor and the chip."""
 
 from __future__ import annotations
 
