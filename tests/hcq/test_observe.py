@@ -156,7 +156,7 @@ def test_a_device_that_hangs_delays_those_alone_who_ask_for_it(tmp_path: Path) -
         wedged.held.clear()
         observers = [Observer(each.core, tmp_path, each.sampler()) for each in (wedged, well)]
         with Reader(observers[0].path, 0.01) as slow, Reader(observers[1].path) as quick:
-            with pytest.raises(TransportError, match=r"no answer within 0\.01 s"):
+            with pytest.raises(TransportError, match=r"no response within 0\.01 s"):
                 slow.read()
             assert quick.read().samples
         wedged.held.set()

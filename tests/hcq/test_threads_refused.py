@@ -74,7 +74,7 @@ def test_opening_cpu_leaves_nothing(
     limit: Limit, words: list[weakref.ref[Any]], allowed: int
 ) -> None:
     limit.allow(allowed)
-    with pytest.raises(OutOfMemory, match="refused to start thread 'cpu") as caught:
+    with pytest.raises(OutOfMemory, match="could not start thread 'cpu") as caught:
         hcq.open("cpu", threads=THREADS)
     assert "ulimit -u" in str(caught.value.facts["remedy"])
     assert len(limit.started) == allowed and limit.alive == []

@@ -305,7 +305,7 @@ def test_memory_beyond_the_device_s_reach_is_refused(permitted: MemoryMachine) -
     permitted.frames = (5, (1 << 28 >> 12) - 1)
     assert len(memory(permitted, 2, reach_bits=28).segments) == 2
     permitted.frames = (5, 1 << 28 >> 12)
-    with pytest.raises(OutOfMemory, match="lies at 0x10000fff, outside the device's reach"):
+    with pytest.raises(OutOfMemory, match="is at 0x10000fff, which the device cannot address"):
         memory(permitted, 2, reach_bits=28)
     assert len(memory(permitted, 2, reach_bits=29).segments) == 2
 

@@ -124,7 +124,7 @@ def test_flash(
     image.write_bytes(wrap(firmware(size=301, seed=6)))
     writes = flash.writes
     assert cli.main([*command, "--backup", str(backup)]) != 0
-    assert "before.bin cannot be made" in capsys.readouterr().err
+    assert "before.bin cannot be created" in capsys.readouterr().err
     image.write_bytes(b"\0" * 100)
     assert cli.main(command) != 0
     assert "mark of the image" in capsys.readouterr().err

@@ -102,7 +102,9 @@ def test_a_device_that_cannot_be_shared_says_why(running: Running) -> None:
     with pytest.raises(NotSupported, match=r"cpu cannot be leased as 'shared': kernels of the cpu"):
         running.lease("cpu", kind="shared")
     assert running.daemon.devices() == before
-    with pytest.raises(BadArgument, match="of kind 'shared', got kind='observer'"):
+    with pytest.raises(
+        BadArgument, match="kind must be 'shared' with shared=True, got kind='observer'"
+    ):
         hcq.lease("cpu", kind="observer", shared=True, daemon=running.socket)
 
 

@@ -90,5 +90,5 @@ def test_the_doctor_asks_the_transports_own_questions(machine: PciMachine) -> No
     module.mkdir(parents=True)
     (module / "enable_unsafe_noiommu_mode").write_text("Y\n")
     said = details()
-    assert "note: switched on: any process" in said
+    assert "note: enabled: any process" in said
     assert "missing: VFIO's IOMMU driver is not loaded" in said

@@ -114,7 +114,7 @@ def test_a_worn_byte_brings_the_former_firmware_back(setup: Setup) -> None:
     before = setup.held
     place = next(at for at in range(0x900, 0x980) if before[at] & 0x10 and ~NEW[at - 0x100] & 0x10)
     setup.model.worn[place] = 0x10
-    with pytest.raises(FirmwareError, match=f"former firmware is in place again.*{place:#x}"):
+    with pytest.raises(FirmwareError, match=f"previous firmware was restored.*{place:#x}"):
         setup.update()
     assert setup.held == before
     assert setup.protected
