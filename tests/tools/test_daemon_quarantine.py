@@ -71,6 +71,8 @@ def test_an_operators_quarantine_ends_leases_and_outlives_the_daemon(
             assert connection.call("recover", "cpu#0").arguments[0] == ["cpu#0"]
         with running.lease("cpu#0", wait_s=60) as gpu:
             assert scaled(gpu)
+        record = running.daemon.history.records().get("cpu#0")
+        assert record is None or not record.failures, "an order is not a failure of the card"
     finally:
         running.close()
     running = started(tmp_path)

@@ -46,6 +46,7 @@ class Sick:
     """A card that is healthy after the step `cure`, and no sooner."""
 
     name = "sick"
+    gone = False
 
     def __init__(self, cure: str, *, is_open: bool = True, fails: tuple[str, ...] = ()) -> None:
         self.cure, self.is_open, self.fails = cure, is_open, fails
@@ -143,6 +144,18 @@ def test_what_a_reset_may_mend() -> None:
 
 
 # ---- history ---------------------------------------------------------------------------------
+
+
+def test_a_card_that_has_left_is_not_treated_further(tmp_path: Path) -> None:
+    history = CardHistory.at(tmp_path / "history.sqlite")
+    patient, policy = Sick("never"), RecoveryPolicy(rounds=5)
+
+    def pause(seconds: float) -> bool:
+        patient.gone = True
+        return True
+
+    found = Healing(patient, policy, history, pause).run("planted", Breaker(policy, lambda: 0.0))
+    assert "not on the bus" in found and patient.steps == ["reset"]
 
 
 def test_a_full_disk_costs_history_and_is_told_once(

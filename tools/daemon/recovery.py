@@ -122,10 +122,13 @@ class Healing:
         self._tried: list[str] = []
         self._reached: Level | None = None
 
-    def run(self, reason: str, breaker: Breaker) -> str:
-        """Treat the card; empty where it is healthy, else why it is not."""
-        breaker.failed()
-        number = self._history.failed(self._patient.name, reason)
+    def run(self, reason: str, breaker: Breaker, *, failed: bool = True) -> str:
+        """Treat the card; empty where it is healthy, else why it is not. failed: whether it counts
+        as a failure of the card; not where an operator had only taken it out of use."""
+        number = None
+        if failed:
+            breaker.failed()
+            number = self._history.failed(self._patient.name, reason)
         found = "ugpud failed; its log has the cause"
         try:
             found = self._treat(reason, breaker)

@@ -242,7 +242,7 @@ class Ward:
 
     # ---- recovery ------------------------------------------------------------------------------
 
-    def _treat(self, owned: Owned, reason: str) -> None:
+    def _treat(self, owned: Owned, reason: str, *, failed: bool = True) -> None:
         """Have a card recovered that failed; its lease is over, or is about to be."""
         with self._tick:
             if self._closed:
@@ -253,14 +253,14 @@ class Ward:
                 return
             self.table.changed(owned.card, State.RECOVERING, reason)
             self._tick.notify_all()
-            self._healers.submit(self._heal, owned, reason)
+            self._healers.submit(self._heal, owned, reason, failed)
 
-    def _heal(self, owned: Owned, reason: str) -> None:
+    def _heal(self, owned: Owned, reason: str, failed: bool = True) -> None:
         treatment = Healing(owned, self.settings.recovery, self.history, self._pause)
         found = UNKNOWN
         try:
             with owned.lock:
-                found = treatment.run(reason, self._breakers[owned.name])
+                found = treatment.run(reason, self._breakers[owned.name], failed=failed)
         except Exception:
             log.exception("%s: its recovery failed", owned.name)
         self._note()
@@ -325,12 +325,13 @@ class Ward:
                 if not bad:
                     have = "; ".join(f"{each.name}: {each.card.state.value}" for each in self.owned)
                     raise BadArgument(f"no quarantined device matches {pattern!r}: {have}")
+            ordered = {name for name, barred in self._barred.items() if barred.operator}
             self._lift(*(each.name for each in bad))
             with self._tick:
                 for each in bad:
                     if each.card.state is State.QUARANTINED:
                         self._breakers[each.name].forgive()
-                        self._treat(each, each.card.reason)
+                        self._treat(each, each.card.reason, failed=each.name not in ordered)
         return [each.name for each in bad]
 
     def reset(self, name: str, rights: Rights) -> None:
