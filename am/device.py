@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from am import boot
+from am.card import Card
 from am.chip import Chip
 from am.driver import AmDriver
 from am.firmware import FirmwareSource
-from am.gmc import QUEUE_VMID, VMIDS
+from am.gmc import VMIDS
+from am.seat import QUEUE_VMID, Seat
 from hcq.config import config
 from hcq.device import Device
 from hcq.errors import BadArgument
@@ -45,16 +47,14 @@ def open_device(
         raise BadArgument(f"vmid must be {' or '.join(map(str, VMIDS))}, got {vmid!r}")
     folders = (Path(firmware),) if firmware is not None else config().firmware_folders
     images = attachment.firmware if firmware is None else None
-    driver = AmDriver(
+    card = Card(
         name,
         attachment,
         FirmwareSource(images, folders, attachment.on_image),
         stages=boot.Stages(on_stage, on_chip),
         leave_warm=leave == "warm",
-        force_cold=force_cold,
-        vmid=vmid,
     )
-    return AmDevice(driver)
+    return AmDevice(AmDriver(name, card, Seat(vmid=vmid), card.stages, force_cold=force_cold))
 
 
 class AmDevice(Device):

@@ -89,7 +89,8 @@ def needs(chip: Chip) -> list[Diagnosis]:
 
 
 def _unfinished(driver: AmDriver) -> Level:
-    return driver.unfinished if driver.unfinished is not None else Level.QUEUE
+    """The level of a reset that did not end: the holder's own, or one of the whole card."""
+    return max(holder.unfinished or Level.QUEUE for holder in driver.card.holders)
 
 
 def failed_queues(driver: AmDriver, failure: UgpuError | None) -> list[RingQueue]:

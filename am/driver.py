@@ -11,11 +11,11 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from am import advice, boot, chips, proof, reset
-from am.chip import ALL_ONES, Chip
-from am.chips.facts import ChipFacts
-from am.firmware import FirmwareSet, FirmwareSource, load_firmware
-from am.generations.record import generation_of
+from am import proof, reset
+from am.boot import Stages
+from am.card import Card
+from am.chip import Chip
+from am.faults import HubFault
 from am.gfx import PRIVATE_BASE, SHARED_BASE
 from am.ih import Interrupt
 from am.image import HostImage
@@ -24,24 +24,16 @@ from am.outside import OutsideMemory
 from am.programs import Programs
 from am.queues import Queues
 from am.report import Reporter
+from am.seat import SEATS, Seat
 from am.sensors import Metrics, make_sensors
 from am.smu import version_text
-from am.units import Units
 from hcq.buffer import Buffer
 from hcq.driver import Driver
-from hcq.errors import (
-    ChipError,
-    DeviceLost,
-    DeviceNotFound,
-    FirmwareError,
-    LinkError,
-    UgpuError,
-)
+from hcq.errors import ChipError, DeviceLost, LinkError, NotSupported, UgpuError
 from hcq.ladder import Attempt, Diagnosis, Level, Planned, Recovery
 from hcq.memory import Placement, VirtAddr
 from hcq.program import Program
 from hcq.queue import HardwareQueue, QueueKind
-from hcq.registry import Attachment
 from hcq.target import TargetSpec, matrix_family
 from hcq.telemetry import Sensor
 from hcq.timeline import Timeline
@@ -53,77 +45,57 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_NOBODY = 0xFFFF  # the vendor id that configuration space without a function reads as
 PRESENCE_INTERVAL_S = 0.02
 # A card that was pulled out sends no interrupt: each waiter must look again. Our choice: half of
 # the 100 ms within which every waiter learns of it.
 LONGEST_SLEEP_S = 0.05
-
-
-def find_facts(vendor: int, device: int) -> ChipFacts:
-    """Return the facts of the chip with this PCI id: one folder of am/chips has them."""
-    found = chips.find(vendor, device)
-    if vendor == _NOBODY:
-        raise DeviceLost("the card is no longer on the bus", remedy=advice.LINK)
-    if found is None:
-        raise DeviceNotFound(f"PCI id {vendor:04x}:{device:04x} is not a supported chip")
-    return found
+SHARED_SLEEP_S = 0.002  # where other holders wait for interrupts too
 
 
 class AmDriver(Driver):
     """One GPU."""
 
     def __init__(
-        self,
-        name: str,
-        attachment: Attachment,
-        firmware: FirmwareSource,
-        *,
-        stages: boot.Stages,
-        leave_warm: bool,
-        force_cold: bool,
-        vmid: int,
+        self, name: str, card: Card, seat: Seat, stages: Stages, *, force_cold: bool = False
     ) -> None:
-        super().__init__(name)
-        self.transport = attachment.transport
-        self.clock = self.transport.clock
-        identity = self.transport.identity
-        try:
-            self.facts = find_facts(identity.vendor, identity.device)
-        except BaseException:
-            self.transport.close()
-            raise
-        self.generation = generation_of(self.facts.generation)
-        self.firmware_source = firmware
-        self.firmware: FirmwareSet | None = None
+        """The first holder of a card starts it; force_cold: from scratch."""
+        super().__init__(name, card.lock)
+        self.card = card
+        self.transport, self.clock = card.transport, card.transport.clock
+        self.facts, self.generation, self.units = card.facts, card.generation, card.units
         self.stages = stages
-        self.leave_warm = leave_warm
-        self.vmid = vmid
-        self.warm = False
+        self.seat = seat
         self.images: weakref.WeakSet[HostImage] = weakref.WeakSet()  # those that lie in VRAM
         self.vram_lost = False  # whether the last reset cost the content of DEVICE memory
+        self.spoiled = False  # a reset by another holder cost it
         self.reset_report: list[Attempt] = []  # rungs that the last reset tried
         self.unfinished: Level | None = None  # the harshest rung of a reset that did not end
         self.reports: list[Interrupt] = []  # entries taken from the ring and not explained yet
+        self.missed = False  # entries were lost for want of room in the ring
+        self.failures: list[UgpuError] = []  # of the whole card, not told yet
+        self.latched: list[HubFault] = []  # faults of this holder that another one's look found
         self.clock_hertz = self.facts.generation.clock_hertz
         self.queues = Queues(self)
         self.outside = OutsideMemory(self)
         self._looked_at = 0.0
-        try:
-            self.units: Units = boot.prepare(
-                self.transport, self.facts, self.generation.units, stages
-            )
-        except BaseException:
-            self.transport.close()
-            raise
-        if attachment.on_image is not None or not self.transport.traits.any_order:
+        if card.recorded:
             self.core.keeper.folder = None  # a recording has it all
+        self.memory: AddressSpace = card.units.memory
         try:
-            self._bring_up(force_cold)
+            card.holders.append(self)
+            if self.is_tenant:
+                self.memory = self._make_memory()
+            if not self.is_tenant:
+                card.start(force_cold=force_cold)
+                card.target = self._make_target()
+            self._bring_up()
         except BaseException as error:
             if isinstance(error, UgpuError):
                 self.core.keeper.keep(error, self.evidence)
-            self._abandon()
+            if self.is_tenant:
+                self.shutdown()
+            else:
+                self._abandon(at_rest=False)
             raise
         self.core.opened()
 
@@ -134,31 +106,39 @@ class AmDriver(Driver):
         return self.units.chip
 
     @property
-    def memory(self) -> AddressSpace:
-        return self.units.memory
+    def vmid(self) -> int:
+        """The VMID of all its work."""
+        return self.seat.vmid
 
-    def _bring_up(self, force_cold: bool) -> None:
-        try:
-            self._start_chip(force_cold)
-        except DeviceLost as error:
-            if not self.transport.present():
-                raise
-            # A process that died may have asked for a reset of the chip, which begins only now.
-            log.warning("%s: %s: waiting for the end of a reset", self.name, error)
-            boot.after_power_loss(self.units)
-            boot.read_discovery(self.chip)
-            self._start_chip(force_cold=True)
-        units = self.units
-        boot.mark(units.chip, boot.IN_USE)
-        self.target = self._make_target()
+    @property
+    def is_tenant(self) -> bool:
+        """Whether it shares a card that another holder has booted."""
+        return self.seat.index > 0
+
+    @property
+    def warm(self) -> bool:
+        """Whether the card was taken over running."""
+        return self.card.warm
+
+    def _make_memory(self) -> AddressSpace:
+        """A tenant's address space; the first holder's is that of the card's firmware too."""
+        units, memory = self.units, self.units.memory
+        made = AddressSpace(self.chip, units.carveout, memory.format, heap=memory.heap, owner=self)
+        made.own()
+        return made
+
+    def _bring_up(self) -> None:
+        if self.is_tenant:
+            self.card.open_context(self)
+        self.target = self.card.target
         self.queues.make()
         # What starts queues by the host's own accesses only writes.
-        if not self.starts_by_list and units.chip.lost():
+        if not self.starts_by_list and self.chip.lost():
             raise DeviceLost("the card does not respond", **absence_of(self.transport))
-        self.metrics = Metrics(units.smu, self.core.lock, self.clock.now)
+        self.metrics = Metrics(self.units.smu, self.core.lock, self.clock.now)
         self.reporter = Reporter(self)
         self.programs = Programs(self)
-        if self.warm:
+        if self.warm and not self.is_tenant:
             self._check_warm()
 
     @property
@@ -166,26 +146,6 @@ class AmDriver(Driver):
         """Whether a list of registers starts the queues: the MEC was just booted, and each access
         from here is a message."""
         return self.units.lists is not None and not self.warm
-
-    def _start_chip(self, force_cold: bool) -> None:
-        """Take the chip over warm, or boot it."""
-        units, stages = self.units, self.stages
-        self.warm = not force_cold and boot.is_warm(units.chip, units) and self._attach()
-        if not self.warm:
-            with stages.stage("firmware images"):
-                self.firmware = load_firmware(self.firmware_source, self.facts)
-            boot.make_fresh(units, stages)
-            units.memory.own()
-            try:
-                self.generation.cold_boot(units, self.firmware, stages)
-            except FirmwareError as error:
-                if not error.facts.get("resumed_after"):
-                    raise
-                # The boot before noted a component and was cut off before it handed it over.
-                log.warning("%s: a boot that was cut off does not go on: %s", self.name, error)
-                boot.make_fresh(units, stages)
-                units.memory.own()
-                self.generation.cold_boot(units, self.firmware, stages)
 
     def _check_warm(self) -> None:
         """Have every queue of a chip that was taken over execute something; reset it if one does
@@ -196,17 +156,6 @@ class AmDriver(Driver):
             log.warning("%s: not as warm as it looked: %s", self.name, error)
             reset.recover(self)
             self.vram_lost = False  # nothing was in it yet
-
-    def _attach(self) -> bool:
-        """Attach to the chip of an earlier ugpu process; False if the chip does not do what a warm
-        one should."""
-        self.units.memory.own()
-        try:
-            self.generation.warm_attach(self.units, self.stages)
-        except ChipError as error:
-            log.warning("%s: not as warm as it looked: %s", self.name, error)
-            return False
-        return True
 
     def _make_target(self) -> TargetSpec:
         facts, shared = self.facts, self.facts.generation
@@ -225,46 +174,91 @@ class AmDriver(Driver):
             extra={"shared_base": SHARED_BASE << 48, "private_base": PRIVATE_BASE << 48},
         )
 
+    # ---- several holders ---------------------------------------------------------------------
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other holder has work on the card."""
+        return self.card.is_alone(self)
+
+    most_tenants = SEATS - 1
+
     def sole_holder(self) -> str:
-        return "its driver runs all queues in one VMID, hence in one address space"
+        return self.card.sole_holder()
+
+    def open_tenant(self, name: str) -> AmDriver:
+        """See Driver. A tenant has a VMID, page tables, hardware queues and doorbells of its own;
+        the card is shared."""
+        card = self.card
+        with card.lock:
+            reason = self.sole_holder()
+            if reason:
+                raise NotSupported(f"{self.name} cannot have a second holder: {reason}")
+            self.core.check_usable()
+            before = [*card.holders]
+            try:
+                return AmDriver(name, card, card.free_seat(), Stages())
+            except BaseException:  # also behind its constructor
+                for holder in card.holders[len(before) :]:
+                    holder.core.close()
+                raise
+
+    # ---- the end -----------------------------------------------------------------------------
 
     def shutdown(self) -> None:
+        at_rest = False
         try:
-            self._stop_hardware()
+            at_rest = self._stop_hardware()
         except (LinkError, UgpuError) as error:
             log.warning("%s: while shutting down: %s", self.name, error)
-        finally:
-            self._abandon()
+        except BaseException:  # a Ctrl-C: where others hold the card, this is called again
+            if self.card.holders == [self]:
+                self._abandon(at_rest)
+            raise
+        self._abandon(at_rest)
 
-    def _stop_hardware(self) -> None:
-        """Queues off, this process's memory unreachable; firmware stays, unless it is to go."""
-        units, clean = self.units, self.core.failure is None
+    def _stop_hardware(self) -> bool:
+        """Queues off, and with the last holder this process's memory unreachable; firmware stays,
+        unless it is to go. Whether the queues are off."""
+        units, clean, alone = self.units, self.core.failure is None, self.alone
         if self.chip.lost():
             if clean:
                 raise DeviceLost("the card does not respond", **absence_of(self.transport))
-            return
+            return False
         booted = units.psp.alive() and units.gfx.loaded()  # else a reset was cut off
+        off = True
         for compute in self.queues.compute if booted else ():
-            stopped = units.gfx.stop_queue(compute.pipe, compute.queue)
-            if not stopped:
-                clean = units.gfx.stop_queue(compute.pipe, compute.queue, reset_waves=True)
+            if not self.queues.drain(compute):
+                clean = self.queues.kill(compute)
+                off = off and clean
         for copy in self.queues.copy if booted else ():
-            clean = copy.engine.stop() and clean
-        leave = self.leave_warm and clean and booted
-        if leave:
-            boot.mark(self.chip, boot.LEFT_CLEAN)
-        boot.stop(units)
-        if not leave and units.psp.alive():
-            boot.mode1_reset(units)
-        boot.disable_master(self.transport)
+            if not self.queues.drain(copy):
+                clean = False
+                off = off and not alone and self.queues.kill(copy)
+        if self.card.holders == [self]:
+            self.card.stop(clean=clean and alone and booted)
+        return off
 
-    def _abandon(self) -> None:
-        """Release host resources; works in any state."""
+    def _abandon(self, at_rest: bool) -> None:
+        """Release host resources; works in any state. at_rest: the queues are off."""
+        card = self.card
         for queue in self.queues.all:
             queue.close()
-        self.units.close()
-        self.chip.link.restore()
-        self.transport.close()
+        if card.holders in ([], [self]):
+            card.close()
+        else:
+            card.leave(self, at_rest)
+        if self in card.holders:
+            card.holders.remove(self)
+
+    def free_memory_of_holder(self) -> None:
+        """Return all memory to the card; nothing of the hardware reaches it any more. Can be
+        repeated."""
+        if not self.is_tenant:
+            self.memory.clear(keep=self.units.ih.memory)
+        elif self.memory is not self.units.memory:  # else it was not made
+            self.memory.close()
+        self.units.memory.heap.free_all(self)
 
     def recover(self, only: Level | None = None) -> Recovery:
         return reset.recover(self, only)
@@ -281,14 +275,18 @@ class AmDriver(Driver):
     def unmap(self, mapping: Mapping) -> None:
         """Unmap and free; the TLBs forget it before anyone else gets the memory."""
         self.memory.unmap(mapping)
-        if self.core.failure is None:
+        failure = self.core.failure
+        if failure is None or not (self.alone or isinstance(failure, LinkError)):
             self.flush_tlb()
         self.memory.release(mapping)
 
     def flush_tlb(self) -> None:
         """After changes for this driver's work; what firmware uses in VMID 0 was mapped at the
         start."""
-        self.units.gmc.flush_tlb((self.vmid,))
+        if self.is_tenant:
+            self.units.gmc.flush_tenant(self.seat.vmid)
+        else:
+            self.units.gmc.flush_tlb((self.seat.vmid,))
         self.memory.stale = False
 
     def wrap(self, mapping: Mapping) -> Buffer:
@@ -340,58 +338,39 @@ class AmDriver(Driver):
 
     def poll(self) -> UgpuError | None:
         ended = [(queue, queue.ended) for queue in self.queues.compute]
-        overflows = self.units.ih.overflows
-        self.reports += self.units.ih.drain()
+        self.card.drain()
+        if self.failures:
+            return self.failures.pop(0)
         while self.reports:
             failure = self.reporter.explain(self.reports[0])
             del self.reports[0]
             if failure is not None:
                 return failure
-        if self.units.ih.overflows != overflows and (failure := self.reporter.latched()):
-            return failure  # its entry was lost
+        if self.missed or self.latched:
+            self.missed = False
+            failure = self.reporter.latched()
+            if failure is not None:
+                return failure  # its entry was lost
         for queue, number in ended:
             queue.innocent = number  # what they reported was in the ring
         now = self.clock.now()
         if now - self._looked_at > PRESENCE_INTERVAL_S:
             self._looked_at = now
-            return self._absent()
+            return self.card.absent()
         return None
-
-    def _absent(self) -> UgpuError | None:
-        """The error for a chip that has left, or that another program has reset: no interrupt
-        reports either. All is well where the transport still has it and one register gives the
-        secure OS's sign of life, which a reset clears (Linux 6.12 soc21.c,
-        soc21_need_reset_on_init). The transport knows what registers do not tell: the system asked
-        for the card back, or the host was suspended."""
-        sign = self.units.psp.sign_of_life()
-        if sign not in (0, ALL_ONES) and self.transport.present():
-            return None
-        if self.chip.lost():
-            facts = absence_of(self.transport) | {"device": self.name, "remedy": advice.LINK}
-            if self.chip.unplaced():
-                text = (
-                    f"{self.name}'s slot was reset by another program: its BARs have no addresses"
-                )
-                return DeviceLost(text, **facts | {"remedy": advice.PLACES})
-            return DeviceLost(f"{self.name} no longer answers", **facts)
-        if sign == ALL_ONES:
-            return None
-        return ChipError(
-            f"{self.name} was reset by another program: the PSP's secure OS does not run any more",
-            unit="PSP",
-            remedy=advice.MODE1,
-        )
 
     @property
     def announces(self) -> bool:
-        return self.transport.interrupts is not None
+        return self.transport.interrupts is not None and len(self.card.holders) == 1
 
     def pause(self, limit_s: float) -> None:
         interrupts = self.transport.interrupts
         if interrupts is None:
             self.clock.sleep(min(limit_s, 1e-4))
         else:
-            interrupts.wait(min(limit_s, LONGEST_SLEEP_S))
+            # RACE: who waits for another holder's work may take the interrupt in between.
+            longest = LONGEST_SLEEP_S if len(self.card.holders) == 1 else SHARED_SLEEP_S
+            interrupts.wait(min(limit_s, longest))
 
     def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
         return self.reporter.diagnose(timeline)
@@ -416,7 +395,7 @@ class AmDriver(Driver):
 
     def info(self) -> dict[str, object]:
         identity = self.transport.identity
-        firmware = self.firmware.versions if self.firmware is not None else {}
+        firmware = self.card.firmware.versions if self.card.firmware is not None else {}
         return {
             "chip": self.facts.name,
             "isa": self.facts.isa,

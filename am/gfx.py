@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 from am import advice, mqd
 from am.chip import ALL_ONES, Chip, batched
-from am.gmc import QUEUE_VMID
 from am.nbio import Nbio
+from am.seat import QUEUE_VMID
 from hcq.errors import FirmwareSilent, UnitTimeout
 from hcq.layout import Struct
 
@@ -66,6 +66,7 @@ class Gfx:
         self.nbio = nbio
         self.pipes = chip.generation.compute_pipes
         self._units = 0  # that were counted
+        self._vmids = [0, QUEUE_VMID]  # that waves run in
 
     @contextmanager
     def select(
@@ -125,7 +126,7 @@ class Gfx:
     def configure(self) -> None:
         """Set the constants of the shader core, the RLC and the doorbell routes."""
         self._set_core()
-        self._set_apertures()
+        self._set_all_apertures()
         self.nbio.route_compute_doorbells()
         self._set_rlc()
         self._set_doorbells()
@@ -134,7 +135,7 @@ class Gfx:
     def configure_for_lists(self) -> None:
         """The part of `configure` and `enable_mec` that comes before a list, or that only the host
         can do; `configure_by_list` is the rest."""
-        self._set_apertures()
+        self._set_all_apertures()
         self.nbio.route_compute_doorbells()
         self._set_doorbells()
         self._run_pipes()
@@ -153,15 +154,6 @@ class Gfx:
         gc.TCP_CNTL.write(int(gc.TCP_CNTL.read()) | _TCP_CNTL)
         gc.GRBM_CNTL.update(READ_TIMEOUT=_READ_TIMEOUT)
 
-    def _set_apertures(self) -> None:
-        gc = self.chip.gc
-        for vmid in (0, QUEUE_VMID):
-            with self.select(vmid=vmid):
-                gc.SH_MEM_CONFIG.write(
-                    ADDRESS_MODE=0, ALIGNMENT_MODE=_UNALIGNED, INITIAL_INST_PREFETCH=_PREFETCH
-                )
-                gc.SH_MEM_BASES.write(SHARED_BASE=SHARED_BASE, PRIVATE_BASE=PRIVATE_BASE)
-
     def _set_rlc(self) -> None:
         gc = self.chip.gc
         gc.RLC_SRM_CNTL.update(SRM_ENABLE=1, AUTO_INCR_ADDR=1)
@@ -172,6 +164,24 @@ class Gfx:
         gc, doorbells = self.chip.gc, self.chip.generation.doorbells
         gc.CP_MEC_DOORBELL_RANGE_LOWER.write(doorbells.compute_first * 8)
         gc.CP_MEC_DOORBELL_RANGE_UPPER.write(doorbells.compute_last * 8)
+
+    def open_vmid(self, vmid: int) -> None:
+        """Have waves of a further VMID find their local memory and scratch, also after the next
+        reset."""
+        if vmid not in self._vmids:
+            self._vmids.append(vmid)
+        self._set_apertures(vmid)
+
+    def _set_all_apertures(self) -> None:
+        for vmid in self._vmids:
+            self._set_apertures(vmid)
+
+    def _set_apertures(self, vmid: int) -> None:
+        with self.select(vmid=vmid):
+            self.chip.gc.SH_MEM_CONFIG.write(
+                ADDRESS_MODE=0, ALIGNMENT_MODE=_UNALIGNED, INITIAL_INST_PREFETCH=_PREFETCH
+            )
+            self.chip.gc.SH_MEM_BASES.write(SHARED_BASE=SHARED_BASE, PRIVATE_BASE=PRIVATE_BASE)
 
     def enable_mec(self) -> None:
         """Let all pipes run, and report the packets they refuse."""

@@ -5,7 +5,8 @@ mmhub_v3_0.c (set-up order and values), gmc_v11_0.c (TLB flush, fault decoding).
 
 Contexts: VMID 0 is the firmware's: device memory through the system aperture, everything else
 through our tables. All of the driver's work runs in VMID QUEUE_VMID, which has no aperture:
-whatever is not mapped faults, a null pointer too. Other contexts stay off.
+whatever is not mapped faults, a null pointer too. Tenants have contexts with tables of their own,
+in GFXHUB alone: no unit behind MMHUB works for them. Other contexts stay off.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from am.chip import ALL_ONES, Chip, batched
 from am.faults import HubFault
 from am.memory import VIRTUAL_END, Carveout
 from am.nbio import Nbio
+from am.seat import QUEUE_VMID
 from hcq.errors import ChipError, UnitTimeout
 from hcq.fields import BoundRegister, RegisterBlock
 
-QUEUE_VMID = 8  # the first that the kernel gives to compute processes
 VMIDS = (0, QUEUE_VMID)
 FLUSH_ENGINE = 17  # of 18; the kernel's choice for the host's own flushes
 _ENGINES = 18
@@ -66,19 +67,20 @@ class Hub:
         self._semaphore = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_SEM")
         self._request = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_REQ")
         self._acknowledge = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_ACK")
-        self._everything = {
-            vmid: self._request.register.encode(
-                PER_VMID_INVALIDATE_REQ=1 << vmid,
-                FLUSH_TYPE=0,
-                INVALIDATE_L2_PTES=1,
-                INVALIDATE_L2_PDE0=1,
-                INVALIDATE_L2_PDE1=1,
-                INVALIDATE_L2_PDE2=1,
-                INVALIDATE_L1_PTES=1,
-                CLEAR_PROTECTION_FAULT_STATUS_ADDR=0,
-            )
-            for vmid in VMIDS
-        }
+        self._everything = {vmid: self._invalidation(vmid) for vmid in VMIDS}
+        self._tenants: dict[int, int] = {}  # VMID -> entry that points to the root table
+
+    def _invalidation(self, vmid: int) -> int:
+        return self._request.register.encode(
+            PER_VMID_INVALIDATE_REQ=1 << vmid,
+            FLUSH_TYPE=0,
+            INVALIDATE_L2_PTES=1,
+            INVALIDATE_L2_PDE0=1,
+            INVALIDATE_L2_PDE1=1,
+            INVALIDATE_L2_PDE2=1,
+            INVALIDATE_L1_PTES=1,
+            CLEAR_PROTECTION_FAULT_STATUS_ADDR=0,
+        )
 
     def vm(self, name: str) -> BoundRegister:
         return self.block[f"{self.prefix}VM_{name}"]
@@ -112,6 +114,28 @@ class Hub:
         )
         self.on = True
         self.clear_fault()
+        for vmid, tables in self._tenants.items():
+            self._set_context(vmid, tables)
+
+    def open_context(self, vmid: int, root: int) -> None:
+        """Have a tenant's VMID translated by tables of its own, also after the hub is started
+        again. root: entry that points to the root table."""
+        self._everything[vmid] = self._invalidation(vmid)
+        self._tenants[vmid] = root
+        self._set_context(vmid, root)
+
+    @batched
+    def _set_context(self, vmid: int, root: int) -> None:
+        self.write64(f"CONTEXT{vmid}_PAGE_TABLE_BASE_ADDR", root)
+        self.write64(f"CONTEXT{vmid}_PAGE_TABLE_START_ADDR", 0)
+        self.write64(f"CONTEXT{vmid}_PAGE_TABLE_END_ADDR", (VIRTUAL_END >> _PAGE_SHIFT) - 1)
+        self._enable_context(vmid)
+
+    def close_context(self, vmid: int) -> None:
+        """Switch a tenant's context off; flush its VMID afterwards. Can be repeated."""
+        self._tenants.pop(vmid, None)
+        if self.on:
+            self.vm(f"CONTEXT{vmid}_CNTL").write(0)
 
     def _set_contexts(self, root: int) -> None:
         """Set the tables of all contexts up to ours, and the range of each flush. Those that stay
@@ -183,7 +207,7 @@ class Hub:
 
     def stop(self) -> None:
         """Switch translation off: contexts, then the TLB."""
-        for vmid in reversed(VMIDS):
+        for vmid in (*self._tenants, *reversed(VMIDS)):
             self.vm(f"CONTEXT{vmid}_CNTL").write(0)
         self.mc("MX_L1_TLB_CNTL").update(ENABLE_L1_TLB=0, ENABLE_ADVANCED_DRIVER_MODEL=0)
         self.vm("L2_CNTL").update(ENABLE_L2_CACHE=0)
@@ -300,6 +324,23 @@ class Gmc:
         ORDER: the tables must have reached memory (HDP) before they are walked again.
         """
         self._flush(self, vmids)
+
+    def open_context(self, vmid: int, root: int) -> None:
+        """Have a tenant's VMID translated by tables of its own. See Hub.open_context."""
+        for hub in self.gfxhubs:
+            hub.open_context(vmid, root)
+
+    def close_context(self, vmid: int, *, flush: bool) -> None:
+        """Take the context of a tenant away, and with `flush` what was cached of it. Can be
+        repeated."""
+        for hub in self.gfxhubs:
+            hub.close_context(vmid)
+        if flush:
+            self.flush_tenant(vmid)
+
+    def flush_tenant(self, vmid: int) -> None:
+        """See `flush_tlb`."""
+        self._flush(self.gfxhubs, (vmid,))
 
     def _flush(self, hubs: Iterable[Hub], vmids: Sequence[int]) -> None:
         self.nbio.post_hdp()

@@ -70,6 +70,7 @@ class Ih:
         self.writeback = memory.view[_WRITEBACK : _WRITEBACK + 4]
         self.read_pointer = 0
         self.overflows = 0
+        self._processes: dict[int, int] = {}  # VMID -> PASID
 
     @batched
     def start(self, dummy_address: int) -> None:
@@ -117,6 +118,19 @@ class Ih:
         ih.IH_RB_CNTL.update(WPTR_OVERFLOW_CLEAR=1)
         ih.IH_RB_CNTL.update(WPTR_OVERFLOW_CLEAR=0, ENABLE_INTR=1)
         self.read_pointer = 0
+        for vmid, pasid in self._processes.items():
+            self._write_name(vmid, pasid)
+
+    def name(self, vmid: int, pasid: int) -> None:
+        """Have entries of a VMID carry a PASID, also after the ring is started again; 0 ends that
+        (Linux 6.12 amdgpu_amdkfd_gfx_v11.c, set_pasid_vmid_mapping_v11)."""
+        self._processes[vmid] = pasid
+        if not pasid:
+            self._processes.pop(vmid)
+        self._write_name(vmid, pasid)
+
+    def _write_name(self, vmid: int, pasid: int) -> None:
+        self.chip.osssys[f"IH_VMID_{vmid}_LUT"].write(PASID=pasid)
 
     def stop(self) -> None:
         """Switch both rings off; ring 1 stays so."""

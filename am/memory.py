@@ -69,13 +69,14 @@ class Carveout:
         self.psp_command = 2 * MIB
         self.psp_ring = 2 * MIB + 0x1000
         self.scratch_page = 2 * MIB + 0x3000  # default of the system aperture
-        self.mqd = 2 * MIB + 0x4000
+        self._mqd = 2 * MIB + 0x4000
         self.list_mqd = 2 * MIB + 0x5000  # see am.lists
         self.list_pointers = 2 * MIB + 0x5800
         self.list_eop = 2 * MIB + 0x6000
         self.list_ring = 2 * MIB + 0x8000
         self.smu_table = 2 * MIB + 0x10000
         self.smu_table_size = 0x10000
+        self._tenants = 2 * MIB + 0x20000  # descriptors of tenants, a page for each
         self.heap = 4 * MIB
         self.tmr_space = TMR_SPACE
         self.tmr = (size - reserved - TMR_SPACE) // MIB * MIB
@@ -83,6 +84,10 @@ class Carveout:
             raise OutOfMemory(
                 "the card has too little VRAM for the driver's own structures", vram=size
             )
+
+    def mqd(self, index: int) -> int:
+        """The place of a compute queue's descriptor, by the index of its holder's seat."""
+        return self._mqd if index == 0 else self._tenants + index * PAGE
 
     def mc(self, address: int) -> int:
         """The MC address of VRAM offset `address`."""
@@ -100,10 +105,11 @@ class VramTables:
     picture, and nothing is written.
     """
 
-    def __init__(self, chip: Chip, carveout: Carveout, heap: RangeAllocator) -> None:
+    def __init__(self, chip: Chip, carveout: Carveout, heap: RangeAllocator, owner: object) -> None:
         self.chip = chip
         self.carveout = carveout
         self.heap = heap
+        self.owner = owner  # of the tables' memory in the heap
         self.owned = False
         self.gathered: dict[int, bytes] | None = None  # content by address, see `gathering`
         self.changed: set[int] | None = None  # tables to be written later, by physical address
@@ -111,7 +117,7 @@ class VramTables:
     def allocate(self, size: int) -> int:
         address = None
         try:
-            address = self.heap.allocate(size, align=PAGE)
+            address = self.heap.allocate(size, PAGE, self.owner)
             if address + size > self.chip.vram.visible:
                 raise OutOfMemory(
                     "no VRAM that the host can access is left for page tables", size=size
@@ -195,14 +201,24 @@ class AddressSpace:
     therefore does not return memory to the heap, `release` does.
     """
 
-    def __init__(self, chip: Chip, carveout: Carveout, page_format: PageTableFormat) -> None:
+    def __init__(
+        self,
+        chip: Chip,
+        carveout: Carveout,
+        page_format: PageTableFormat,
+        *,
+        heap: RangeAllocator | None = None,
+        owner: object = None,
+    ) -> None:
+        """heap: of the card, for the space of a tenant; else it is made. owner: of the memory of
+        page tables in it, see `close`."""
         self.chip = chip
         self.carveout = carveout
         self.format = page_format
         heap_size = carveout.tmr - carveout.heap
-        self.heap = RangeAllocator(carveout.heap, heap_size, PAGE)
+        self.heap = heap or RangeAllocator(carveout.heap, heap_size, PAGE)
         self.virtual = RangeAllocator(VIRTUAL_BASE, VIRTUAL_END - VIRTUAL_BASE, PAGE)
-        self._table_memory = VramTables(chip, carveout, self.heap)
+        self._table_memory = VramTables(chip, carveout, self.heap, owner)
         self.tables = PageTable(page_format, self._table_memory)
         self.stale = True
         self.mappings: dict[int, Mapping] = {}  # by address
@@ -357,13 +373,27 @@ class AddressSpace:
 
     def release(self, mapping: Mapping) -> None:
         """Return the memory and the addresses for others to use. Can be repeated."""
-        if self.mappings.get(mapping.address) is mapping:
-            self.mappings.pop(mapping.address)
         for start, _ in mapping.pieces:
             self.heap.free(start, mapping)
         if mapping.dma is not None:
             mapping.dma.close()
         self.virtual.free(mapping.address, mapping)
+        # ORDER: last, so that `close` finds it where this was cut off.
+        if self.mappings.get(mapping.address) is mapping:
+            self.mappings.pop(mapping.address)
+
+    def clear(self, keep: Mapping) -> None:
+        """Return all memory but one mapping's; the tables stay. All else was unmapped."""
+        for mapping in [each for each in self.mappings.values() if each is not keep]:
+            self.release(mapping)
+
+    def close(self) -> None:
+        """Return all memory, that of the tables too, where they have an owner. No context refers to
+        them any more, and the TLBs have been flushed. Can be repeated."""
+        for mapping in list(self.mappings.values()):
+            self.release(mapping)
+        if self._table_memory.owner is not None:
+            self.heap.free_all(self._table_memory.owner)
 
 
 def _cut(segments: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:

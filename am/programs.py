@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from am import scrub
 from am.dispatch import (
     LaunchDetails,
     Scratch,
@@ -42,6 +43,7 @@ class Programs:
         self._entries: dict[int, dict[int, tuple[str, KernelImage]]] = {}
         self._sources: dict[int, tuple[bytes, CodeObject]] = {}  # by mapping, with line tables
         self._scratch: dict[int, Scratch] = {}
+        self._scratch_memory: list[Mapping] = []
 
     def load(self, image: bytes) -> Program:
         """Check a code object and place it; see Device.load."""
@@ -61,6 +63,8 @@ class Programs:
             mapping = driver.map(code.size, Placement.DEVICE, code=True)
             program = self._program(image, code, mapping)
             linked = code.link(int(mapping.address))
+            if driver.is_tenant:  # kernels may read their code's last page: it was another's
+                linked += bytes(mapping.size - len(linked))
             self.write(mapping, linked)
             self._code.append((mapping, linked))
             if has_lines(image):
@@ -173,6 +177,11 @@ class Programs:
             position += length
         units.nbio.flush_hdp()
 
+    def clear_scratch(self) -> None:
+        """Clear all scratch memory again: a reset may have come before it was cleared."""
+        for mapping in self._scratch_memory:
+            scrub.by_queue(self.driver, mapping)
+
     def scratch(self, private_size: int, lanes: int = 32) -> Scratch | None:
         """Scratch memory for kernels with `private_size` bytes per thread, in waves of so many
         lanes.
@@ -192,5 +201,12 @@ class Programs:
             slots = -(-driver.target.compute_units // engines) * per_cu
             waves = max(_WAVES_PER_GROUP, min(slots, _SCRATCH_MOST // (wave_size * engines)))
             mapping = driver.map(waves * engines * wave_size, Placement.DEVICE)
+            try:
+                if driver.is_tenant:
+                    scrub.by_queue(driver, mapping)
+            except BaseException:
+                driver.unmap(mapping)
+                raise
+            self._scratch_memory.append(mapping)
             self._scratch[wave_size] = Scratch(int(mapping.address), wave_size, waves)
         return self._scratch[wave_size]

@@ -468,7 +468,7 @@ class CopyQueue(RingQueue):
         ends = sdma.Sdma()
         ends.signal(Symbol.constant(self.timeline.address), Symbol.constant(0))
         ends.fence(Symbol.constant(self.fence_address), Symbol.constant(0))
-        indirect = [sdma.indirect_header(self.driver.vmid), 0, 0, 0, 0, 0]
+        indirect = [sdma.indirect_header(self.driver.seat.vmid), 0, 0, 0, 0, 0]
         return [sdma.NOP, sdma.NOP, *indirect, *ends.words, *([sdma.NOP] * 10)]
 
     def _fill_slot(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from am import scrub
 from am.gmc import VMIDS
 from am.lists import ListQueue
 from am.mqd import QueueMemory
 from am.queue import RING_SIZE, ComputeQueue, CopyQueue, RingQueue
-from am.sdma import RingMemory
+from am.sdma import Engine, RingMemory
 from hcq.memory import Placement
 from hcq.queue import QueueKind
 
@@ -29,21 +30,25 @@ class Queues:
     def make(self) -> None:
         """Make the queues that the chip has, and start them. All have their memory before the first
         one starts: one TLB flush serves them."""
-        driver = self._driver
-        doorbells, made = driver.facts.generation.doorbells, driver.generation
+        driver, seat = self._driver, self._driver.seat
+        facts, made = driver.facts, driver.generation
         with driver.stages.stage("compute queue"):
             with driver.memory.together():
                 self._eop = driver.map(EOP_SIZE, Placement.DEVICE)
-                compute = made.compute_queue(driver, 0, 0, doorbells.compute_ring0 * 2)
+                if driver.is_tenant:
+                    scrub.by_host(driver, self._eop)
+                pipe, queue = seat.compute_slot(facts)
+                doorbell = seat.compute_doorbell(facts)
+                compute = made.compute_queue(driver, pipe, queue, doorbell)
                 self._made[QueueKind.COMPUTE].append(compute)
-                first = doorbells.copy_engine0 * 2
-                for engine in driver.units.engines:
-                    doorbell = first + engine.index * doorbells.copy_stride * 2
+                for engine in self._engines():
+                    doorbell = seat.copy_doorbell(facts, engine.index)
                     self._made[QueueKind.COPY].append(made.copy_queue(driver, engine, doorbell))
             if not driver.starts_by_list:
                 self.start(compute)
         with driver.stages.stage("copy queues"):
-            self.route_copy_doorbells()
+            if not driver.is_tenant:
+                self.route_copy_doorbells()
             if driver.units.lists is not None and driver.starts_by_list:
                 self._start_by_list(driver.units.lists)
             else:
@@ -63,6 +68,14 @@ class Queues:
         driver.memory.stale = False
         for compute in self.compute:
             self._start_compute(compute, fresh=True)
+
+    def _engines(self) -> list[Engine]:
+        """The copy engines, each with the holder's queue of it."""
+        driver = self._driver
+        if not driver.is_tenant:
+            return [*driver.units.engines]
+        make = driver.generation.units.copy_engine
+        return [make(driver.chip, one.index, driver.seat.index) for one in driver.units.engines]
 
     def route_copy_doorbells(self) -> None:
         """Have the doorbells of copy queues reach their engines."""
@@ -85,9 +98,10 @@ class Queues:
         """Describe the queue in its MQD and load it."""
         driver = self._driver
         carveout = driver.units.carveout
+        place = carveout.mqd(driver.seat.index)
         descriptor = driver.generation.describe_queue(
             QueueMemory(
-                mqd=carveout.mc(carveout.mqd),
+                mqd=carveout.mc(place),
                 ring=int(queue.ring.address),
                 ring_size=RING_SIZE,
                 read_pointer=queue.read_pointer,
@@ -95,11 +109,11 @@ class Queues:
                 eop=int(self._eop.address),
                 eop_size=EOP_SIZE,
                 doorbell=queue.doorbell,
-                vmid=self._driver.vmid,
+                vmid=driver.seat.vmid,
             ),
             driver.chip.gc.map,
         )
-        driver.chip.vram.write(carveout.mqd, bytes(descriptor))
+        driver.chip.vram.write(place, bytes(descriptor))
         driver.units.nbio.post_hdp()
         driver.units.gfx.load_queue(queue.pipe, queue.queue, descriptor, fresh=fresh)
 
@@ -111,9 +125,30 @@ class Queues:
                 read_pointer=queue.read_pointer,
                 write_pointer=queue.write_pointer,
                 doorbell=queue.doorbell,
-                vmid=self._driver.vmid,
-            )
+                vmid=self._driver.seat.vmid,
+            ),
+            engine=not self._driver.is_tenant or self._driver.alone,
         )
+
+    # ---- off the hardware --------------------------------------------------------------------
+
+    def drain(self, queue: RingQueue) -> bool:
+        """Take a queue off the hardware when its work has ended; False if it stays active."""
+        if isinstance(queue, ComputeQueue):
+            return self._driver.units.gfx.stop_queue(queue.pipe, queue.queue)
+        assert isinstance(queue, CopyQueue)
+        return queue.engine.stop(alone=self._driver.alone)
+
+    def kill(self, queue: RingQueue) -> bool:
+        """Take a queue off the hardware with what runs; False if it stays active. The copy engine
+        of a holder that has the card alone is reset as a whole."""
+        if isinstance(queue, ComputeQueue):
+            return self._driver.units.gfx.stop_queue(queue.pipe, queue.queue, reset_waves=True)
+        assert isinstance(queue, CopyQueue)
+        if not self._driver.alone:
+            return queue.engine.reset_queue()
+        queue.engine.reset()
+        return True
 
     @property
     def all(self) -> list[RingQueue]:

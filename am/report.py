@@ -57,11 +57,16 @@ class Reporter:
         return None
 
     def latched(self) -> UgpuError | None:
-        """The page fault that a hub holds, whose interrupt entry was lost; None without one."""
-        for hub in self.driver.units.gmc:
-            fault = hub.take_fault()
-            if fault is not None:
-                return self._page_fault(fault.address, None, fault)
+        """The page fault of this holder that a hub holds, whose interrupt entry was lost; None
+        without one. One of another holder is handed to it."""
+        driver = self.driver
+        for fault in filter(None, [hub.take_fault() for hub in driver.units.gmc]):
+            for holder in driver.card.holders:
+                if fault.vmid in (0, holder.seat.vmid):
+                    holder.latched.append(fault)
+        while driver.latched:
+            fault = driver.latched.pop()
+            return self._page_fault(fault.address, None, fault)
         return None
 
     def _page_fault(
@@ -131,14 +136,18 @@ class Reporter:
 
     def _first_wave(self) -> dict[str, object]:
         """Where one of the waves on the chip is; empty where there is none."""
-        for wave in inspect.waves(self.driver.chip, _WAVES_LIMIT_S):
+        driver = self.driver
+        identity, shared = driver.chip.wave_registers["SQ_WAVE_HW_ID2"], not driver.alone
+        for wave in inspect.waves(driver.chip, _WAVES_LIMIT_S):
             pc, values = wave.get("pc"), wave.get("registers")
             if isinstance(pc, int) and isinstance(values, dict):
+                if shared and driver.seat.vmid != identity.decode(values["HW_ID2"]).VM_ID:
+                    continue
                 found: dict[str, object] = {
                     "pc": pc,
                     "exec": values["EXEC_HI"] << 32 | values["EXEC_LO"],
                     "wave_status": values["STATUS"],
-                    "source": self.driver.programs.source_of(pc) or None,
+                    "source": driver.programs.source_of(pc) or None,
                 }
                 known = {name: value for name, value in found.items() if value is not None}
                 return self._named(known)

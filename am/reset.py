@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from am import advice, boot, discovery, engines, mode2, proof
 from am.diagnosis import diagnose, failed_queues, reports, stands_still
-from am.firmware import FirmwareSet, load_firmware
-from am.queue import ComputeQueue, CopyQueue
+from am.queue import ComputeQueue
 from am.thermal import WHOLE_CARD
 from am.units import Units
 from hcq.errors import ChipError, DeviceLost, NotSupported, OverTemperature
@@ -58,13 +57,14 @@ def recover(driver: AmDriver, only: Level | None = None) -> Recovery:
             remedy=advice.LINK,
         )
     if driver.unfinished is None and not driver.core.healer.repeated:
-        driver.vram_lost = False
+        driver.vram_lost = driver.spoiled
     diagnosis = diagnose(driver)
     try:
         ladder.climb(diagnosis, only, give_up=lambda: not driver.transport.present())
     finally:
         driver.reset_report = [one for one in ladder.attempts if not one.refused]
     driver.unfinished = None
+    driver.spoiled = False
     if isinstance(driver.core.failure, OverTemperature):  # its work has been stopped now
         excess = driver.units.thermal.excess(driver.name)
         if excess is not None:
@@ -148,13 +148,24 @@ class Rungs:
         act: Callable[[], None],
         check: Callable[[], None] = lambda: None,
     ) -> PlainRung:
+        whole, card = level > Level.QUEUE, self.driver.card
+
         def noted() -> None:
             """ORDER: noted first, so that a reset that is cut off is known to the next one."""
             former = self.driver.unfinished
             self.driver.unfinished = level if former is None else max(level, former)
+            if whole:
+                card.fail_others(self.driver)
             act()
+            if whole:
+                card.release_stuck()
 
-        return PlainRung(name, level, cost, noted, partial(self._prove, level), check)
+        def allowed() -> None:
+            if whole:
+                card.check_whole_reset(self.driver)
+            check()
+
+        return PlainRung(name, level, cost, noted, partial(self._prove, level), allowed)
 
     def _whole(
         self,
@@ -218,25 +229,19 @@ class Rungs:
     def _drain(self) -> None:
         """Let what runs end, then set the queues up afresh."""
         for queue in self.failed:
-            if isinstance(queue, ComputeQueue):
-                if not self.driver.units.gfx.stop_queue(queue.pipe, queue.queue):
-                    raise ChipError("the compute queue has not drained", queue=queue.name)
-            elif isinstance(queue, CopyQueue) and not queue.engine.stop():
-                raise ChipError("the copy queue has not drained", queue=queue.name)
+            if not self.driver.queues.drain(queue):
+                kind = "compute" if isinstance(queue, ComputeQueue) else "copy"
+                raise ChipError(f"the {kind} queue has not drained", queue=queue.name)
         self._restart(self.failed)
 
     def _kill_waves(self) -> None:
         """Kill the waves of compute queues, reset the engines of copy queues."""
         for queue in self.failed:
-            if isinstance(queue, ComputeQueue):
-                gfx = self.driver.units.gfx
-                if not gfx.stop_queue(queue.pipe, queue.queue, reset_waves=True):
-                    raise ChipError(
-                        "the compute queue could not be removed from the hardware",
-                        queue=queue.name,
-                    )
-            elif isinstance(queue, CopyQueue):
-                queue.engine.reset()
+            if not self.driver.queues.kill(queue):
+                kind = "compute" if isinstance(queue, ComputeQueue) else "copy"
+                raise ChipError(
+                    f"the {kind} queue could not be removed from the hardware", queue=queue.name
+                )
         self._restart(self.failed)
 
     def _soft_reset(self) -> None:
@@ -260,51 +265,46 @@ class Rungs:
 
     def _mode2(self) -> None:
         """Reset the graphics core and the copy engines; memory, programs and buffers stay."""
-        units, firmware = self.driver.units, self._firmware()
+        units, firmware = self.driver.units, self.driver.card.needed_firmware()
         if units.gfx.loaded():
             self._quiet()
         mode2.reset(units, firmware)
         self.driver.queues.route_copy_doorbells()
         self._restart(self.driver.queues.all)
 
-    def _firmware(self) -> FirmwareSet:
-        """What the way back needs. ORDER: it is in hand before the chip is reset."""
-        driver = self.driver
-        if driver.firmware is None:
-            driver.firmware = load_firmware(driver.firmware_source, driver.facts)
-        return driver.firmware
-
     def _quiet(self) -> None:
         """Take off what still can be: nothing should reach for host memory when it is cut off."""
-        for queue in self.driver.queues.compute:
-            self.driver.units.gfx.stop_queue(queue.pipe, queue.queue, reset_waves=True)
-        for copy in self.driver.queues.copy:
-            copy.engine.stop()
+        for holder in (*self.driver.card.holders, *self.driver.card.stuck):
+            for queue in holder.queues.compute:
+                holder.units.gfx.stop_queue(queue.pipe, queue.queue, reset_waves=True)
+            for copy in holder.queues.copy:
+                copy.engine.stop()
 
     def _boot_again(self, strike: Callable[[Units], None]) -> None:
         """After a reset of everything: DEVICE memory is lost; page tables and programs come
         back."""
-        driver, units, firmware = self.driver, self.driver.units, self._firmware()
+        driver, units = self.driver, self.driver.units
+        firmware = driver.card.needed_firmware()
         if not driver.chip.lost() and units.psp.alive() and units.gfx.loaded():
             self._quiet()
-        driver.vram_lost = True
+        for holder in driver.card.holders:
+            holder.vram_lost = True
+            holder.spoiled = holder is not driver
         strike(units)
         units.smu.stuck = False
         boot.read_discovery(units.chip)
-        units.memory.own()
+        driver.card.own_memory()
         driver.generation.cold_boot(units, firmware, boot.Stages())
         boot.mark(units.chip, boot.IN_USE)
         driver.queues.route_copy_doorbells()
-        driver.programs.rewrite()
-        for image in list(driver.images):
-            image.rewrite()
+        driver.card.rewrite()
         self._restart(driver.queues.all)
 
     def _restart(self, queues: Sequence[RingQueue]) -> None:
         """Empty rings, fresh hardware queues, no old reports, no stale translations."""
         driver = self.driver
         self.restarted = [*queues]
-        driver.reports += driver.units.ih.drain()
+        driver.card.drain()
         for hub in driver.units.gmc:
             hub.clear_fault()
         driver.flush_tlb()
@@ -312,8 +312,10 @@ class Rungs:
             queue.restart()
             queue.timeline.restart()
             driver.queues.start(queue)
-        found = [*driver.reports, *driver.units.ih.drain()]
-        driver.reports = [one for one in found if self._of_others(one)]
+        driver.card.drain()
+        driver.reports = [one for one in driver.reports if self._of_others(one)]
+        if driver.is_tenant and any(isinstance(queue, ComputeQueue) for queue in queues):
+            driver.programs.clear_scratch()
 
     def _of_others(self, entry: Interrupt) -> bool:
         """Whether an entry reports a failure of a queue that goes on, or what concerns the whole

@@ -141,23 +141,26 @@ class RingMemory:
 
 
 class Engine:
-    """Drive queue 0 of one SDMA engine."""
+    """Drive one queue of an SDMA engine, and the engine itself. number: of the queue."""
 
-    def __init__(self, chip: Chip, index: int) -> None:
+    def __init__(self, chip: Chip, index: int, number: int = 0) -> None:
         self.chip = chip
         self.index = index
+        self.number = number
         self.name = f"SDMA{index}"
 
     def register(self, name: str) -> BoundRegister:
         return self.chip.gc[f"{self.name}_{name}"]
 
     def queue(self, name: str) -> BoundRegister:
-        return self.chip.gc[f"{self.name}_QUEUE0_{name}"]
+        return self.chip.gc[f"{self.name}_QUEUE{self.number}_{name}"]
 
     @batched
-    def start(self, memory: RingMemory) -> None:
-        """Set queue 0 up on an empty ring and let the engine run."""
-        self.register("SEM_WAIT_FAIL_TIMER_CNTL").write(0)
+    def start(self, memory: RingMemory, *, engine: bool = True) -> None:
+        """Set the queue up on an empty ring. engine: set the engine up too and let it run; not for
+        a further queue of one that runs."""
+        if engine:
+            self.register("SEM_WAIT_FAIL_TIMER_CNTL").write(0)
         # The registers of the ring are neighbours and travel together behind a bridge.
         control = self.queue("RB_CNTL")
         control.write(
@@ -168,6 +171,12 @@ class Engine:
         self.queue("RB_BASE").write(memory.ring >> 8 & 0xFFFF_FFFF)
         self.queue("RB_BASE_HI").write(memory.ring >> 40)
         self._set_pointers(memory)
+        if engine:
+            self._start_engine()
+        control.update(RB_ENABLE=1)
+        self.queue("IB_CNTL").update(IB_ENABLE=1)
+
+    def _start_engine(self) -> None:
         self.register("WATCHDOG_CNTL").update(QUEUE_HANG_COUNT=_HANG_COUNT)
         self.register("UTCL1_CNTL").update(RESP_MODE=_RESP_MODE, REDO_DELAY=_REDO_DELAY)
         self.register("UTCL1_PAGE").update(
@@ -175,8 +184,6 @@ class Engine:
         )
         self.register("F32_CNTL").update(HALT=0, TH1_RESET=0)
         self.register("CNTL").update(TRAP_ENABLE=1)
-        control.update(RB_ENABLE=1)
-        self.queue("IB_CNTL").update(IB_ENABLE=1)
 
     def _set_pointers(self, memory: RingMemory) -> None:
         """ORDER: MINOR_PTR_UPDATE around the write of a pointer to a lower value."""
@@ -195,14 +202,15 @@ class Engine:
         self.queue(f"{stem}_LO").write(address & 0xFFFF_FFFF)
         self.queue(f"{stem}_HI").write(address >> 32)
 
-    def stop(self) -> bool:
-        """Stop the queue; whether the engine came to rest."""
+    def stop(self, *, alone: bool = True) -> bool:
+        """Stop the queue; whether it came to rest, and with it the engine where no other queue of
+        it may be at work."""
         self.queue("DOORBELL").update(ENABLE=0)
         self.queue("RB_CNTL").update(RB_ENABLE=0)
         self.queue("IB_CNTL").update(IB_ENABLE=0)
         try:
             self.chip.wait(
-                self.register("STATUS_REG"),
+                self.register("STATUS_REG") if alone else self.queue("CONTEXT_STATUS"),
                 lambda value: bool(value.IDLE),
                 unit=self.name,
                 waiting_for="the engine to rest",
@@ -236,6 +244,27 @@ class Engine:
         reset.update(**{f"SOFT_RESET_SDMA{self.index}": 0})
         self.chip.clock.sleep(_MICRO_PAUSE_S)
         self.register("FREEZE").update(FREEZE=0)
+
+    def reset_queue(self) -> bool:
+        """Reset the queue alone; False if the engine does not do it (Linux 6.12 mes_v11_0.c,
+        mes_v11_0_reset_queue_mmio)."""
+        self.queue("DOORBELL").update(ENABLE=0)
+        request, bit = self.register("QUEUE_RESET_REQ"), 1 << self.number
+        request.write(bit)
+        try:
+            self.chip.wait(
+                request,
+                lambda value: not value & bit,
+                unit=self.name,
+                waiting_for=f"the reset of queue {self.number}",
+                limit_s=_HALT_LIMIT_S,
+            )
+        except UnitTimeout:
+            return False
+        self.queue("DOORBELL_OFFSET").update(OFFSET=0)
+        self.queue("RB_CNTL").update(RB_ENABLE=0)
+        self.queue("IB_CNTL").update(IB_ENABLE=0)
+        return True
 
     def state(self) -> dict[str, object]:
         return {

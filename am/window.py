@@ -11,8 +11,8 @@ from am.boot import Stages, first_contact
 from am.chip import Chip
 from am.diagnosis import needs
 from am.generations.record import generation_of
-from am.gmc import QUEUE_VMID
 from am.regs import load
+from am.seat import QUEUE_VMID
 from hcq.errors import BadArgument, DeviceNotFound, UgpuError
 from hcq.fields import RegisterBlock
 from hcq.ladder import Diagnosis, Level

@@ -80,6 +80,11 @@ class RangeAllocator:
             self._join(address, address + self._taken[address][0])
         self._taken.pop(address)
 
+    def free_all(self, owner: object) -> None:
+        """Give back all ranges that `owner` has allocated; can be repeated."""
+        for address in [start for start, (_, who) in self._taken.items() if who is owner]:
+            self.free(address, owner)
+
     def owns(self, address: int, owner: object) -> bool:
         """Whether `owner` has allocated the range that starts at `address`."""
         return address in self._taken and self._taken[address][1] is owner

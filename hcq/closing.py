@@ -16,9 +16,10 @@ class Closing(ABC):
     closer: the thread that is in `close`. inherited: the device is that of a parent process.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, lock: threading.RLock | None = None) -> None:
+        """lock: of a device that others share hardware with; else it has one of its own."""
         self.name = name
-        self.lock = threading.RLock()
+        self.lock = lock or threading.RLock()
         self.closed = False
         self.ended = False  # `shutdown` came to its end
         self.inherited = False

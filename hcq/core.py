@@ -12,6 +12,7 @@ the device back. A device that is not closed is kept until the process ends (hcq
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -96,8 +97,8 @@ class Core(Closing):
     device: Device
     limit_s: float = 30.0
 
-    def __init__(self, driver: Driver) -> None:
-        super().__init__(driver.name)
+    def __init__(self, driver: Driver, lock: threading.RLock | None = None) -> None:
+        super().__init__(driver.name, lock)
         self.driver = driver
         self.last_failure: UgpuError | None = None
         self.resets = 0

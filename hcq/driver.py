@@ -29,6 +29,7 @@ the call must be safe where a method says so.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -67,10 +68,11 @@ class Driver(ABC):
     clock_hertz: float
     clock: Clock
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, lock: threading.RLock | None = None) -> None:
+        """lock: of the hardware, where several drivers share it; else the core has its own."""
         self.name = name
         self.clock = Clock()
-        self.core = Core(self)
+        self.core = Core(self, lock)
 
     # ---- memory and programs -----------------------------------------------------------------
 
@@ -212,6 +214,8 @@ class Driver(ABC):
         whose opening failed. All that can be stopped and freed is, whatever fails on the way."""
 
     # ---- several holders ---------------------------------------------------------------------
+
+    most_tenants: int | None = None  # that can be open at a time; None: as many as have memory
 
     def sole_holder(self) -> str:
         """Return why a second holder cannot have queues and an address space of its own beside this

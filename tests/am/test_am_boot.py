@@ -330,8 +330,8 @@ def test_slots_are_counted_beyond_32_bits(chip: Any) -> None:
 
 def test_the_command_ring_of_the_psp_wraps(chip: Any) -> None:
     with opened(chip) as device:
-        assert device.driver.firmware is not None
-        toc = device.driver.firmware.boot[device.driver.facts.generation.toc_type]
+        assert device.driver.card.firmware is not None
+        toc = device.driver.card.firmware.boot[device.driver.facts.generation.toc_type]
         sizes = {device.driver.units.psp.load_toc(toc) for _ in range(70)}
         assert len(sizes) == 1
     assert chip.violations == []

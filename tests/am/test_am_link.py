@@ -41,7 +41,7 @@ def test_off_after_resets(chip: Any) -> None:
         chip.power_cycle()
         boot.after_power_loss(device.driver.units)
         assert control(chip) == 0x40
-        device.driver.leave_warm = False
+        device.driver.card.leave_warm = False
     assert control(chip) == 0x43
 
 

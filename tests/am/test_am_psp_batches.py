@@ -50,8 +50,8 @@ def test_images_go_to_the_ring_together(chip: Chip) -> None:
 def test_any_number_of_commands_runs_in_order(chip: Chip, count: int) -> None:
     with plug_in(chip) as device:
         driver = device.driver
-        assert driver.firmware is not None
-        toc = driver.firmware.boot[driver.facts.generation.toc_type]
+        assert driver.card.firmware is not None
+        toc = driver.card.firmware.boot[driver.facts.generation.toc_type]
         seen: list[int] = []
 
         def fill(buffer: Struct, address: int) -> None:

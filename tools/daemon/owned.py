@@ -80,7 +80,9 @@ class Owned:
         self.device = device
         alone = device.driver.sole_holder()
         self.card.alone = alone or ("" if self.settings.shares else "its shares are set to 0")
-        self.card.shares = 0 if self.card.alone else self.settings.shares
+        most = device.driver.most_tenants
+        shares = self.settings.shares if most is None else min(most, self.settings.shares)
+        self.card.shares = 0 if self.card.alone else shares
         return device
 
     def open_tenant(self, lease: int) -> Device:

@@ -5,6 +5,7 @@ Facts: Linux 6.12 soc21.c (soc21_grbm_select), gfx_v11_0.c (soft reset, wave dat
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,8 @@ WAVE_VALID_AND_IDLE, WAVE_STATUS, WAVE_TRAPSTS, WAVE_PC_LO, WAVE_PC_HI = (
     0x108,
     0x109,
 )
-WAVE_MODE = 0x101
+WAVE_MODE, WAVE_HW_ID2 = 0x101, 0x118
+WAVE_SLOTS = 32  # numbers of waves in a group
 SCALARS = 0x200  # scalar registers follow: M0 is 0x27D, EXEC 0x27E
 STATUS_VALID = 1 << 16
 STATUS_HALT = 1 << 13 | 1 << 16  # HALT, VALID
@@ -161,30 +163,34 @@ class Gfx(Block):
 
     def halted_wave(self) -> tuple[Outcome, WavePlace] | None:
         """The wave that halted, of a queue that hangs, and where it is."""
+        return next(((wave, place) for _, wave, place in self._halted()), None)
+
+    def _halted(self) -> Iterator[tuple[int, Outcome, WavePlace]]:
+        """All waves that halted, each with its VMID and place."""
         for queue in self.mec.queues():
             if queue.wave is not None:
-                return queue.wave, queue.wave_place
-        return None
+                yield queue.vmid, queue.wave, queue.wave_place
 
     def _wave_data(self) -> int:
-        """Read wave state: of the halted wave, or of one that runs, which sits on the SIMD of its
-        group, in the slot of its number."""
+        """Read wave state: of halted waves, and of those that run, which sit on the SIMD of their
+        group, in the slot of their number or the next that is free."""
         index = self.fields("SQ_IND_INDEX")
         there: dict[int, dict[int, int]] = {}  # slot -> values by index
-        halted = self.halted_wave()
-        if halted is not None:
-            wave, place = halted
+        for vmid, wave, place in self._halted():
             if self._aimed(place):
-                there[wave.wave & 0x1F] = _halted_state(wave)
-        else:
-            options = self.chip.options
-            sizes = options.shader_engines, options.arrays_per_engine, options.wgps_per_array
-            for one in self.array.waves():
-                if self._aimed(place_of(one.group, one.dispatch.groups, sizes)):
-                    there[one.wave & 0x1F] = self._running_state(one)
+                _sit(there, wave.wave, self._id(vmid) | _halted_state(wave))
+        options = self.chip.options
+        sizes = options.shader_engines, options.arrays_per_engine, options.wgps_per_array
+        for vmid, one in self.array.waves():
+            if self._aimed(place_of(one.group, one.dispatch.groups, sizes)):
+                _sit(there, one.wave, self._id(vmid) | self._running_state(one))
         if index.INDEX == WAVE_VALID_AND_IDLE:
             return sum(1 << slot for slot in there) & 0xFFFFF
         return there.get(index.WAVE_ID, {}).get(index.INDEX, 0)
+
+    def _id(self, vmid: int) -> dict[int, int]:
+        """HW_ID2, of which the VMID is known here."""
+        return {WAVE_HW_ID2: vmid << 24}
 
     def _aimed(self, place: WavePlace) -> bool:
         """Whether GRBM_GFX_INDEX selects this SIMD."""
@@ -203,6 +209,14 @@ class Gfx(Block):
             WAVE_PC_HI: wave.pc >> 32,
             **{SCALARS + number: value for number, value in enumerate(wave.scalars)},
         }
+
+
+def _sit(there: dict[int, dict[int, int]], number: int, state: dict[int, int]) -> None:
+    """Put a wave into the first free slot from its number on."""
+    slots = ((number + step) % WAVE_SLOTS for step in range(WAVE_SLOTS))
+    slot = next((slot for slot in slots if slot not in there), None)
+    if slot is not None:
+        there[slot] = state
 
 
 def _halted_state(wave: Outcome) -> dict[int, int]:

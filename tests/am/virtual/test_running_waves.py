@@ -117,8 +117,9 @@ def test_looking_changes_no_result(chip: Chip, device: AmDevice) -> None:
         array = array_of(chip)
         while not ended.is_set():
             with chip.lock:
-                array._looked_at = float("-inf")
-                found = array.waves()
+                for part in array._parts:
+                    part.looked_at = float("-inf")
+                found = [wave for _, wave in array.waves()]
             seen[0] += len(found)
             assert all(isinstance(wave.dispatch, Dispatch) for wave in found)
 

@@ -201,6 +201,9 @@ class Slot:
         address = self._mqd_address()
         if address == 0 or address & 0xFF:
             self._fault(f"MQD at {address:#x}: expected a multiple of 256 bytes, not 0")
+        rival = self.mec.rival(self)
+        if rival is not None:
+            self._flag(f"activated with the doorbell of {rival.name}")
         rptr = self.values.get("CP_HQD_PQ_RPTR", 0)
         wptr = self._wide("CP_HQD_PQ_WPTR_LO", "CP_HQD_PQ_WPTR_HI")
         self.active = ComputeQueue(self.mec, self, setup, rptr, wptr)

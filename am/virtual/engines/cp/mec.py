@@ -273,6 +273,12 @@ class Mec(Block):
             self.chip.ih.raise_interrupt(GRBM_CP, SOURCE_STRAY_DOORBELL, data=(4 * dword, 0, 0, 0))
         return hit
 
+    def rival(self, slot: Slot) -> Slot | None:
+        """Find another active queue with the doorbell of `slot`: each write would ring both."""
+        dword = slot.doorbell_dword()
+        found = (one for one in self._all() if one.active is not None and one is not slot)
+        return next((one for one in found if one.doorbell_dword() == dword != -1), None)
+
     def _in_range(self, byte: int, unit: str) -> bool:
         lower = self.get(f"CP_{unit}_DOORBELL_RANGE_LOWER") & DOORBELL_PAGE
         return lower <= byte <= self.get(f"CP_{unit}_DOORBELL_RANGE_UPPER") & DOORBELL_PAGE

@@ -105,6 +105,12 @@ class Sdma(Block):
         """The kernel's queue, in slot 0."""
         return self.slots[0].queue
 
+    def rival(self, slot: SdmaSlot) -> SdmaSlot | None:
+        """Find another enabled queue with the doorbell of `slot`: each write would ring both."""
+        dword = slot.doorbell_dword()
+        found = (one for one in self.slots if one.queue is not None and one is not slot)
+        return next((one for one in found if one.doorbell_dword() == dword != -1), None)
+
     def queues(self) -> list[SdmaQueue]:
         """All queues that are enabled."""
         return [slot.queue for slot in self.slots if slot.queue is not None]
@@ -152,7 +158,10 @@ class Sdma(Block):
             self._wake()
 
     def _queue_reset(self, value: int) -> None:
-        """Reset the queues of the bits set; the requests clear when it is done."""
+        """Reset the queues of the bits set; the requests clear when it is done (Linux 6.12
+        mes_v11_0.c, mes_v11_0_reset_queue_mmio). The engine's firmware does it."""
+        if self._halted or self.chip.faults.sdma_crashed:
+            return
         for slot in self.slots:
             if value >> slot.number & 1:
                 slot.unmap()

@@ -44,6 +44,7 @@ class SdmaSlot:
             ("RB_RPTR_HI", lambda: self._rptr() >> 32),
             ("RB_WPTR", lambda: self._wptr() & 0xFFFF_FFFF),
             ("RB_WPTR_HI", lambda: self._wptr() >> 32),
+            ("CONTEXT_STATUS", self._status),
         ):
             engine.on_read(self._name(name), reader)
 
@@ -136,6 +137,13 @@ class SdmaSlot:
             return self.queue.wptr
         return self._wide("RB_WPTR", "RB_WPTR_HI")
 
+    def _status(self) -> int:
+        """CONTEXT_STATUS: IDLE is 0 while the queue has work, or hangs (Linux 6.12
+        amdgpu_amdkfd_gfx_v11.c, hqd_sdma_destroy_v11, waits for it)."""
+        layout = self.engine.chip.space.register("gc", self._name("CONTEXT_STATUS"))
+        idle = self.queue is None or not self.queue.busy
+        return layout.insert(POWER_ON["CONTEXT_STATUS"], {"IDLE": int(idle)})
+
     def _ring_control(self, value: int) -> None:
         if value & 1 and self.queue is None:
             self._enable()
@@ -161,6 +169,9 @@ class SdmaSlot:
             self.fault(f"ring enabled at {setup.base:#x} with {setup.size} bytes")
         if control.RB_SWAP_ENABLE or control.WPTR_POLL_SWAP_ENABLE:
             self.fault("byte swapping is not modelled")
+        other = self.engine.rival(self)
+        if other is not None:
+            self.flag(f"enabled with the doorbell of queue {other.number}")
         if report & 7:
             self.flag(f"RPTR write-back to {report:#x}, which is not 8-byte aligned")
         if self._minor_update():

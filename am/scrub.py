@@ -1,0 +1,40 @@
+"""Zeros over memory of the driver's own that kernels can read, and that was another holder's.
+
+Buffers are the caller's to clear: the daemon does so when it allocates them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from am.memory import Mapping
+from hcq.command import Fill, Signal, Symbol, values_of
+from hcq.errors import OutOfMemory
+
+if TYPE_CHECKING:
+    from am.driver import AmDriver
+
+
+def by_host(driver: AmDriver, mapping: Mapping) -> None:
+    """Clear VRAM through the host's window: little of it, at any time."""
+    for start, length in mapping.pieces:
+        driver.chip.vram.write(start, bytes(length))
+    driver.units.nbio.post_hdp()
+
+
+def by_queue(driver: AmDriver, mapping: Mapping) -> None:
+    """Clear memory in front of all kernels that are submitted from now on; does not wait.
+
+    OutOfMemory where the compute queue has no room: waiting for it would keep the other holders of
+    the card waiting too.
+    """
+    driver.core.complete()
+    queue = driver.queues.compute[0]
+    timeline, value = queue.timeline, queue.timeline.last + 1
+    fill = Fill(Symbol.constant(int(mapping.address)), 0, mapping.size)
+    buffer = queue.encode([fill, Signal(timeline, Symbol.constant(value))])
+    if not queue.room(len(buffer.words)):
+        raise OutOfMemory(
+            f"{queue.name} has no room for the command that clears new memory; wait for its work"
+        )
+    queue.submit(buffer, values_of(buffer, value))
