@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,15 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from hcq.errors import DeviceLost, EndpointStalled, LinkError
+from hcq.errors import EndpointStalled
 from tests.kernel.guest.host import within
 from tests.kernel.guest.usb_stack import APPEARS_LIMIT_S, hand
 from usbgpu import attach, found
 from usbgpu.bridge import Bridge, Status, Tlp
-from usbgpu.transport import UsbTransport
 
 Note = Callable[[str, object], None]
-PULLS, SEED = 12, 12
 _SYSFS = Path("/sys/bus/usb/devices")
 
 
@@ -97,63 +94,3 @@ def test_a_halted_pipe_is_named_and_the_port_reset() -> None:
                 bridge.fill_sram(bytes(512))
             bridge.write_xdata(0x4000, b"\x5a")
             assert bridge.read_xdata(0x4000, 1) == b"\x5a"
-
-
-def test_the_card_behind_it(record_property: Note) -> None:
-    appeared()
-    bridge = attach.by_name("0")
-    begin, transfers = time.perf_counter(), bridge.transfers
-    with UsbTransport(bridge, "usb:0") as card:
-        record_property("card found (s)", f"{time.perf_counter() - begin:.1f}")
-        record_property("its transfers", bridge.transfers - transfers)
-        assert str(card.identity) == "1002:744c" and card.traits.staged is not None
-        card.config_write(4, card.config_read(4, 2) | 6, 2)
-        window = card.window(0)
-        data = bytes(range(256))
-        window.write(0x10_0000, data)
-        assert window.read(0x10_0000, 256) == data
-
-
-def told(bridge: Bridge) -> bool:
-    try:
-        bridge.read_xdata(0, 1)
-    except DeviceLost:
-        return True
-    except LinkError:
-        return False
-    raise AssertionError("the device still answers")
-
-
-def work(bridge: Bridge) -> None:
-    """About 250 transfers."""
-    bridge.write_xdata(0x4000, bytes(range(31)))
-    assert bridge.read_xdata(0x4000, 31) == bytes(range(31))
-    for _ in range(3):
-        assert bridge.request(Tlp.CONFIG_READ_0, 0).value == 0x24631B21
-    bridge.fill_sram(b"\x31" * (64 << 10))
-    assert bridge.read_xdata(0xF000, 16) == b"\x31" * 16
-
-
-@pytest.mark.timeout(600)
-def test_pulls_are_told_and_every_plug_works(record_property: Note) -> None:
-    chance = random.Random(SEED)
-    slowest = 0.0
-    with hand() as host:
-        for pull in range(PULLS):
-            with opened() as bridge:
-                host.ask(
-                    "pull_at", transfer=chance.randrange(250), after=chance.choice((0, 0, 8, 5000))
-                )
-                with pytest.raises(LinkError):
-                    while True:
-                        begin = time.monotonic()
-                        work(bridge)
-                slowest = max(slowest, time.monotonic() - begin)
-                # What was under way is lost in some way; from then on the device is gone.
-                awaited("the pull is not told", lambda: told(bridge))
-            host.ask("plug")
-            assert host.ask("objections") == [], f"pull {pull}"
-        with opened() as bridge:
-            work(bridge)
-    record_property("pulls", PULLS)
-    record_property("work until its error, the slowest (s)", f"{slowest:.2f}")
