@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Wait = Callable[["ChannelQueue", int], None]  # for a value of the queue's timeline
+Way = tuple["ChannelQueue", Wait]  # the queue that copies code in, and how its end is awaited
 
 _LOCAL_GRANULE = 32  # bytes per thread
 _WARP_GRANULE, _TPC_GRANULE = 0x200, 0x8000  # bytes of local memory per warp and per TPC
@@ -63,6 +64,10 @@ class _Loaded:
     target: str
 
 
+def _wait(queue: ChannelQueue, value: int) -> None:
+    queue.timeline.wait(value)
+
+
 class Programs:
     """All programs of a device, and local memory: one block, for the kernel that needs most."""
 
@@ -74,9 +79,9 @@ class Programs:
         self.local_size = 0  # bytes per thread that `local` is for
         self._loaded: dict[Memory, _Loaded] = {}
 
-    def load(self, data: bytes, wait: Wait | None = None) -> Program:
-        """Assemble PTX where it is text, check the cubin and place it; see Device.load. wait: how
-        the end of the copy is awaited, where the device's own way is barred: in a reset."""
+    def load(self, data: bytes, way: Way | None = None) -> Program:
+        """Assemble PTX where it is text, check the cubin and place it; see Device.load. way: in a
+        reset, where copy queues may hold work of others and the device's own wait is barred."""
         driver = self.driver
         ptx, target = b"", ""
         if not data.startswith(b"\x7fELF"):
@@ -99,7 +104,7 @@ class Programs:
             for name, code in cubin.kernels.items():
                 program.kernels[name] = self._kernel(program, image, code, memory, names.get(name))
             linked = self.heap.connect(image, image.link(memory.address))
-            self._write(memory, self.output.connect(image, memory, linked), wait)
+            self._write(memory, self.output.connect(image, memory, linked), way)
             memory.protect(image.fixed if image.fixed < image.size else memory.size)
             kernels = tuple(
                 (kernel.name, kernel.address, kernel.details.code.code_size)
@@ -158,11 +163,11 @@ class Programs:
             details=details,
         )
 
-    def _write(self, memory: Memory, data: bytes, wait: Wait | None) -> None:
-        """Copy code in by the copy engine. A graph may be under capture meanwhile: this is not
+    def _write(self, memory: Memory, data: bytes, way: Way | None) -> None:
+        """Copy code in by a copy engine. A graph may be under capture meanwhile: this is not
         recorded."""
         driver = self.driver
-        queue = driver.copy_queue
+        queue, wait = way or (driver.copy_queue, _wait)
         staging = None
         try:
             staging = allocate(driver.gpu, len(data), Placement.HOST, Region.HOST)
@@ -177,10 +182,7 @@ class Programs:
                 if symbol.buffer is not None:
                     values[position] = int(symbol.buffer.address)
             queue.submit_keeping(encoded, values, staging)
-            if wait is None:
-                queue.timeline.wait(value)
-            else:
-                wait(queue, value)
+            wait(queue, value)
             queue.reclaim()
         except BaseException:
             if staging is not None and not queue.keeps(staging):

@@ -97,7 +97,9 @@ def _copy(driver: NvDriver, queue: ChannelQueue, host: Memory, device: Memory) -
 
 def _compute(driver: NvDriver, queues: Sequence[ChannelQueue], host: Memory) -> str:
     try:
-        program = driver.programs.load(_PTX, wait=lambda queue, end: _wait(driver, queue, end))
+        program = driver.programs.load(
+            _PTX, way=(queues[0], lambda queue, end: _wait(driver, queue, end))
+        )
     except MissingDependency as error:
         return f"not run: {error}"
     try:
