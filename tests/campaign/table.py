@@ -42,11 +42,11 @@ checks that the driver
 
 - detects it: an error of `ugpu.errors`, within its limit;
 - names it: the class, the facts, the state of the unit (`ugpu fw state`) and the remedy;
-- recovers: once the cause is gone, the recovery below brings back a device that works right;
-- keeps other buffers intact, or says that the content of device memory is lost (`vram_lost`);
+- recovers: once the cause is gone, the recovery in the table restores a working device;
+- keeps other buffers intact, or reports that the content of device memory is lost (`vram_lost`);
 - leaves nothing behind: descriptors, mappings, threads, device memory, the kernel driver's objects.
 
-"copes" instead of an error: the work ends right and no error is raised.
+"copes" instead of an error: the work gives correct results and no error is raised.
 """
 _COLUMNS = "| fault | planted by | device: stages | error | state and remedy | recovery | source |"
 
@@ -72,7 +72,7 @@ def _row(kind: Kind) -> str:
 
 
 def render(kinds: list[Kind]) -> str:
-    """The page docs/faults.md."""
+    """Return the text of docs/faults.md."""
     lines = [_HEAD, f"{len(kinds)} kinds, {len(cases_of(kinds))} cases.", ""]
     for layer in Layer:
         of_layer = [kind for kind in kinds if kind.layer is layer]
