@@ -172,7 +172,7 @@ def first_contact(transport: Transport, facts: ChipFacts, stages: Stages) -> Chi
 
 
 def is_warm(chip: Chip, units: Units) -> bool:
-    """Whether a ugpu process left the chip running and clean; no other state is trusted."""
+    """Return whether a ugpu process left the chip running and clean; no other state is trusted."""
     if not units.psp.alive():
         return False
     gc = chip.gc
@@ -210,7 +210,7 @@ def mark(chip: Chip, state: int) -> None:
 
 
 def marked(chip: Chip) -> bool:
-    """Whether the tag is there: the graphics core was not reset since."""
+    """Return whether the tag is present: the graphics core was not reset since it was written."""
     return int(chip.gc.SCRATCH_REG7.read()) == TAG
 
 
@@ -218,8 +218,8 @@ def marked(chip: Chip) -> bool:
 
 
 def start_bus_and_hub(units: Units, stages: Stages, *, interrupts: bool = True) -> None:
-    """What every start needs first: doorbells, HDP, MMHUB, interrupts. Without the last ones where
-    a list of registers sets them up later."""
+    """Start doorbells, HDP, MMHUB and interrupts, which every start needs first. Where
+    `interrupts` is False, a list of registers sets the interrupts up later."""
     with stages.stage("NBIO"):
         units.nbio.start()
         units.nbio.post_hdp()
@@ -237,7 +237,7 @@ def start_hubs(units: Units, hubs: Sequence[Hub]) -> None:
 
 
 def load_components(units: Units, firmware: FirmwareSet, done: int) -> None:
-    """What the bootloader takes, up to the secure OS, but for the first `done` components."""
+    """Load the bootloader's components up to the secure OS, except for the first `done` ones."""
     components, psp = units.chip.generation.boot_components, units.psp
     if done == len(components):
         psp.wait_secure_os()

@@ -233,7 +233,7 @@ class Card:
         return Seat.of_tenant(free, self._pasid)
 
     def is_alone(self, holder: AmDriver) -> bool:
-        """Whether no other holder has work on the card."""
+        """Return whether no other holder has work on the card."""
         return not self.stuck and all(other is holder for other in self.holders)
 
     def check_whole_reset(self, holder: AmDriver) -> None:
@@ -335,7 +335,7 @@ class Card:
 
 
 def _concerns(entry: Interrupt, holder: AmDriver) -> bool:
-    """Whether an interrupt entry is a holder's to explain."""
+    """Return whether an interrupt entry is a holder's to explain."""
     seat = holder.seat
     if entry.client in WHOLE_CARD:
         return False

@@ -353,18 +353,20 @@ class Chip:
         return self.bus.read32(self.generation.memory_size_register)
 
     def lost(self) -> bool:
-        """Whether the chip is gone: nothing in configuration space, or only ones in registers."""
+        """Return whether the chip is gone: no answer in configuration space, or only ones in
+        registers."""
         return not self.transport.present() or self._dark()
 
     def _dark(self) -> bool:
-        """Whether two registers read as ones: one of them alone may be a lost completion."""
+        """Return whether two registers read as ones: one of them alone may be a lost completion."""
         if self.memory_size_mb() != ALL_ONES:
             return False
         return self.bus.read32(self.generation.ifwi_register) == ALL_ONES
 
     def unplaced(self) -> bool:
-        """Whether configuration space answers, and the registers' BAR has no address: a reset of
-        the slot cleared it, and nothing restored it. Addresses lie above the four low bits."""
+        """Return whether configuration space answers, and the registers' BAR has no address: a
+        reset of the slot cleared it, and nothing restored it. Addresses lie above the four low
+        bits."""
         if not self.transport.present():
             return False
         bar = constants("pci_regs").PCI_BASE_ADDRESS_0 + 4 * self.generation.register_bar

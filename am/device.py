@@ -86,12 +86,12 @@ class AmDevice(Device):
 
     @property
     def warm(self) -> bool:
-        """Whether the driver attached to the running chip of an earlier ugpu process."""
+        """Return whether the driver attached to the running chip of an earlier ugpu process."""
         return self._driver.warm
 
     @property
     def vram_lost(self) -> bool:
-        """Whether the last reset cost the content of DEVICE memory."""
+        """Return whether the last reset lost the content of DEVICE memory."""
         return self._driver.vram_lost
 
     @property

@@ -78,8 +78,8 @@ def diagnose(driver: AmDriver) -> Diagnosis:
 
 
 def needs(chip: Chip) -> list[Diagnosis]:
-    """What the named states of a chip's units need, as far as a queue's reset is not enough; reads
-    registers and writes none."""
+    """Return the resets that the named states of a chip's units require, beyond a queue's reset;
+    reads registers and writes none."""
     found = []
     for state in states(chip):
         level = None if state.ok else _NEEDS.get((state.unit, state.name))
@@ -113,7 +113,7 @@ def failed_queues(driver: AmDriver, failure: UgpuError | None) -> list[RingQueue
 
 
 def _names(failure: UgpuError, queue: RingQueue) -> bool:
-    """Whether a failure's facts name the queue: its timeline, or its engine."""
+    """Return whether a failure's facts name the queue: its timeline, or its engine."""
     facts = failure.facts
     return queue.timeline.name == facts.get("timeline") or queue.name in (
         facts.get("engine"),
@@ -122,14 +122,15 @@ def _names(failure: UgpuError, queue: RingQueue) -> bool:
 
 
 def stands_still(failure: UgpuError | None) -> bool:
-    """Whether a failure leaves its queue at what it never ends: it cannot be drained."""
+    """Return whether a failure leaves its queue at a command that never ends, so that it cannot be
+    drained."""
     halted = isinstance(failure, ChipError) and "wgp" in failure.facts
     return halted or isinstance(failure, DeviceHang | IllegalInstruction | BadPacket)
 
 
 def reports(entry: Interrupt, queue: RingQueue) -> bool:
-    """Whether an interrupt entry tells of a failure of this queue. Entries of page faults do not
-    name their queue."""
+    """Return whether an interrupt entry reports a failure of this queue. Entries of page faults do
+    not name their queue."""
     if not isinstance(queue, ComputeQueue):
         return sdma_engine(entry) == queue.name
     if is_packet_error(entry):

@@ -112,12 +112,12 @@ class AmDriver(Driver):
 
     @property
     def is_tenant(self) -> bool:
-        """Whether it shares a card that another holder has booted."""
+        """Return whether the driver shares a card that another holder has booted."""
         return self.seat.index > 0
 
     @property
     def warm(self) -> bool:
-        """Whether the card was taken over running."""
+        """Return whether the driver attached to a running card."""
         return self.card.warm
 
     def _make_memory(self) -> AddressSpace:
@@ -143,8 +143,8 @@ class AmDriver(Driver):
 
     @property
     def starts_by_list(self) -> bool:
-        """Whether a list of registers starts the queues: the MEC was just booted, and each access
-        from here is a message."""
+        """Return whether a list of registers starts the queues: the MEC was just booted, and each
+        access from here is a message."""
         return self.units.lists is not None and not self.warm
 
     def _check_warm(self) -> None:
@@ -178,7 +178,7 @@ class AmDriver(Driver):
 
     @property
     def alone(self) -> bool:
-        """Whether no other holder has work on the card."""
+        """Return whether no other holder has work on the card."""
         return self.card.is_alone(self)
 
     most_tenants = SEATS - 1

@@ -270,7 +270,7 @@ def uncorrectable_error(interrupt: Interrupt) -> ChipError | None:
 
 
 def is_wave_client(client: str) -> bool:
-    """Whether a hub's client acts for a kernel."""
+    """Return whether a hub's client acts for a kernel."""
     return client in _WAVES
 
 
@@ -281,7 +281,7 @@ def sdma_engine(interrupt: Interrupt) -> str:
 
 
 def is_packet_error(interrupt: Interrupt) -> bool:
-    """Whether the command processor refuses a packet by this entry."""
+    """Return whether this entry reports a packet that the command processor refused."""
     return interrupt.client == CLIENT_GRBM_CP and interrupt.source in _CP_PACKETS
 
 

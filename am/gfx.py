@@ -83,7 +83,8 @@ class Gfx:
     # ---- start -------------------------------------------------------------------------------
 
     def loaded(self) -> bool:
-        """Whether the micro engines have their firmware; before, the chip takes no writes here."""
+        """Return whether the micro engines have their firmware; before that, the chip does not
+        accept writes here."""
         return bool(self.chip.gc.RLC_RLCS_BOOTLOAD_STATUS.read().BOOTLOAD_COMPLETE)
 
     def wait_autoload(self) -> None:

@@ -23,7 +23,7 @@ _ROOT_ADDRESS = ~0xFFF
 
 
 def registers(chip: Chip) -> dict[str, int]:
-    """What tells about a chip that failed, by "block.NAME"."""
+    """Return the registers that help to diagnose a failed chip, by "block.NAME"."""
     values: dict[str, int] = {}
     for block, patterns in REGISTERS.items():
         here = getattr(chip, block, None)

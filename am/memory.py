@@ -45,11 +45,11 @@ class PageTableFormat(PageFormat, Protocol):
     shared_flags: int
 
     def is_table(self, level: int, entry: int) -> bool:
-        """Whether an entry of a level points to a table of the next."""
+        """Return whether an entry of a level points to a table of the next."""
         ...
 
     def root(self, physical: int) -> int:
-        """What the hubs' registers take for the root table at `physical`."""
+        """Return the value of the hubs' registers for the root table at `physical`."""
         ...
 
 
@@ -94,7 +94,7 @@ class Carveout:
         return self.fb_base + address
 
     def physical(self, address: int) -> int:
-        """What page tables hold for VRAM offset `address`."""
+        """Return the address that page tables hold for VRAM offset `address`."""
         return self.fb_offset + address
 
 
@@ -224,7 +224,7 @@ class AddressSpace:
         self.mappings: dict[int, Mapping] = {}  # by address
 
     def regions(self) -> list[Region]:
-        """What is mapped, for reports."""
+        """Return the mapped regions, for reports."""
         return [
             Region(mapping.address, mapping.asked or mapping.size, mapping.kind)
             for mapping in list(self.mappings.values())
@@ -259,7 +259,7 @@ class AddressSpace:
 
     @property
     def root_entry(self) -> int:
-        """What the hubs' registers take for the root table."""
+        """Return the value of the hubs' registers for the root table."""
         return self.format.root(self.tables.root)
 
     def allocate(

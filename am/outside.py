@@ -24,7 +24,7 @@ _LOOKED_AT = 4  # bytes of a timeline
 
 
 class OutsideMemory:
-    """What one device uses of it."""
+    """Outside memory used by one device."""
 
     def __init__(self, driver: AmDriver) -> None:
         self._driver = driver

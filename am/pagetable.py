@@ -46,7 +46,7 @@ class Gfx11Format:
         return physical | (fragment << np.uint64(_FRAGMENT_SHIFT)) | np.uint64(base)
 
     def root(self, physical: int) -> int:
-        """What the hubs' registers take for the root table at `physical`."""
+        """Return the value of the hubs' registers for the root table at `physical`."""
         return physical | VALID
 
     def table(self, level: int, physical: int) -> int:

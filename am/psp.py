@@ -43,7 +43,8 @@ HANDSHAKE_S = 0.02  # the kernel's delay after mailbox commands that start somet
 
 
 def noted_refusal(chip: Chip) -> bool:
-    """Whether a ugpu process has seen the bootloader reject a component since the last reset."""
+    """Return whether a ugpu process has seen the bootloader reject a component since the last
+    reset."""
     return int(chip.mmhub.MMVM_CONTEXT15_PAGE_TABLE_START_ADDR_LO32.read()) == _NOTE | _REFUSED
 
 
@@ -83,14 +84,14 @@ class Psp:
         return self.chip.read_again(self.chip.mp0.MP0_SMN_C2PMSG_81)
 
     def alive(self) -> bool:
-        """Whether the secure OS runs: its sign of life is neither zero nor all ones."""
+        """Return whether the secure OS runs: its sign of life is neither zero nor all ones."""
         sign = self.sign_of_life()
         if sign == ALL_ONES:
             self.chip.check_present("reading the PSP's sign of life")
         return sign not in (0, ALL_ONES)
 
     def bootloader_failed(self) -> bool:
-        """Whether the bootloader has refused a component: only a reset helps.
+        """Return whether the bootloader has refused a component: only a reset helps.
 
         Where its status does not tell, the note does that the process which saw it left.
         """
@@ -101,8 +102,9 @@ class Psp:
         return bool(self._refusal(int(self.chip.mp0.MP0_SMN_C2PMSG_35.read())))
 
     def components_done(self) -> int:
-        """How many components a ugpu process sent to the bootloader before it died; 0 for a
-        bootloader that is fresh. The bootloader itself does not tell, and goes on from there."""
+        """Return the number of components that a ugpu process sent to the bootloader before it
+        died; 0 for a fresh bootloader. The bootloader itself does not tell, and goes on from
+        there."""
         note = int(self._note.read())
         noted = note & ~_COUNT == _NOTE and note & _COUNT != _REFUSED
         return note & _COUNT if noted else 0

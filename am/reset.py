@@ -318,9 +318,9 @@ class Rungs:
             driver.programs.clear_scratch()
 
     def _of_others(self, entry: Interrupt) -> bool:
-        """Whether an entry reports a failure of a queue that goes on, or what concerns the whole
-        card: heat, and what the SMU announces, which it does not repeat. Page faults do not tell
-        whose they are, and count as those of the queues that failed."""
+        """Return whether an entry reports a failure of a queue that goes on, or what concerns the
+        whole card: heat, and what the SMU announces, which it does not repeat. Page faults do not
+        tell whose they are, and count as those of the queues that failed."""
         return entry.client in WHOLE_CARD or any(
             reports(entry, queue) for queue in self.driver.queues.all if queue not in self.restarted
         )

@@ -201,12 +201,12 @@ class Smu:
         self.tell("EnableAllSmuFeatures", self._interface.FEATURE_PWR_GFX)
 
     def running(self) -> bool:
-        """Whether firmware was loaded and listens; says nothing of whether it still answers."""
+        """Return whether firmware was loaded and started; it may no longer answer."""
         flags = self.chip.bus.read32(self.chip.generation.smu_firmware_flags // 4)
         return bool(flags & 1)
 
     def alive(self) -> bool:
-        """Whether the SMU answers a test message."""
+        """Return whether the SMU answers a test message."""
         try:
             self.send("TestMessage", 1)
         except (FirmwareSilent, FirmwareRejected):

@@ -56,7 +56,7 @@ CHANGED_BY_READING = ("*_INVALIDATE_ENG*_SEM", "*_UCODE_DATA", "*_RAM_DATA", "*_
 
 
 def dangers() -> tuple[tuple[str, str], ...]:
-    """What writing registers may do, as (pattern of names, what happens).
+    """Return the possible effects of register writes, as (pattern of names, effect).
 
     Sources: Linux 6.12 amdgpu psp_v13_0.c and smu_v13_0.c (mailboxes), gfx_v11_0.c (soft resets,
     queue state, RLC), gfxhub_v3_0.c and mmhub_v3_0.c (page tables and apertures), nbio_v4_3.c.

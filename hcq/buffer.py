@@ -211,7 +211,7 @@ def _described(value: object) -> str:
 
 
 def _has_no_width(data: object) -> bool:
-    """Whether it is one of Python's numbers, or a nested sequence with one."""
+    """Return whether it is one of Python's numbers, or a nested sequence with one."""
     if isinstance(data, list | tuple):
         return any(_has_no_width(element) for element in data)
     return isinstance(data, int | float | complex) and not isinstance(data, np.generic)

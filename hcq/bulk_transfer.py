@@ -266,7 +266,7 @@ def _runs(number: int, group: list[_Chunk]) -> Iterator[_Run]:
 
 
 def _goes_on(run: _Run, runs: list[_Run]) -> bool:
-    """Whether a transfer of both halves is followed by another."""
+    """Return whether a transfer of both halves is followed by another."""
     return len(run[1]) == 2 and run is not runs[-1]
 
 

@@ -65,7 +65,7 @@ def virtual_chips() -> dict[str, str]:
 
 
 def pci_drivers() -> dict[tuple[int, int], PciDriver]:
-    """How to drive each (vendor, device) that there is a chip's folder for."""
+    """Return the driver for each (vendor, device) that has a chip folder."""
     drivers: dict[tuple[int, int], PciDriver] = {}
     for vendor in VENDORS:
         drivers |= load(f"{vendor}.chips:pci_drivers")()

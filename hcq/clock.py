@@ -168,7 +168,7 @@ class Part(Protocol):
 
     @property
     def work(self) -> Work:
-        """What the part has to do and will do as soon as a processor is free. Any thread may ask;
+        """Return the work that the part does as soon as a processor is free. Any thread may ask;
         cheap, and takes no lock that the part holds while it works."""
         ...
 

@@ -1,4 +1,4 @@
-"""How a device comes to its end: closed, kept although dropped, or inherited by a forked child."""
+"""End of a device's life: closed, kept although dropped, or inherited by a forked child."""
 
 from __future__ import annotations
 

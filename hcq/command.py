@@ -247,8 +247,9 @@ class CommandBuffer:
     def part(
         self, positions: Sequence[int], sources: Sequence[int], offsets: Sequence[int]
     ) -> Part:
-        """What inserts some symbols alone, as often as they change: symbol positions[i] of
-        `symbols` is then the value number sources[i] of those given, plus offsets[i]."""
+        """Return a part that inserts only some symbols, as often as they change: symbol
+        positions[i] of `symbols` is then the value number sources[i] of those given, plus
+        offsets[i]."""
         source_of = np.full(len(self.symbols), -1, np.int64)
         offset_of = np.zeros(len(self.symbols), np.uint64)
         source_of[list(positions)] = sources

@@ -75,7 +75,7 @@ def core_of(device: Device) -> Core:
 
 
 def launches_of(commands: Sequence[Command]) -> int:
-    """How many of the commands launch a kernel."""
+    """Return the number of commands that launch a kernel."""
     return sum(isinstance(command, Launch) for command in commands)
 
 
@@ -330,20 +330,20 @@ class Core(Closing):
 
     @property
     def idle(self) -> bool:
-        """Whether all that was submitted has ended; costs a few reads of host memory."""
+        """Return whether all submitted work has ended; costs a few reads of host memory."""
         queues = self.driver.all_queues()
         ended = all(hw.timeline.value >= hw.timeline.last for hw in queues)
         return ended and not self.cut_off
 
     @property
     def cut_off(self) -> bool:
-        """Whether there is something for `complete`; another thread may be at it."""
+        """Return whether `complete` has work to do; another thread may be doing it."""
         if self.replaying is not None:
             return True
         return any(hardware.intent is not None for hardware in self.driver.all_queues())
 
     def is_own(self, timeline: Timeline) -> bool:
-        """Whether it is the timeline of one of the device's queues."""
+        """Return whether a timeline belongs to one of the device's queues."""
         for hardware in self.driver.all_queues():  # noqa: SIM110 - any() takes twice as long
             if hardware.timeline is timeline:
                 return True

@@ -140,7 +140,7 @@ class Device:
 
     @property
     def idle(self) -> bool:
-        """Whether all submitted work has ended; costs a few reads of host memory."""
+        """Return whether all submitted work has ended; costs a few reads of host memory."""
         return self._core.idle
 
     @property
@@ -187,7 +187,7 @@ class Device:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or belongs to the parent of a forked process."""
+        """Return whether the device was closed, or belongs to the parent of a forked process."""
         return self._core.closed
 
     def close(self) -> None:

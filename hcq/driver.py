@@ -136,15 +136,15 @@ class Driver(ABC):
 
     @property
     def announces(self) -> bool:
-        """Whether `pause` ends as soon as something happens on any queue (an interrupt), so that a
-        thread may be in it before work is submitted, and misses nothing."""
+        """Return whether `pause` ends as soon as something happens on any queue (an interrupt), so
+        that a thread may be in it before work is submitted, and misses nothing."""
         return False
 
     def settled(self) -> bool:
-        """Whether all queues are idle and nothing was reported: a shortcut for Device.synchronize,
-        which may wait for a while, and does not call `synchronized` after a True. False where that
-        is not known; the core then goes the long way. Without the lock; takes no other one and
-        raises nothing."""
+        """Return whether all queues are idle and no failure was reported: a shortcut for
+        Device.synchronize, which may wait for a while, and does not call `synchronized` after a
+        True. False where that is not known; the core then goes the long way. Without the lock;
+        takes no other one and raises nothing."""
         return False
 
     def synchronized(self) -> None:

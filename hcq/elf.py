@@ -293,7 +293,8 @@ def read_string(table: bytes, at: int, what: str) -> str:
 
 @dataclass(frozen=True)
 class Rule:
-    """How one relocation type computes its bytes. Facts come from the processor's ABI supplement.
+    """Rule by which one relocation type computes its bytes. Facts come from the processor's ABI
+    supplement.
 
     width: bytes patched. minus: "place" where the place's own address is subtracted, "origin" where
     the image's is, "page" where both addresses count in pages of 4 KiB. through: "symbol" takes

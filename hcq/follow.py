@@ -135,11 +135,11 @@ class Followers:
         self._held: list[Timeline] = []  # gates and relays of closed devices, until we close too
 
     def gate(self, source: Timeline) -> Timeline:
-        """What to wait for on this device instead of another device's timeline."""
+        """Return the timeline of this device to wait for instead of another device's timeline."""
         return self._own(self._gates, source, "gate").target
 
     def relay(self, target: Timeline) -> Timeline:
-        """What to signal on this device instead of another device's timeline."""
+        """Return the timeline of this device to signal instead of another device's timeline."""
         return self._own(self._relays, target, "relay").source
 
     def submitted(self, commands: Sequence[Command], captured: bool) -> None:

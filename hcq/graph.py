@@ -167,8 +167,8 @@ class Capture:
         return value
 
     def last(self, timeline: Timeline) -> int:
-        """What a wait for all submitted so far means: the last recorded value, or the last real
-        one."""
+        """Return the value that a wait for all work submitted so far waits for: the last recorded
+        value, or the last real one."""
         number = self._submissions.get(timeline)
         return timeline.last if number is None else CAPTURED | self._serial << 32 | number
 

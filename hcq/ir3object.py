@@ -90,7 +90,7 @@ class Ir3Texture:
 
 @dataclass(frozen=True)
 class Ir3Sampler:
-    """How a texture is sampled: linear between texels, or the nearest one. wrap: what lies outside,
+    """Sampling of a texture: linear between texels, or the nearest one. wrap: what lies outside,
     "repeat", "mirror", "edge" or "border" (zeros). Coordinates are in texels where not `normal`."""
 
     linear: bool

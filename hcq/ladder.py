@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class Level(enum.IntEnum):
-    """How far a rung reaches, the mildest first. `Level.named("mode1")` finds one by its name."""
+    """Scope of a rung, the mildest first. `Level.named("mode1")` finds one by its name."""
 
     QUEUE = 1
     PIPE = 2
@@ -172,7 +172,7 @@ class Recovery:
 
     @property
     def memory_lost(self) -> bool:
-        """Whether any memory lost its content."""
+        """Return whether memory lost its content."""
         return bool(self.lost_placements)
 
     @property

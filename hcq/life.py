@@ -115,7 +115,7 @@ def leave_behind(running: Callable[[], bool], reach: list[object]) -> None:
 
 
 def left_behind() -> int:
-    """How many threads have been left behind and still run."""
+    """Return the number of abandoned threads that still run."""
     return sum(running() for running, _ in _left_behind)
 
 

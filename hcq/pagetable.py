@@ -27,7 +27,7 @@ class Level:
 
 
 class PageFormat(Protocol):
-    """How entries look. Arrays in, arrays out: `leaf` encodes whole runs.
+    """Format of page-table entries. Arrays in, arrays out: `leaf` encodes whole runs.
 
     levels: the root first. leaf_levels: those where a leaf may sit; the last level is one of them.
     max_fragment: largest fragment, log2 of pages of the last level; 0 where there are none.

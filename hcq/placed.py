@@ -12,7 +12,7 @@ from hcq.queue import HardwareQueue, Resident
 
 
 class Placed:
-    """What `Core.prepare` made, in memory of its own: a submission writes what differs and rings
+    """Result of `Core.prepare`, in its own memory: a submission writes the differences and rings
     the doorbell. Not thread-safe; owned by the caller.
     """
 
@@ -40,7 +40,7 @@ class Placed:
 
     @property
     def ended(self) -> bool:
-        """Whether its last run has ended, so that the image may be written again."""
+        """Return whether its last run has ended, so that the image may be written again."""
         return self.hardware.timeline.value >= self._end
 
     def submit(self, parameters: Sequence[int]) -> int:

@@ -125,7 +125,7 @@ def _described(argument: Argument) -> str:
 
 
 def _is_null(kernel: Kernel, position: int, value: object) -> bool:
-    """Whether `value` is a null pointer: None anywhere, 0 where an address is declared."""
+    """Return whether `value` is a null pointer: None anywhere, 0 where an address is declared."""
     if value is None:
         return True
     declared = kernel.arguments[position] if kernel.arguments is not None else None

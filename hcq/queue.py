@@ -97,7 +97,8 @@ class HardwareQueue(ABC):
         """
 
     def room(self, words: int) -> bool:
-        """Whether an image of so many words (0: a resident one) can be submitted without a wait."""
+        """Return whether an image of so many words (0: a resident one) can be submitted without a
+        wait."""
         return True
 
     def reclaim(self) -> bool:

@@ -141,7 +141,7 @@ def open(name: str = "auto", **options: object) -> Device:
 
 
 def _steppable(name: str) -> bool:
-    """Whether a debugger can halt kernels; unknown chips are another error's subject."""
+    """Return whether a debugger can halt kernels; unknown chips are another error's subject."""
     kind, _, rest = name.partition(":")
     return kind == "virtual" and virtual_chips().get(rest.partition("+")[0]) in (None, *STEPPED)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Repetition:
-    """What Core.prepare made, with its parameters, but those of the slots `firsts` and `seconds`.
+    """Result of Core.prepare with its parameters, except those of the slots `firsts` and `seconds`.
 
     A driver may do better than this one (HardwareQueue.repetition).
     """

@@ -23,7 +23,7 @@ _WIDTHS = {3: "<Q", 6: "<I"}  # R_AMDGPU_ABS64, R_AMDGPU_ABS32
 
 
 def has_lines(image: bytes) -> bool:
-    """Whether an object has line tables."""
+    """Return whether an object has line tables."""
     return _TABLE in image
 
 

@@ -148,5 +148,5 @@ def adreno_chip(target: TargetSpec) -> tuple[int, int]:
 
 
 def adreno_wide_atomics(target: TargetSpec) -> bool:
-    """Whether a target that `adreno_target` made has atomics of 64 bits."""
+    """Return whether a target that `adreno_target` made has atomics of 64 bits."""
     return target.features.endswith(_WIDE_ATOMICS)

@@ -56,7 +56,8 @@ class Timeline:
         return value
 
     def reached(self, value: int) -> bool:
-        """Whether it has got to `value`; costs no read where that was seen before."""
+        """Return whether the timeline has reached `value`; does not read where that was seen
+        before."""
         if self._seen < value:
             self._seen = self.value
         return self._seen >= value

@@ -96,7 +96,7 @@ class Bus:
 
     @property
     def current_depth(self) -> int:
-        """How many steps the calling thread is in."""
+        """Return the depth of steps on the calling thread."""
         return getattr(self.depth, "value", 0)
 
     def step(self, name: str, /, **arguments: object) -> Step | _NoStep:

@@ -164,8 +164,8 @@ class NvDriver(Driver):
         return found
 
     def _is_graphics_copy(self, engine: int) -> bool:
-        """Whether a copy engine shares the graphics engine's ring: it works too, but waits for
-        kernels. A driver that does not tell is taken to have none."""
+        """Return whether a copy engine shares the graphics engine's ring: it works too, but waits
+        for kernels. A driver that does not tell is taken to have none."""
         try:
             caps = self.gpu.client.ask(
                 self.gpu.subdevice, "NV2080_CTRL_CMD_CE_GET_CAPS_V2", ceEngineType=engine
@@ -212,7 +212,7 @@ class NvDriver(Driver):
         return [*words, header(COPY, 0, 1), classes.copy]
 
     def synchronized(self) -> None:
-        """What kernels have printed goes to `on_print`."""
+        """Pass text printed by kernels to `on_print`."""
         self.programs.output.drain()
 
     def shutdown(self) -> None:

@@ -123,7 +123,8 @@ class Encoder:
         self._at(image, address, value, self._release)
 
     def wait_idle(self, image: Pushbuffer) -> None:
-        """What follows starts when the channel's engines have ended all before."""
+        """Make the following commands wait until the channel's engines have completed all earlier
+        ones."""
         image.words += self._idle
 
     def _at(self, image: Pushbuffer, address: Symbol, value: Symbol, execute: int) -> None:

@@ -275,7 +275,7 @@ class Faults:
             return None
 
     def exceptions(self) -> list[dict[str, int]]:
-        """What multiprocessors report, each that has an error; raises what RM refuses."""
+        """Return the reports of all multiprocessors that have an error; raises what RM refuses."""
         return list(self._exceptions())
 
     def _exceptions(self) -> Iterator[dict[str, int]]:
@@ -303,7 +303,7 @@ class Faults:
                     }
 
     def diagnose(self, timeline: Timeline) -> dict[str, object]:
-        """What is known of a queue that does not go on."""
+        """Return the known state of a queue that makes no progress."""
         facts: dict[str, object] = {}
         for queue in self.driver.all_queues():
             if queue.timeline is timeline:

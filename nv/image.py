@@ -95,7 +95,7 @@ class Image:
         return found
 
     def functions(self, base: int) -> dict[str, int]:
-        """What code takes for the addresses of functions.
+        """Return the values that code uses as addresses of functions.
 
         Observed in what nvJitLink 13.5.37 links: a section of its own, whose address it is; and in
         what ptxas 13.5.37 makes of a whole program for sm_75 to sm_120: eight times the function's

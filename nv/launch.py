@@ -222,7 +222,8 @@ def prepare(
 
 
 def config_of(carveout: int) -> int:
-    """How a descriptor names an SM's share of shared memory: in units of 4 KiB, from one on."""
+    """Return a descriptor's value for an SM's share of shared memory: in units of 4 KiB, from one
+    on."""
     return carveout // 4096 + 1
 
 

@@ -214,11 +214,11 @@ class ChannelQueue(HardwareQueue):
             raise self.driver.faults.explain(self, failed)
 
     def error(self) -> ChannelError | None:
-        """What stopped the channel, if anything has."""
+        """Return the error that stopped the channel, if any."""
         return self.memory.error() if self.memory is not None else None
 
     def progress(self) -> Progress:
-        """How far the channel has come. Reads over the bus."""
+        """Return the progress of the channel. Reads over the bus."""
         failed = self.error()
         return Progress(
             given=self.count % ENTRIES,
@@ -271,7 +271,7 @@ class ChannelQueue(HardwareQueue):
         self.complete()  # from `intent` on it takes place
 
     def keeps(self, memory: Memory) -> bool:
-        """Whether `submit_keeping` has taken it."""
+        """Return whether `submit_keeping` has accepted it."""
         pending = [*self._pending, *([self.intent] if self.intent is not None else [])]
         return any(submission.kept is memory for submission in pending)
 

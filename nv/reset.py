@@ -40,7 +40,7 @@ def recover(driver: NvDriver, only: Level | None = None) -> Recovery:
 
 
 def plan(driver: NvDriver, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
-    """What `recover` would do; changes nothing."""
+    """Return the steps that `recover` would execute; changes nothing."""
     diagnosis = _diagnose(driver)
     return diagnosis, Ladder(driver.name, _Rungs(driver).all(), driver.clock).plan(diagnosis, only)
 

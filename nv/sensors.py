@@ -151,7 +151,7 @@ class Meter:
         return float(found[name])
 
     def nvlinks(self) -> float:
-        """How many NVLinks are up."""
+        """Return the number of active NVLinks."""
         found = self.gpu.client.ask(self.gpu.subdevice, "NV2080_CTRL_CMD_NVLINK_GET_NVLINK_STATUS")
         return float(int(found.enabledLinkMask).bit_count())
 

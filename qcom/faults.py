@@ -24,7 +24,7 @@ _RESET = "device.reset() sets the context up anew; programs and buffers stay"
 
 
 class Faults:
-    """What has become of one driver's context."""
+    """Fault state of one driver's context."""
 
     def __init__(self, driver: AdrenoDriver) -> None:
         self.driver = driver

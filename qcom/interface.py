@@ -34,8 +34,9 @@ CACHE_LINE = 64  # bytes, of the Arm processors beside these GPUs
 
 
 class Caching(enum.Enum):
-    """How the host sees memory: COMBINED stores gather and are seen by the GPU without more, loads
-    are slow; COHERENT is cached and watched by hardware; CACHED needs `sync`."""
+    """Caching of memory on the host: COMBINED stores gather and are visible to the GPU without
+    `sync`, loads are slow; COHERENT is cached and kept coherent by hardware; CACHED needs
+    `sync`."""
 
     COMBINED = "write-combined"
     COHERENT = "coherent"
@@ -43,7 +44,7 @@ class Caching(enum.Enum):
 
 
 class ResetState(enum.Enum):
-    """What a reset of the GPU meant for our context."""
+    """Effect of a GPU reset on our context."""
 
     NONE = "none"
     GUILTY = "guilty"
@@ -53,7 +54,8 @@ class ResetState(enum.Enum):
 
 @dataclass(frozen=True)
 class Identity:
-    """What the kernel driver says of the GPU. chip_id: as it reports it. gmem: bytes on chip."""
+    """Identity of the GPU as reported by the kernel driver. chip_id: as it reports it. gmem: bytes
+    on chip."""
 
     chip_id: int
     gmem: int
@@ -86,7 +88,8 @@ class Memory:
 
     @property
     def has_view(self) -> bool:
-        """Whether this process has the bytes; not those of another driver's buffer."""
+        """Return whether this process can access the bytes; not those of another driver's
+        buffer."""
         return self.mapping is not None or self.imported is not None
 
     @property
@@ -195,11 +198,11 @@ class KernelInterface(ABC):
     @property
     @abstractmethod
     def caching(self) -> Caching:
-        """How memory is allocated that the host and the GPU see without `sync`."""
+        """Return the caching of memory that the host and the GPU share without `sync`."""
 
     @property
     def device_caching(self) -> Caching:
-        """How memory is allocated that the host reaches by copies alone."""
+        """Return the caching of memory that the host accesses by copies only."""
         return self.caching
 
     @abstractmethod
@@ -213,11 +216,12 @@ class KernelInterface(ABC):
 
     @abstractmethod
     def prepare(self, ranges: Sequence[tuple[Memory, int, int]]) -> Submission:
-        """What `submit` gives: command buffers as (memory, first byte, bytes), in order."""
+        """Return a submission for `submit`: command buffers as (memory, first byte, bytes), in
+        order."""
 
     @abstractmethod
     def reset_state(self) -> ResetState:
-        """Whether our context was lost. The kernel driver forgets it when it was asked."""
+        """Return whether our context was lost. The kernel driver clears this state on a read."""
 
     def fault(self) -> Fault | None:
         """The last fault of our context, where the kernel driver describes faults."""
@@ -225,7 +229,7 @@ class KernelInterface(ABC):
 
     @abstractmethod
     def progress(self) -> dict[str, object]:
-        """How far the context has come, for reports."""
+        """Return the progress of the context, for reports."""
 
     def close(self) -> None:
         if self.closed:
@@ -246,7 +250,7 @@ class Submission(ABC):
     @property
     @abstractmethod
     def number(self) -> int:
-        """What the kernel driver calls it; 0 while it has not been given."""
+        """Return the kernel driver's number of the submission; 0 while it has none."""
 
     @abstractmethod
     def submit(self) -> None:

@@ -1,4 +1,4 @@
-"""How the programs speak: text for people, JSON for programs, progress on a terminal."""
+"""Output of the programs: text for people, JSON for programs, progress on a terminal."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class PciFunction:
 
     @property
     def known(self) -> bool:
-        """Whether ugpu supports it."""
+        """Return whether ugpu supports the function."""
         return self.chip is not None
 
     @property

@@ -56,7 +56,7 @@ def findings(machine: NvidiaMachine, *, expected: bool) -> Iterator[Finding]:
 
 
 def usable(machine: NvidiaMachine) -> bool:
-    """Whether at least one GPU can be opened through the driver."""
+    """Return whether at least one GPU can be opened through the driver."""
     driver = machine.driver()
     if driver is None or not driver.control.usable or not driver.uvm.usable:
         return False

@@ -1,4 +1,5 @@
-"""Whether a ugpud of this machine has a card leased, for verbs that would take it from the holder.
+"""Check whether a ugpud of this machine has leased a card, for verbs that would take it from the
+holder.
 
 A card is found by its PCI address in the name or a label of the daemon's device.
 """

@@ -53,7 +53,7 @@ class Gpu:
 
     @property
     def name(self) -> str:
-        """What hcq.open takes."""
+        """Return the name for hcq.open."""
         return f"nvrm:{self.minor}"
 
 
@@ -116,7 +116,7 @@ class NvidiaMachine:
         self.proc = root / "proc/driver/nvidia"
 
     def driver(self) -> StockDriver | None:
-        """What is loaded; None without NVIDIA's kernel module."""
+        """Return the loaded driver; None without NVIDIA's kernel module."""
         text = _read(self.proc / "version")
         module = _read(self.root / "sys/module/nvidia/version").strip()
         if not text and not module:
@@ -170,7 +170,7 @@ class NvidiaMachine:
         return found
 
     def _capable(self, access: Path) -> bool:
-        """Whether this user may use a capability: its node is readable."""
+        """Return whether this user may use a capability: its node is readable."""
         minor = _facts(_read(access)).get("DeviceFileMinor", "")
         return os.access(self.root / f"dev/nvidia-caps/nvidia-cap{minor}", os.R_OK)
 

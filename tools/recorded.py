@@ -60,8 +60,8 @@ def names_of(recording: Recording) -> Callable[[int, int], str]:
 
 @dataclass(frozen=True)
 class Step:
-    """What was done (`verb` and `place`) and with what: a value, or text for longer things.
-    window, offset: of an access; window is None for anything else."""
+    """Recorded step: its operation (`verb` and `place`) and operand, a value, or text for longer
+    things. window, offset: of an access; window is None for anything else."""
 
     verb: str
     place: str

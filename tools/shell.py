@@ -79,7 +79,7 @@ class Session:
                 yield
 
     def banner(self) -> str:
-        """What there is."""
+        """Return the shell's start text."""
         lines = [f"  {name:<16}{text}" for name, text in _HELP.items()
                  if name.partition(",")[0] in self.variables]  # fmt: skip
         blocks = [name for name, value in self.variables.items() if _is_block(value)]

@@ -74,7 +74,7 @@ class Filter:
     until_s: float = float("inf")
 
     def takes(self, one: Traced) -> bool:
-        """Whether it is meant."""
+        """Return whether the filter accepts it."""
         step = one.step
         if step is None or not self.since_s <= one.time <= self.until_s:
             return False

@@ -37,8 +37,8 @@ class BoltDevice:
 
 
 def devices() -> dict[str, BoltDevice]:
-    """What bolt knows, by unique id; nothing where jeepney is not installed (extra "hotplug") or no
-    bolt answers on the system's bus. Then sysfs alone counts."""
+    """Return the devices that bolt knows, by unique id; none where jeepney is not installed (extra
+    "hotplug") or bolt does not answer on the system's bus. Then sysfs alone counts."""
     try:
         # An extra: imported where it is used.
         import jeepney

@@ -24,7 +24,7 @@ LINK_UP = 0x78  # L0
 
 
 class Ability(enum.Enum):
-    """What not every bridge's firmware can do; the calls of what it cannot raise NotSupported.
+    """Feature that not every bridge firmware has; calls that need a missing one raise NotSupported.
 
     POWER: it switches the card's supply (`power`); else the card has power while the bridge has.
     SLOTS: `read_sram` and `write_sram` from the start of any slot. FILL: `fill_sram`; of what it
@@ -51,12 +51,12 @@ class Tlp(enum.IntEnum):
 
     @property
     def posted(self) -> bool:
-        """Whether no completion comes back."""
+        """Return whether the request has no completion."""
         return self is Tlp.MEMORY_WRITE
 
 
 class Status(enum.IntEnum):
-    """How a request ended: completion status (PCI Express Base Specification 5.0, 2.2.9), or
+    """Result of a request: completion status (PCI Express Base Specification 5.0, 2.2.9), or
     TIMEOUT where no completion came."""
 
     OK = 0

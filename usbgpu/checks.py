@@ -1,4 +1,4 @@
-"""What the protocols of both firmwares check and tell in the same way."""
+"""Checks and reports common to the protocols of both firmwares."""
 
 from __future__ import annotations
 

@@ -16,14 +16,14 @@ _PRODUCTS = (*asm24.PRODUCTS, *stock.PRODUCTS)
 
 
 def protocol(identity: UsbIdentity) -> str:
-    """What a bridge speaks, for people."""
+    """Return the name of a bridge's protocol, for people."""
     if identity.name.startswith(asm24.PRODUCTS):
         return "vendor requests (open firmware)"
     return "UAS (vendor's firmware, patched)" if known(identity) else "unknown"
 
 
 def known(identity: UsbIdentity) -> bool:
-    """Whether we know how the bridge's firmware is talked to."""
+    """Return whether the protocol of the bridge's firmware is known."""
     return identity.name.startswith(_PRODUCTS)
 
 

@@ -28,7 +28,7 @@ def bridges(sysfs: Path = SYSFS_USB) -> list[UsbIdentity]:
 
 
 def identity_at(folder: Path) -> UsbIdentity | None:
-    """Who is plugged in at a folder of sysfs; None for one that has left meanwhile."""
+    """Return the identity of the device at a folder of sysfs; None if it has been unplugged."""
     try:
         return UsbIdentity(
             vendor=int(_text(folder, "idVendor"), 16),

@@ -163,7 +163,7 @@ def enclosure_of(function: PciFunction) -> Enclosure | None:
 
 
 def _leads_to(system: System, enclosure: Enclosure, port: PciFunction) -> bool:
-    """Whether the host's PCIe port is the one that belongs to the enclosure's cable.
+    """Return whether the host's PCIe port is the one that belongs to the enclosure's cable.
 
     UNSURE: the n-th port of PCIe is taken as that of the n-th socket, as on Intel's and Apple's
     hosts; a host with two enclosures and another order would settle it.

@@ -113,7 +113,7 @@ class UsbTransport(TransportLife):
     # ---- link --------------------------------------------------------------------------------
 
     def link_up(self) -> bool:
-        """Whether the card's link is up (L0)."""
+        """Return whether the card's link is up (L0)."""
         return self.bridge.read_xdata(LTSSM, 1)[0] == LINK_UP
 
     def _power_up(self) -> None:
@@ -199,7 +199,7 @@ class UsbTransport(TransportLife):
         self.card.function.write(offset, value, width)
 
     def present(self) -> bool:
-        """Whether bridge and card answer."""
+        """Return whether bridge and card answer."""
         if self.closed or self._gone:
             return False
         try:

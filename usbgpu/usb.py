@@ -70,7 +70,7 @@ class Pending(Protocol):
     """A transfer that was submitted. It keeps its buffer alive until it has ended."""
 
     def wait(self, limit_s: float) -> bytes:
-        """What came in, or b"" for a transfer out, once it has ended.
+        """Wait for the end of the transfer; return the received bytes, or b"" for a transfer out.
 
         Raises TransferTimeout after `limit_s`, after cancelling it; EndpointStalled;
         TransferOverrun where the device sent more than was asked for; DeviceLost. A short packet
@@ -160,7 +160,7 @@ class UsbDevice(Protocol):
         ...
 
     def present(self) -> bool:
-        """Whether it is still on the bus, as far as the host knows."""
+        """Return whether the device is still on the bus, as far as the host knows."""
         ...
 
     def close(self) -> None: ...

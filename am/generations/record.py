@@ -1,4 +1,4 @@
-"""How the driver drives a generation: classes and functions in one record, found by its name."""
+"""Record of a generation: the classes and functions that drive it, found by its name."""
 
 from __future__ import annotations
 

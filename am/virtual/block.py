@@ -10,7 +10,7 @@ from hcq.fields import RegisterValue
 
 
 class Reset(enum.IntEnum):
-    """How far a reset reaches; a larger one includes the smaller."""
+    """Scope of a reset; a larger one includes the smaller."""
 
     GFX = 1  # GRBM: engines call it on themselves
     MODE2 = 2  # graphics and SDMA, with their registers

@@ -94,7 +94,7 @@ class HubPort(Protocol):
 
     @property
     def caches(self) -> Caches:
-        """What it remembers of page tables."""
+        """Return the hub's cached page-table entries."""
         ...
 
     def frame_buffer(self) -> tuple[int, int]:
@@ -124,7 +124,7 @@ class HostPathPort(Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether writes wait."""
+        """Return whether writes are pending."""
         ...
 
     def read(self, address: int, size: int) -> bytes:
@@ -145,7 +145,7 @@ class HostPathPort(Protocol):
 
 
 class LoadPort(Protocol):
-    """How busy the engines are."""
+    """Load of the engines."""
 
     def working(self) -> AbstractContextManager[None]:
         """Count as work what happens meanwhile."""
@@ -153,7 +153,7 @@ class LoadPort(Protocol):
 
 
 class MetricsPort(Protocol):
-    """What the power manager measures."""
+    """Measurements of the power manager."""
 
     @property
     def load(self) -> LoadPort:
@@ -166,7 +166,7 @@ class PowerPort(Protocol):
 
     @property
     def metrics(self) -> MetricsPort:
-        """What it measures."""
+        """Return the power manager's measurements."""
         ...
 
     def start(self) -> None:
@@ -188,7 +188,7 @@ class SecurityPort(Protocol):
 
 
 class ConfigPort(Protocol):
-    """What configuration space lets the function do."""
+    """Permissions of the function in configuration space."""
 
     memory_enabled: bool
     bus_master: bool
@@ -280,7 +280,7 @@ class Board(ABC):
 
     @property
     def dark(self) -> bool:
-        """Whether registers and memory do not answer because of a reset in progress."""
+        """Return whether registers and memory do not answer because of a reset in progress."""
         return self._blackout
 
     # ---- the host side: DMA and interrupts ----------------------------------------------------
@@ -347,6 +347,6 @@ class Board(ABC):
     # ---- protected memory ---------------------------------------------------------------------
 
     def is_protected(self, address: int, size: int) -> bool:
-        """Whether a range of VRAM touches the trusted memory region."""
+        """Return whether a range of VRAM touches the trusted memory region."""
         tmr = self.tmr
         return tmr is not None and address < tmr[1] and tmr[0] < address + size

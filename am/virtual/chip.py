@@ -186,7 +186,7 @@ class Chip(Board):
     # ---- the bus side: registers --------------------------------------------------------------
 
     def answers(self) -> bool:
-        """Whether the BARs answer: plugged in, decoding on, and not dark after mode1."""
+        """Return whether the BARs answer: plugged in, decoding on, and not dark after mode1."""
         return not self.lost and self.config.memory_enabled
 
     def read_register(self, index: int) -> int:

@@ -25,7 +25,7 @@ MOST = 1000  # texts kept of each level
 
 
 class Level(enum.Enum):
-    """How a board takes what the model objects to; see the module."""
+    """Behaviour of a board on an access to which the model objects; see the module."""
 
     FAULT = "fault"
     VIOLATION = "violation"

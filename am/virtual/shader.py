@@ -69,7 +69,7 @@ class Dispatch:
 
 
 class Ending(enum.Enum):
-    """How a dispatch ended."""
+    """Reason why a dispatch ended."""
 
     DONE = "done"
     ILLEGAL_INSTRUCTION = "illegal instruction"  # wave halted at pc

@@ -36,7 +36,7 @@ def locate(text: str, said: str) -> dict[str, object]:
 
 
 def brief(said: str) -> str:
-    """What it says, in one line."""
+    """Return the complaint in one line."""
     place = _PLACE.search(said)
     if place is not None:
         return place[2].strip()

@@ -19,7 +19,7 @@ WIDTH = 32  # narrower integers are made of those of this many bits
 
 
 def bounds(node: Value) -> tuple[float, float]:
-    """What a float is at least and at most, where it is not NaN."""
+    """Return the minimum and maximum of a float that is not NaN."""
     if node.op == "const":
         number = float(node.arg)
         return (number, number) if number == number else (math.inf, -math.inf)

@@ -102,7 +102,7 @@ class Gpu(Shell):
         raise NotImplementedError
 
     def metadata(self) -> list[str]:
-        """What `barrier` refers to."""
+        """Return the metadata to which `barrier` refers."""
         return []
 
     def _variable(self, name: str, intrinsic: str, size: int) -> None:

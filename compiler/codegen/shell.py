@@ -112,7 +112,7 @@ class Shell:
         self.enter(after)
 
     def again(self, loop: Loop) -> str:
-        """What to say of a loop, where its branch goes back."""
+        """Return the annotation of a loop's backward branch."""
         return ""
 
     def registers(self) -> list[str]:
@@ -133,7 +133,8 @@ class Shell:
         raise NotImplementedError
 
     def asynchronous(self, statement: Asynchronous) -> None:
-        """What units do while threads go on; NotSupported on targets that have none."""
+        """Emit an operation that units execute while threads continue; NotSupported on targets
+        without such units."""
         raise NotSupported(f"{type(statement).__name__} statements", target=self.target.name)
 
     def barrier(self) -> None:

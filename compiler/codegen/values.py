@@ -31,7 +31,7 @@ class Values(Lines):
     """Values, loads and stores."""
 
     def other_lane(self, mask: int) -> Word:
-        """What moves words between lanes; only a GPU has such lanes."""
+        """Return a word of another lane; only a GPU has such lanes."""
         raise NotImplementedError
 
     def marks(self, access: Load) -> str:

@@ -1,4 +1,4 @@
-"""What one kernel computes: an expression for the element at the output ranges."""
+"""Computation of one kernel: an expression for the element at the output ranges."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Computation:
-    """What one kernel computes: output[flatten(ranges)] = value, for all values of the ranges.
+    """Computation of one kernel: output[flatten(ranges)] = value, for all values of the ranges.
 
     ranges: of sizes above 1, the last the fastest. value: may hold "reduce" and "function"; or is a
     "scan" or "sort" along one of the ranges (compiler.kernel.host.scan, .sort).

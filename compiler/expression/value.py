@@ -45,7 +45,7 @@ class Memory:
 
     @property
     def dynamic(self) -> bool:
-        """Whether the launch gives its bytes."""
+        """Return whether the launch specifies the size in bytes."""
         return self.swizzled or self.ring
 
 

@@ -233,7 +233,7 @@ class _Replay:
         self.kernels = len(recording.keys)
 
     def leaks(self, recording: Recording) -> bool:
-        """Whether something besides the result still refers to what was computed."""
+        """Return whether something besides the result still refers to what was computed."""
         alive = [each for ref in recording.made if (each := ref()) is not None]
         return any(id(storage) not in self.results for storage in alive)
 

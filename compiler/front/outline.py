@@ -51,7 +51,7 @@ def _is_inside(node: Node, since: int) -> bool:
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether a value is made of few operations on constants."""
+    """Return whether a value is made of few operations on constants."""
     stack, count = [node], 0
     while stack:
         node = stack.pop()
@@ -65,7 +65,7 @@ def _is_plain(node: Node) -> bool:
 
 
 def _takes_in(node: Node, since: int) -> bool:
-    """Whether a node is computed by the call, not given to it."""
+    """Return whether a node is computed by the call, not given to it."""
     if node.storage is not None:
         return False
     return node.made >= since or node.op in MOVEMENT or _is_plain(node)

@@ -43,7 +43,7 @@ class Body:
 
 
 class Call:
-    """What a call computes. results: of the call's result nodes, who is still there."""
+    """Call of a function. results: of the call's result nodes, who is still there."""
 
     __slots__ = ("_results", "body")
 

@@ -104,7 +104,7 @@ class Node:
 
 
 class Repeated(Node):
-    """What a recipe makes of the `given` nodes, which are stored. This node stands for the whole
+    """Result of a recipe for the `given` nodes, which are stored. This node stands for the whole
     graph of the recipe, until its operation is read."""
 
     __slots__ = ("given",)

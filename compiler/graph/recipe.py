@@ -47,7 +47,7 @@ class Recipe:
 
     @property
     def length(self) -> int:
-        """How many of the operations there are up to the one that is stored."""
+        """Return the number of operations up to the one that is stored."""
         count = len(self.made)
         while count and self.made[count - 1][0] == "reshape":
             count -= 1
@@ -60,8 +60,8 @@ class Recipe:
 
 
 def recipe_of(sources: Sequence[Node], result: Node) -> Recipe | None:
-    """How the result was made of the sources, each of which it needs, and of nothing else that is
-    stored; None where that is not so, or takes too many operations."""
+    """Return the recipe by which the result was made from the sources; None where it does not need
+    each of them, needs other stored values, or takes too many operations."""
     places = {id(source): number for number, source in enumerate(sources)}
     if id(result) in places or len(places) < len(sources):
         return None

@@ -22,7 +22,7 @@ class Region:
 
     @property
     def counts(self) -> Shape:
-        """How many elements along each axis of the array."""
+        """Return the number of elements along each axis of the array."""
         pairs = zip(self.box, self.steps, strict=True)
         return tuple(-(-(stop - start) // step) for (start, stop), step in pairs)
 

@@ -125,7 +125,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Packing:
-    """Whether a product's factors are packed first (compiler.plan.packing)."""
+    """Choice to pack a product's factors first (compiler.plan.packing)."""
 
     pays: bool
 
@@ -159,7 +159,7 @@ class Space:
     fits: Callable[[Any], bool]
 
     def contains(self, choices: Choices) -> bool:
-        """Whether a record, from wherever it came, is one of this space."""
+        """Return whether a record is in this space."""
         if type(choices) is not type(self.start):
             return False
         for name, value in vars(choices).items():
@@ -169,7 +169,8 @@ class Space:
         return self.fits(choices)
 
     def fits_kind(self, choices: Choices) -> bool:
-        """Whether a record is one of this space's: of its kind, for its unit where it names one."""
+        """Return whether a record fits this space: has its kind, and its unit where the record
+        names one."""
         unit = getattr(self.start, "unit", None)
         return type(choices) is type(self.start) and getattr(choices, "unit", None) == unit
 

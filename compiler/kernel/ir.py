@@ -88,7 +88,7 @@ class Fetch:
 
 @dataclass(frozen=True)
 class Close:
-    """What the thread has begun to fetch since its last Close is a group."""
+    """Close a group: all fetches of the thread since its last Close."""
 
 
 @dataclass(frozen=True)

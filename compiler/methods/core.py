@@ -139,7 +139,7 @@ class TensorCore:
 
     @staticmethod
     def _is_operand(other: object) -> bool:
-        """Whether `_lift` takes it for an operand."""
+        """Return whether `_lift` takes it for an operand."""
         return isinstance(other, TensorCore | bool | int | float | np.generic | np.ndarray)
 
     def _from_array(self, array: np.ndarray[Any, Any]) -> TensorCore:

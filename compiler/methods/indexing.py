@@ -35,16 +35,17 @@ class Choice:
 
     @property
     def checked(self) -> bool:
-        """Whether all indices are known, and lie inside."""
+        """Return whether all indices are known and in range."""
         return all(each is not None for each in self.known)
 
     @property
     def side_by_side(self) -> bool:
-        """Whether the new axes stand where the indexed ones stood; otherwise they stand first."""
+        """Return whether the new axes replace the indexed ones in place; otherwise they come
+        first."""
         return self.places == list(range(self.places[0], self.places[0] + len(self.places)))
 
     def distinct(self, shape: Shape) -> bool:
-        """Whether no element of an array is chosen twice, as far as that is known."""
+        """Return whether no element of an array is chosen twice, as far as that is known."""
         known = [each for each in self.known if each is not None]
         if len(known) < len(self.known):
             return False
@@ -224,7 +225,7 @@ class Indexing(Movement):
 
 
 def is_bool(entry: Any) -> bool:
-    """Whether an entry of a key is one bool: Python's, NumPy's, or an array without axes."""
+    """Return whether an entry of a key is one bool: Python's, NumPy's, or an array without axes."""
     if isinstance(entry, np.ndarray):
         return entry.ndim == 0 and entry.dtype.kind == "b"
     return isinstance(entry, bool | np.bool_)

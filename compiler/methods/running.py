@@ -37,7 +37,7 @@ class Running(Operations):
 
     @property
     def _serial(self) -> bool:
-        """Whether the device's kernels may go along an axis element by element."""
+        """Return whether the device's kernels may go along an axis element by element."""
         return self.device.target.abi == "host"
 
     def _in_turn(self, operation: str, place: int, start: int | float, dtype: DType) -> Node:

@@ -132,8 +132,8 @@ def alike(over: tuple[Range, ...], known: list[tuple[Range, ...]]) -> tuple[Rang
 
 
 def in_step(chain: Chain) -> bool:
-    """Whether all passes read each large memory in the same direction: those that read rows where
-    another reads columns had better be apart."""
+    """Return whether all passes read each large memory in the same direction: passes that read rows
+    where another reads columns should be separate."""
     size = chain.rows * chain.length
     along: dict[Memory, set[bool]] = {}
     for ranges, root in chain.passes():
@@ -154,8 +154,8 @@ class Held:
 
 
 def held_values(chain: Chain, loads: bool) -> list[Held]:
-    """What is worth holding from one pass over a row to the next, the dearest first. loads: also
-    what was read from memory."""
+    """Return the values worth holding from one pass over a row to the next, the most expensive
+    first. loads: also what was read from memory."""
     passes = chain.passes()
     first: dict[tuple[tuple[Range, ...], int], int] = {}
     found: dict[int, Held] = {}

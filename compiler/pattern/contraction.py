@@ -78,7 +78,7 @@ def find_contraction(computation: Computation, joint: bool = False) -> Contracti
 
 
 def is_product(reduce: Value, outputs: Sequence[Range]) -> bool:
-    """Whether a reduce is a matrix product worth a kernel of its own kind."""
+    """Return whether a reduce is a matrix product worth a kernel of its own kind."""
     if reduce.arg[0] != "sum" or reduce.sources[0].op != "mul":
         return False
     in_left, in_right = (_walked(factor) for factor in reduce.sources[0].sources)

@@ -54,33 +54,33 @@ def stored(dtype: DType, uses: int) -> float:
 
 
 def share(cost: float, uses: int, dtype: DType) -> bool:
-    """Whether to store a value wanted in `uses` places, each element once. Small arrays are judged
-    like large ones: code written twice is compiled twice, which outweighs a launch."""
+    """Return whether to store a value wanted in `uses` places, each element once. Small arrays are
+    judged like large ones: code written twice is compiled twice, which outweighs a launch."""
     return uses > 1 and again(cost, uses) > stored(dtype, uses)
 
 
 def repeat(cost: float, dtype: DType) -> bool:
-    """Whether to store a value before its elements are repeated many times: each use then reads it
-    from a cache."""
+    """Return whether to store a value before its elements are repeated many times: each use then
+    reads it from a cache."""
     return cost > dtype.itemsize * NEAR
 
 
 def apart(costs: Sequence[float], dtype: DType) -> bool:
-    """Whether to store what joins several pieces, rather than to choose among all of them for each
-    element. costs: of an element of each piece."""
+    """Return whether to store what joins several pieces, rather than to choose among all of them
+    for each element. costs: of an element of each piece."""
     chosen = sum(costs) + CHOICE * (len(costs) - 1)
     return chosen > max(costs, default=0) + stored(dtype, 1)
 
 
 def hold(cost: float, uses: int = 2) -> bool:
-    """Whether a group keeps a value of its row for a later pass over it."""
+    """Return whether a group keeps a value of its row for a later pass over it."""
     return again(cost, uses) > HELD
 
 
 def keep_inside(rows: int, length: int, cost: float, dtype: DType) -> bool:
-    """Whether a value wanted across a reduction (one per row, used by all of the row's `length`
-    elements at `cost` each) is computed in the kernel of its users, a group per row, rather than
-    by a kernel of its own whose users then have the whole machine.
+    """Return whether a value wanted across a reduction (one per row, used by all of the row's
+    `length` elements at `cost` each) is computed in the kernel of its users, a group per row,
+    rather than by a kernel of its own whose users then have the whole machine.
 
     Inside, the rows are what can be done in parallel; apart, the rows are read from memory once
     more, the result is written and read, and there is one more kernel.
@@ -93,16 +93,17 @@ def keep_inside(rows: int, length: int, cost: float, dtype: DType) -> bool:
 
 
 def in_windows(down: int, across: int, columns: int) -> bool:
-    """Whether a host's kernel can hold the part of an image that a row of results reads through
-    windows of `down` x `across`. columns: of the image, with its padding."""
+    """Return whether a host's kernel can hold the part of an image that a row of results reads
+    through windows of `down` x `across`. columns: of the image, with its padding."""
     return down * across <= WINDOW and down * columns <= WINDOW_LINES
 
 
 def winograd(
     results: tuple[int, int, int, int], channels: int, tiles: int, places: int, window: int
 ) -> bool:
-    """Whether a convolution is cheaper by Winograd's tiles, on a host. results: batch, channels,
-    height, width; tiles: in an image; places: products a tile takes; window: elements it has."""
+    """Return whether a convolution is cheaper by Winograd's tiles, on a host. results: batch,
+    channels, height, width; tiles: in an image; places: products a tile takes; window: elements it
+    has."""
     batch, out, _, _ = results
     plain = prod(results) * channels * window * WINDOWS_EACH
     multiply = batch * tiles * places * out * channels * TILES_EACH

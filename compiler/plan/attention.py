@@ -35,7 +35,7 @@ class PartGroup(Group):
 
 
 def computed(group: Group) -> Computation:
-    """What a group of a schedule computes."""
+    """Return the computation of a group of a schedule."""
     if not isinstance(group, PartGroup):
         return express(group)
     found = _in_parts(express(group.whole), group.pieces)
@@ -80,7 +80,7 @@ def _shared(group: Group, target: TargetSpec) -> list[Group]:
 
 
 def _may_be(group: Group) -> bool:
-    """Whether a group has as many reductions as an attention."""
+    """Return whether a group has as many reductions as an attention."""
     return sum(1 for entry in group.key if entry[0] == "reduce") >= 4
 
 

@@ -87,7 +87,8 @@ def nobody(plain: Computation, forms: tuple[Computation, ...]) -> bool | None:
 
 
 def computation_of(group: Group) -> Computation:
-    """What a group's kernel computes. The caller holds compiler.expression.value.interning."""
+    """Return the computation of a group's kernel. The caller holds
+    compiler.expression.value.interning."""
     return group.computation if isinstance(group, Derived) else computed(group)
 
 
@@ -125,7 +126,7 @@ def packed(
 
 
 def has_units(target: TargetSpec) -> bool:
-    """Whether a target multiplies what copies in bulk bring."""
+    """Return whether a target has matrix units for data copied in bulk."""
     return target.abi == "ptx" and target.matrix == "sm_90a"
 
 
@@ -192,7 +193,7 @@ def _forms(product: _Product, sides: Sequence[_Side]) -> tuple[Computation, ...]
 
 
 def _looks_up(root: Value) -> bool:
-    """Whether indices depend on what memory holds."""
+    """Return whether indices depend on what memory holds."""
     return any(isinstance(atom, Opaque) for index in indices_of(root) for atom in atoms(index))
 
 
@@ -208,14 +209,14 @@ def unit_of(parts: Contraction, target: TargetSpec) -> GroupUnit | None:
 
 
 def pays(parts: Contraction, unit: GroupUnit, free: tuple[bool, bool] = (False, False)) -> bool:
-    """Whether packing both factors costs less than it saves. free: of each, whether it is packed
-    already, or by who computes it."""
+    """Return whether packing both factors costs less than it saves. free: of each, whether it is
+    packed already, or by who computes it."""
     return saved(parts, unit) > cost(parts, unit, free)
 
 
 def saved(parts: Contraction, unit: GroupUnit) -> float:
-    """What a product saves when its factors are packed, in multiplications and additions of 16-bit
-    floats."""
+    """Return the saving of a product whose factors are packed, in multiplications and additions of
+    16-bit floats."""
     rows, columns, depth = (r.size for r in (parts.rows, parts.columns, parts.depth))
     if min(rows, columns) < BLOCK or depth < unit.depth:
         return 0.0
@@ -228,7 +229,7 @@ def saved(parts: Contraction, unit: GroupUnit) -> float:
 
 
 def cost(parts: Contraction, unit: GroupUnit, free: tuple[bool, bool] = (False, False)) -> float:
-    """What packing both factors costs, in the same."""
+    """Return the cost of packing both factors, in the same unit."""
     total = 0.0
     sides = (parts.left, parts.rows), (parts.right, parts.columns)
     for (side, across), known in zip(sides, free, strict=True):
@@ -240,7 +241,8 @@ def cost(parts: Contraction, unit: GroupUnit, free: tuple[bool, bool] = (False, 
 
 
 def _fetched(side: Value, across: Range, depth: Range, unit: GroupUnit) -> bool:
-    """Whether gpu_ring fetches a factor without registers: a plain array in chunks of 16 bytes."""
+    """Return whether gpu_ring fetches a factor without registers: a plain array in chunks of 16
+    bytes."""
     thin = narrow(side)
     if thin is None or thin.op != "load":
         return False
@@ -256,7 +258,8 @@ def _fetched(side: Value, across: Range, depth: Range, unit: GroupUnit) -> bool:
 
 
 def layout_of(side: Value, across: Range, depth: Range, unit: GroupUnit) -> Packed:
-    """How a factor is packed: turned, where its memory runs across and the unit takes that."""
+    """Return the layout of a packed factor: transposed where its memory runs across and the unit
+    supports that."""
     deep = unit_stride(side, depth) or not unit_stride(side, across)
     return Packed(unit.element, across.size, depth.size, unit.turns and not deep)
 
@@ -354,7 +357,7 @@ class _Side:
 
     @property
     def is_free(self) -> bool:
-        """Whether packing it takes no kernel."""
+        """Return whether packing it takes no kernel."""
         return self.content in self.product.run.known or self.maker is not None
 
     def group(self) -> Group:
@@ -404,7 +407,8 @@ class _Side:
 
 
 def _is_product(computation: Computation) -> bool:
-    """Whether a kernel stores runs of at most RUN neighbours, each at a multiple of its length."""
+    """Return whether a kernel stores runs of at most RUN neighbours, each at a multiple of its
+    length."""
     if computation.pieces or find_online(computation) is not None:
         return False
     if find_chain(computation) is not None:

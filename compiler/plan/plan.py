@@ -53,9 +53,9 @@ class Plan:
 def structure(
     roots: Sequence[Node], leaves: Set[int] = frozenset()
 ) -> tuple[Structure, list[Node]]:
-    """What the roots compute, and the nodes by place, sources first. Equal structures have equal
-    plans. leaves: ids of nodes to take for stored ones. A call includes all of its referenced
-    results."""
+    """Return the structure of the roots' computation, and the nodes by place, sources first. Equal
+    structures have equal plans. leaves: ids of nodes to take for stored ones. A call includes all
+    of its referenced results."""
     places: dict[int, int] = {}
     nodes: list[Node] = []
     key: list[Any] = []
@@ -164,7 +164,7 @@ def _step(group: Group, place: int, places: Mapping[int, int]) -> Step:
 
 @dataclass(frozen=True)
 class BodyPlan:
-    """How a nested function computes some of its results. kernels: one group for each step. Its
+    """Plan of a nested function for some of its results. kernels: one group for each step. Its
     places are of the body's nodes, and above those."""
 
     groups: tuple[Group, ...]  # calls inside are calls

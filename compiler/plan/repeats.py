@@ -135,8 +135,8 @@ class _Links:
         return Repeats(first, period, layers) if layers > KEPT else None
 
     def stands_apart(self, found: Repeats, roots: Sequence[int]) -> bool:
-        """Whether what follows the layers, and what is asked for, needs the last of them at most;
-        and what they share lies before them."""
+        """Return whether what follows the layers, and what is asked for, needs the last of them at
+        most; and what they share lies before them."""
         first, end = found.first, found.first + found.period * found.count
         far = FAR * found.period
         needed = self.source >= first
@@ -191,7 +191,7 @@ class Written:
 
 
 def written(ways: InPlace, nodes: Sequence[Node]) -> Written:
-    """What is written in place, by places."""
+    """Return the values written in place, by places."""
     earlier = ways.earlier
     writes = [(place, earlier[id(node)]) for place, node in enumerate(nodes) if id(node) in earlier]
     if not ways.stored and not any(reads for _, reads in writes):
@@ -268,7 +268,7 @@ def repeating(
     short = Repeats(first, period, KEPT)
 
     def settled(source: Node) -> bool:
-        """Whether more layers that share a value do not let it be stored."""
+        """Return whether more layers that share a value do not let it be stored."""
         own = places[id(source)] >= first or source.storage is not None
         return own or id(source) in stored or not wanted_apart(source, stored, MANY)
 

@@ -1,4 +1,4 @@
-"""How to launch the kernels of groups, on disk: a second process lowers nothing it knows.
+"""Launches of groups' kernels, stored on disk: a second process does not lower known kernels.
 
 An object's key is the LLVM text it was made of. Finding that text means lowering the group, which
 is most of what a second process would do. A record has the result of lowering: the object's key,

@@ -156,7 +156,7 @@ class Programs:
         return True
 
     def packs(self, plain: Computation, forms: tuple[Computation, ...]) -> bool | None:
-        """Whether a product is to be replaced by `forms`, as far as a search has found out."""
+        """Return whether a product is to be replaced by `forms`, where a search has measured it."""
         tuner = active()
         if tuner is not None:
             tuner.compare(plain, forms, self.device, self.tuned)

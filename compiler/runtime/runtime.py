@@ -117,7 +117,7 @@ class Runtime:
                     root.settle(base.storage)
 
     def _opens(self, key: Structure, nodes: Sequence[Node]) -> bool:
-        """Whether numbers of the graph come from memory now; see compiler.runtime.opened."""
+        """Return whether numbers of the graph come from memory now; see compiler.runtime.opened."""
         capturing = self.core.capturing
         if current_recording() is not None or active() is not None:
             return False  # replays keep their numbers; a search measures the graph as it is

@@ -24,7 +24,7 @@ SCRATCH = 64 << 10  # bytes at most that a plan may keep for its intermediate re
 
 
 class Script:
-    """What submitting a plan again takes. sources: places of the recipe's sources in the plan.
+    """Data needed to submit a plan again. sources: places of the recipe's sources in the plan.
     lock: of the runtime whose plan it is.
 
     Its intermediate results have memory of their own for good: runs on one queue follow each other.
@@ -64,7 +64,7 @@ class Script:
 
     @staticmethod
     def fits(plan: Plan, nodes: Sequence[Node], recipe: Recipe) -> bool:
-        """Whether there is nothing else about a plan: `nodes` are the sources and the recipe's."""
+        """Return whether a plan has no other parts: `nodes` are the sources and the recipe's."""
         plain = all(step.target is None and not step.others for step in plan.steps)
         small = sum(step.size for step in plan.steps[:-1]) <= SCRATCH
         alone = len(nodes) == recipe.sources + recipe.length

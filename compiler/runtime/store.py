@@ -32,7 +32,7 @@ class Store:
             self.listener()
 
     def exists(self) -> bool:
-        """Whether there can be anything in it."""
+        """Return whether the store can contain records."""
         return self.disk.folder is not None and os.path.isdir(self.disk.folder)
 
     def get(self, key: str) -> Choices | None:
@@ -52,8 +52,8 @@ class Store:
 
 
 def key_of(computation: Computation, device: Device) -> str:
-    """What a record depends on: the computation, the whole target, LLVM, and whether the device is
-    virtual (a model's times are not the chip's). The caller holds `interning`."""
+    """Return the key of a record: the computation, the whole target, LLVM, and whether the device
+    is virtual (a model's times are not the chip's). The caller holds `interning`."""
     target = asdict(device.target)
     kind = device.name if device.name.startswith("virtual:") else device.name.partition(":")[0]
     ranges = [f"{r.name}:{r.size}" for r in computation.ranges]

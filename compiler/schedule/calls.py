@@ -30,7 +30,7 @@ class CallGroup(Group):
 
 
 def body_of(call: Node) -> Body:
-    """What a node that calls a function calls."""
+    """Return the function body that a call node calls."""
     called = call.arg
     assert isinstance(called, Call)
     return called.body

@@ -54,8 +54,8 @@ def express(group: Group) -> Computation:
 
 
 def in_pieces(group: Group) -> bool:
-    """Whether a kernel joins many arrays: it is written piece by piece, rather than each element
-    chosen among all."""
+    """Return whether a kernel joins many arrays: it is written piece by piece, rather than each
+    element chosen among all."""
     root = _base(group)
     if group.in_place or group.others or group.stage or root.op != "cat":
         return False

@@ -95,8 +95,8 @@ def _readers(order: Sequence[Node], stored: set[int]) -> dict[int, list[Node]]:
 
 
 def _repeated(node: Node, root: Node, stored: set[int]) -> bool:
-    """Whether a kernel uses elements of a node it reads many times: it expands or gathers them.
-    Padding and joining make arrays longer too, but read each element once."""
+    """Return whether a kernel uses elements of a node it reads many times: it expands or gathers
+    them. Padding and joining make arrays longer too, but read each element once."""
     found = list(members(root, stored))
     users: dict[int, list[Node]] = {}
     for user in found:
@@ -114,7 +114,7 @@ def _repeated(node: Node, root: Node, stored: set[int]) -> bool:
 
 
 def _pays(root: Node, stored: set[int]) -> bool:
-    """Whether a kernel is an attention, or a chain that cost.keep_inside likes."""
+    """Return whether a kernel is an attention, or a chain that cost.keep_inside likes."""
     group = make_group(root, stored)
     if in_pieces(group):
         return False

@@ -123,7 +123,8 @@ def _choose(
 
 
 def wanted_apart(root: Node, stored: set[int], uses: int) -> bool:
-    """Whether so many uses would let a value be stored that is not. stored: ids of what is."""
+    """Return whether this number of uses would cause a value to be stored that is not stored.
+    stored: ids of what is."""
     cost: dict[int, int] = {}
     folded: set[int] = set()
     for node in topological([root]):
@@ -135,7 +136,7 @@ def wanted_apart(root: Node, stored: set[int], uses: int) -> bool:
 
 
 def _ends(reader: Node, users: Mapping[int, list[Node]], node: Node) -> bool:
-    """Whether nothing but the assignment uses a read of the old value."""
+    """Return whether nothing but the assignment uses a read of the old value."""
     return all(user is node for user in users.get(id(reader), ()))
 
 
@@ -148,8 +149,8 @@ _COMPARING = ("lt", "le", "eq", "ne", "and", "or", "xor")
 
 
 def _folds(node: Node, folded: Set[int]) -> bool:
-    """Whether a value is index arithmetic, which costs nothing: sums and multiples of positions,
-    and comparisons of them, such as masks are made of."""
+    """Return whether a value is index arithmetic, which costs nothing: sums and multiples of
+    positions, and comparisons of them, such as masks are made of."""
     if node.op in ("const", "iota"):
         return not node.dtype.is_float
     fits = node.op in _FOLDING or node.op in MOVEMENT

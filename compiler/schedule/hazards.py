@@ -35,10 +35,10 @@ Earlier = dict[int, list[Node]]
 
 @dataclass(frozen=True)
 class InPlace:
-    """What is written into memory that was there before. earlier: by id of an assignment, or of a
-    call, the reads that go before it. granted: by id of a call, which arguments it may overwrite.
-    moved: by id of a value that lies in another's memory, the id of that other. stored: ids of what
-    is to be stored, since what hangs on it after a write must not read the old value again."""
+    """Writes into existing memory. earlier: by id of an assignment, or of a call, the reads that go
+    before it. granted: by id of a call, which arguments it may overwrite. moved: by id of a value
+    that lies in another's memory, the id of that other. stored: ids of what is to be stored, since
+    what hangs on it after a write must not read the old value again."""
 
     earlier: Earlier = field(default_factory=dict)
     granted: dict[int, frozenset[int]] = field(default_factory=dict)
@@ -105,7 +105,7 @@ def _assigns(call: Node) -> bool:
 
 
 def _shared(node: Node) -> bool:
-    """Whether others refer to a node's memory, or it is the program's own."""
+    """Return whether others refer to a node's memory, or it is the program's own."""
     # the slot of the node, and the argument of getrefcount
     return sys.getrefcount(node.storage) > 2 or not getattr(node.storage, "writable", True)
 

@@ -77,9 +77,9 @@ class Order:
         return list(reads.values())
 
     def cut(self, old: Node, write: Node) -> Cut | None:
-        """How the reads of an old value can end before the write, although what is computed of them
-        hangs on the write as well. None where that costs more than a copy of the old value, or
-        where others hold something that they would compute again."""
+        """Return a cut that lets the reads of an old value end before the write, although values
+        computed from them also depend on the write. None where that costs more than a copy of the
+        old value, or where other nodes hold a value that they would compute again."""
         places = self._places()
         direct = [user for user in self.users.get(id(old), ()) if user is not write]
         if places[id(write)] <= self.backward:  # what comes after it may have places before it

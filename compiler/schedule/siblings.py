@@ -111,7 +111,8 @@ class _Joins:
 
 
 def _is_large(group: Group, stored: set[int]) -> bool:
-    """Whether a kernel surely is a product: it works on more elements than it reads or writes."""
+    """Return whether a kernel surely is a product: it works on more elements than it reads or
+    writes."""
     most = max(group.root.size, *(node.size for node in group.inputs), 1)
     return any(
         node.op == "reduce" and node.sources[0].size > most for node in members(group.root, stored)

@@ -1,4 +1,4 @@
-"""How long a kernel takes on a device, and whether it computes what the default one does."""
+"""Measurement of a kernel's time on a device, and comparison of its results with the default's."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ class Bench:
             return Outcome(best)
 
     def agrees(self) -> bool:
-        """Whether the outputs are what the first candidate's were; they are, for the first."""
+        """Return whether the outputs equal those of the first candidate; always true for the
+        first."""
         found = []
         for buffer, output in zip(self.buffers, self.outputs, strict=False):
             raw = np.zeros(buffer.size, np.uint8)

@@ -21,8 +21,8 @@ PATIENCE = 50.0  # TIMEOUT: of a candidate, times what the default takes
 
 
 def measurer(device: Device) -> Apart | Here:
-    """What measures for a device. One that only a single process can have measures itself, and its
-    driver's own limits end what hangs."""
+    """Return the object that measures for a device. One that only a single process can have
+    measures itself, and its driver's own limits end what hangs."""
     if device.name == "cpu":
         return Apart("cpu", {"threads": device.target.compute_units})
     if device.name.startswith("virtual:"):

@@ -44,7 +44,7 @@ FINISHED = "no record near the best is faster"
 
 @dataclass(frozen=True)
 class KernelTuning:
-    """What a search did for one kernel. found: None where nothing was tried; note: why not, or why
+    """Result of a search for one kernel. found: None where nothing was tried; note: why not, or why
     the default stays; kept: what an earlier search had found; ended: why this one went no further.
     """
 
@@ -57,7 +57,7 @@ class KernelTuning:
 
     @property
     def better(self) -> bool:
-        """Whether it has better choices than the default now."""
+        """Return whether the kernel now has better choices than the default."""
         return self.kept is not None or (self.found is not None and self.found.best is not None)
 
     def summary(self) -> str:

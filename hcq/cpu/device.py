@@ -52,5 +52,5 @@ class CpuDevice(Device):
 
     @property
     def threads(self) -> int:
-        """How many threads run kernels."""
+        """Return the number of threads that run kernels."""
         return self._driver.threads

@@ -48,7 +48,7 @@ def _jump_x86_64(address: int) -> bytes:
 
 @dataclass(frozen=True)
 class Machine:
-    """How objects for a kind of processor are linked. number: its e_machine."""
+    """Linking of objects for a kind of processor. number: its e_machine."""
 
     number: int
     rules: Mapping[int, Rule]

@@ -210,7 +210,7 @@ class Server:
 
     @property
     def room(self) -> bool:
-        """Whether the ring takes another entry."""
+        """Return whether the ring has room for another entry."""
         return self.state[TAIL] - self.state[HEAD] < RING_ENTRIES
 
     def push(self, address: int, count: int, value: int) -> bool:
@@ -234,7 +234,7 @@ class Server:
         return _ended(self.thread, self.in_kernel)
 
     def in_kernel(self) -> bool:
-        """Whether the thread is inside a kernel, as far as one can see from here."""
+        """Return whether the thread appears to be inside a kernel."""
         current = self.state[CURRENT]
         return current != 0 and ctypes.c_uint32.from_address(current).value == LAUNCH
 

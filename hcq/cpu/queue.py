@@ -78,7 +78,7 @@ class Image(CommandBuffer):
 
     @functools.cached_property
     def prepared(self) -> Prepared:
-        """What the native side needs to submit it."""
+        """Return the data that the native side needs to submit the image."""
         return Prepared(self)
 
 
@@ -106,7 +106,7 @@ class Prepared:
 
 
 def _is_number(low: Relocation, high: Relocation) -> bool:
-    """Whether two relocations are the halves of one 64-bit number."""
+    """Return whether two relocations are the halves of one 64-bit number."""
     word, symbol, *low_half = low
     return low_half == [0, 0, 32] and high == (word + 1, symbol, 32, 0, 32)
 

@@ -38,7 +38,7 @@ class Recent(Generic[K, V]):
 
 
 class Pace:
-    """How many threads launches are worth, by what the same kernel took before."""
+    """Number of threads for launches, from the time of earlier launches of the same kernel."""
 
     def __init__(self) -> None:
         self._group_s: dict[int, float] = {}  # by a kernel's address: its last seconds a group

@@ -1,4 +1,4 @@
-"""How virtual shader cores reach memory: native translation tables over a model's page tables.
+"""Memory access of virtual shader cores: native translation tables over a model's page tables.
 
 A shader core translates kernels to native code whose loads and stores look into a table of
 translations that each worker thread owns. The model behind it walks the page tables that the driver
@@ -111,8 +111,8 @@ class Abort:
 
     @property
     def work(self) -> Work:
-        """What an engine that runs this program has to do; see hcq.clock.Part. A program may never
-        end, unless it was told to."""
+        """Return the work of an engine that runs this program; see hcq.clock.Part. A program may
+        never end, unless it was told to."""
         debugged = self.debugged
         if debugged is not None and debugged() and not self.flag[0]:
             return Work.DEBUGGED

@@ -1,4 +1,4 @@
-"""How much stack native code takes, and threads that have it.
+"""Stack size of native code, and threads with such a stack.
 
 Code of very large functions keeps what does not fit registers in its frame: translated kernels of
 tens of thousands of instructions take more than the 8 MB that threads usually have.

@@ -86,7 +86,7 @@ class StepCall(ABC):
         """End the launch and have its thread raise an error."""
 
     def active(self) -> bool:
-        """Whether wait limits are suspended."""
+        """Return whether wait limits are suspended."""
         return self.debugger.active
 
     def arm(self) -> None:

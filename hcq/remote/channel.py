@@ -59,7 +59,7 @@ class Frame:
 
     @property
     def rest(self) -> memoryview:
-        """What the next call takes; empty once all has been taken."""
+        """Return the bytes that are not sent yet; empty once all are sent."""
         done = sum(self.counts)
         for piece in self._pieces:
             if done < len(piece):

@@ -93,7 +93,7 @@ class RemoteResident(Resident):
         self.sent = False
 
     def values(self) -> NDArray[np.uint64]:
-        """What fills the places, in their order."""
+        """Return the values of the places, in their order."""
         found: NDArray[np.uint64] = self.words[self._pairs].view("<u8")
         if self._narrow is not None:
             mask, lsb = self._narrow

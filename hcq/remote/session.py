@@ -176,7 +176,7 @@ class Session:
 
     @property
     def full(self) -> bool:
-        """Whether so much is kept that a sender waits."""
+        """Return whether a sender must wait because too many frames are kept."""
         return self.waits and self._bytes > FULL
 
     @property
@@ -208,7 +208,7 @@ class Session:
 
     @property
     def owes(self) -> bool:
-        """Whether the peer should be told what was received."""
+        """Return whether an acknowledgement is due to the peer."""
         return self._since_frames >= ACK_FRAMES or self._since_bytes >= ACK_BYTES
 
     def _acknowledged(self, last: int) -> None:

@@ -118,7 +118,7 @@ def decode(header: Header, meta: Bytes, data: Bytes) -> Message:
 
 
 def is_number(value: object, end: int = 1 << 64) -> bool:
-    """Whether it is an integer from 0 to end - 1."""
+    """Return whether the value is an integer from 0 to end - 1."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < end
 
 

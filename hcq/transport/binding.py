@@ -198,7 +198,8 @@ def give_back(step: Step) -> None:
 
 
 def _leaves(function: PciFunction, error: BaseException) -> bool:
-    """Whether a function is taken off the bus just now: its files go before its folder does."""
+    """Return whether a function is taken off the bus just now: its files go before its folder
+    does."""
     cause = error if isinstance(error, OSError) else error.__cause__
     gone = isinstance(cause, OSError) and cause.errno in (errno.ENOENT, errno.ENODEV)
     return gone and not (function.folder / "driver_override").exists()

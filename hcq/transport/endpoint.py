@@ -62,7 +62,8 @@ class Endpoint(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether it is powered and its link trains; False after it fell off the bus."""
+        """Return whether the endpoint is powered and its link trains; False after it fell off the
+        bus."""
         ...
 
     def power(self, on: bool) -> None:

@@ -31,7 +31,7 @@ def node_of(function: PciFunction) -> str | None:
 
 
 def available(function: PciFunction) -> bool:
-    """Whether this kernel supports iommufd for the function."""
+    """Return whether this kernel supports iommufd for the function."""
     return function.system.path(CONTROL).exists() and node_of(function) is not None
 
 

@@ -88,8 +88,8 @@ class Reopenable(Protocol):
 
 
 def take_gap(node: Node) -> NotSupported | None:
-    """What the model behind a node could not do, which ended work that hardware would have done;
-    None where there is nothing, as always on a real driver. Each is told once."""
+    """Return the feature that the model behind a node lacks and that ended work which hardware
+    would have done; None where there is none, as always on a real driver. Each is told once."""
     gaps: list[NotSupported] = getattr(node, "gaps", [])
     return gaps.pop(0) if gaps else None
 

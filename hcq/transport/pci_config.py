@@ -137,7 +137,7 @@ def power_state(read: Read) -> int:
 
 
 def answers(read: Read) -> bool:
-    """Whether the function answers: not all ones as class code and revision.
+    """Return whether the function answers: not all ones as class code and revision.
 
     Not the vendor id: VFIO keeps a copy of that and shows it of a function that is gone too (Linux
     drivers/vfio/pci/vfio_pci_config.c, init_pci_cap_basic_perm).

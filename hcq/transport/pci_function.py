@@ -38,14 +38,14 @@ class Bar:
 
 
 def is_address(text: str) -> bool:
-    """Whether a name in sysfs is a function's address in full."""
+    """Return whether a name in sysfs is a function's address in full."""
     return bool(_ADDRESS.fullmatch(text))
 
 
 def arriving(system: System, address: str) -> bool:
-    """Whether the kernel still adds the function to the bus: its BARs may have no addresses yet,
-    and no driver is bound to it. Its folder in sysfs comes before that, its entry in procfs after
-    (Linux pci_device_add, pci_bus_add_device). False where there is no such procfs."""
+    """Return whether the kernel still adds the function to the bus: its BARs may have no addresses
+    yet, and no driver is bound to it. Its folder in sysfs comes before that, its entry in procfs
+    after (Linux pci_device_add, pci_bus_add_device). False where there is no such procfs."""
     folder = system.path("proc/bus/pci")
     domain, _, rest = address.partition(":")
     bus, _, slot = rest.partition(":")
@@ -142,14 +142,14 @@ class PciFunction:
 
     @property
     def translated(self) -> bool:
-        """Whether an IOMMU translates for it. VFIO's no-IOMMU mode makes groups of its own, named
-        "vfio-noiommu" (Linux drivers/vfio/group.c)."""
+        """Return whether an IOMMU translates for it. VFIO's no-IOMMU mode makes groups of its own,
+        named "vfio-noiommu" (Linux drivers/vfio/group.c)."""
         name = self.system.read_text(f"{GROUPS}/{self.group}/name")
         return self.group is not None and name != "vfio-noiommu"
 
     @property
     def group_type(self) -> str | None:
-        """How the IOMMU treats the group by default: "DMA", "DMA-FQ", "identity"."""
+        """Return the default IOMMU mode of the group: "DMA", "DMA-FQ", "identity"."""
         return self.system.read_text(f"{GROUPS}/{self.group}/type")
 
     @property

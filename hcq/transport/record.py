@@ -343,7 +343,7 @@ class RecordingTransport(TransportLife):
         return self.inner.sensors()
 
     def present(self) -> bool:
-        """Whether the device answers; recorded where that changes."""
+        """Return whether the device answers; recorded where that changes."""
         found = self.inner.present()
         if found != self._present and not self.closed:
             self._present = found

@@ -67,8 +67,8 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Content:
-    """What memory number `number` holds at `offset`, when the next entry begins; at_once: when the
-    entry before it ended already, so that it was not the driver who wrote it."""
+    """Content of memory number `number` at `offset` when the next entry begins; at_once: when the
+    entry before it ended already, so that the driver did not write it."""
 
     number: int
     offset: int
@@ -120,7 +120,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Moment:
-    """What follows was so many seconds after the recording began."""
+    """Time of the following entries, in seconds after the recording began."""
 
     seconds: float
 

@@ -356,7 +356,7 @@ class ReplayTransport(TransportLife):
             raise (DeviceBusy if name == "DeviceBusy" else NotSupported)(text)
 
     def present(self) -> bool:
-        """Whether the device answered at this point of the recording."""
+        """Return whether the device answered at this point of the recording."""
         with self.lock:
             entries = self.recording.entries
             if self.position < len(entries) and isinstance(entries[self.position], Presence):
@@ -387,7 +387,7 @@ def _check_value(value: int, bits: int) -> None:
 
 
 def _same(entry: Entry, wanted: Entry) -> bool:
-    """Whether a driver did what was recorded; of a read, and of an allocation's place, the
+    """Return whether a driver did what was recorded; of a read, and of an allocation's place, the
     recording knows more."""
     if isinstance(entry, Allocation) and isinstance(wanted, Allocation):
         return (entry.number, entry.size) == (wanted.number, wanted.size)

@@ -1,5 +1,5 @@
-"""Whether the host was suspended while a device was open: its power was off, and what it held is
-gone, although it answers.
+"""Detection of a suspend of the host while a device was open: its power was off and its state is
+lost, although it answers.
 
 Source: Linux Documentation/ABI/testing/sysfs-power (suspend_stats/success). UNSURE: hibernation is
 not counted there; a machine that hibernates with a card open would settle what is.
@@ -25,5 +25,5 @@ class Suspends:
 
     @property
     def happened(self) -> bool:
-        """Whether the host has been suspended and is back."""
+        """Return whether the host was suspended and has resumed."""
         return self._before is not None and self._read() != self._before

@@ -113,8 +113,8 @@ class SysfsTransport(TransportLife):
             self._config.write(offset, value, width)
 
     def present(self) -> bool:
-        """Whether the function answers in configuration space and has kept its power since it was
-        opened."""
+        """Return whether the function answers in configuration space and has kept its power since
+        it was opened."""
         with self.lock:
             if self._suspends.happened:
                 self.absence = suspend.REASON

@@ -55,7 +55,7 @@ class System:
 
     @property
     def privileged(self) -> bool:
-        """Whether this process runs as root."""
+        """Return whether this process runs as root."""
         return os.geteuid() == 0
 
     def open(self, path: Path, flags: int = os.O_RDWR) -> int:

@@ -152,8 +152,8 @@ class VfioTransport(TransportLife):
             self._config.write(offset, value, width)
 
     def present(self) -> bool:
-        """Whether the function answers, has not been asked back by the system, and has kept its
-        power since it was opened."""
+        """Return whether the function answers, has not been requested back by the system, and has
+        kept its power since it was opened."""
         with self.lock:
             if self.closed or self.removal_requested:
                 return False

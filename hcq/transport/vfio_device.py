@@ -77,7 +77,8 @@ class VfioDevice:
         return Region(info.size, info.offset, mappable and not holes)
 
     def interrupt_count(self, index: int) -> int:
-        """How many vectors of an interrupt index come on eventfds; 0 where there is none."""
+        """Return the number of vectors of an interrupt index that are delivered by eventfds; 0
+        where there is none."""
         buffer = bytearray(structs("vfio").vfio_irq_info.size)
         info = fill(buffer, "vfio_irq_info", index=index)
         try:

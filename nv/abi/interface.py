@@ -32,7 +32,8 @@ class Ioctl:
 
 @dataclass(frozen=True, slots=True)
 class ClassRule:
-    """What the resource manager asks of an object: its block, and the classes it may live below.
+    """Requirements of the resource manager for an object: its block, and the classes of its
+    possible parents.
 
     `how` is REQUIRED, OPTIONAL or NONE. `internal` and `parents` are the names of the resource
     manager's own classes; parents may also be ROOT_OBJECT or ANY_PARENT.
@@ -151,7 +152,7 @@ class Abi:
         return found
 
     def ioctl_of(self, number: int) -> Ioctl | None:
-        """What an ioctl's request number means; None if not known.
+        """Return the ioctl with a request number; None if not known.
 
         Calls of nvidiactl and nvidiaN carry 'F' and the size of their block; calls of UVM are bare
         numbers. RM_ALLOC takes one of two blocks, distinguished by size.

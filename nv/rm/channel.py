@@ -37,7 +37,8 @@ _ERROR_STATUS = 0xFFFF
 
 @dataclass(frozen=True)
 class ChannelError:
-    """What the resource manager wrote when it stopped the channel: an Xid, see nv.faults."""
+    """Error record that the resource manager wrote when it stopped the channel: an Xid, see
+    nv.faults."""
 
     xid: int
     engine: int
@@ -88,7 +89,7 @@ class Group:
 
 
 class ChannelMemory:
-    """What a channel needs of memory; outlives the channel, so that one can be made anew in it."""
+    """Memory of a channel; outlives the channel, so that a new channel can be created in it."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.parts: list[Memory] = []

@@ -84,7 +84,7 @@ class FaultEvents:
 
     @property
     def works(self) -> bool:
-        """Whether the driver tells of faults."""
+        """Return whether the driver reports faults."""
         return self._file is not None
 
     def take(self, address: int | None) -> FatalFault | None:
@@ -96,7 +96,7 @@ class FaultEvents:
         return None
 
     def forget(self) -> None:
-        """What was seen so far is history: channels are made anew."""
+        """Discard all events seen so far; channels are recreated."""
         self._read()
         self._seen.clear()
 

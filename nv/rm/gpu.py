@@ -221,7 +221,7 @@ class Gpu:
         self.window.write32(_DOORBELL, token)
 
     def lost(self) -> bool:
-        """Whether the GPU reads as all ones: its clock's upper half never does."""
+        """Return whether the GPU reads as all ones: its clock's upper half never does."""
         return self.window is not None and self.window.read32(_TIME_HIGH) == _ALL_ONES
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ class Instance:
 
 
 def is_divided(gpu: Gpu) -> bool:
-    """Whether MIG is switched on."""
+    """Return whether MIG is enabled."""
     client = gpu.client
     number = client.constants
     block = client.structs.NV2080_CTRL_GPU_GET_INFO_V2_PARAMS.new(gpuInfoListSize=1)

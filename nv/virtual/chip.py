@@ -47,7 +47,7 @@ _ALL_ONES_LIMIT = 64 << 20  # of a mapping that reads as all ones once the GPU i
 
 @dataclass(frozen=True)
 class SmException:
-    """What one SM latched. esr: HWW_WARP_ESR code. program_counter: GPU address."""
+    """Exception latched by one SM. esr: HWW_WARP_ESR code. program_counter: GPU address."""
 
     channel: int
     sm: int
@@ -121,7 +121,7 @@ class VirtualGpu:
 
     @property
     def publisher(self) -> Publisher:
-        """Who writes what programs may read of the GPU's state, made when first asked for."""
+        """Return the writer of the GPU's state for programs, created at the first call."""
         if self._publisher is None:
             self._publisher = Publisher(self)
         return self._publisher
@@ -218,7 +218,8 @@ class VirtualGpu:
         return sum(runlist.busy_s for runlist in self.runlists)
 
     def utilisation(self) -> int:
-        """How busy the graphics engine was since the last call, in hundredths of a percent."""
+        """Return the utilisation of the graphics engine since the last call, in hundredths of a
+        percent."""
         now, busy = time.perf_counter(), self.runlists[0].busy_s
         then, before = self._measured
         self._measured = (now, busy)

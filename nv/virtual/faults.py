@@ -14,7 +14,7 @@ from hcq.errors import BadArgument
 
 
 class Fault(enum.Enum):
-    """What can be planted. Value: the name in documents and tests, and what it does."""
+    """Fault that can be planted. Value: the name in documents and tests, and what it does."""
 
     def __init__(self, title: str, effect: str) -> None:
         self.title = title
@@ -93,7 +93,7 @@ class XidReport:
 
 
 class FaultPlan:
-    """What is planned, per GPU or for any (None). The caller holds the machine's lock."""
+    """Planned faults, per GPU or for any (None). The caller holds the machine's lock."""
 
     def __init__(self) -> None:
         self._planned: dict[tuple[Fault, int | None], int] = {}
@@ -107,7 +107,7 @@ class FaultPlan:
         self._planned[key] = self._planned.get(key, 0) + count
 
     def take(self, kind: Fault, gpu: int | None = None) -> bool:
-        """Whether the fault strikes now; it is used up by that."""
+        """Return whether the fault occurs now, and remove it from the plan if so."""
         if not self._planned:
             return False
         for key in ((kind, gpu), (kind, None)):
@@ -128,5 +128,5 @@ class FaultPlan:
 
     @property
     def pending(self) -> list[Fault]:
-        """What has not struck yet."""
+        """Return the faults that have not occurred yet."""
         return [kind for kind, _ in self._planned]

@@ -106,7 +106,7 @@ class VirtualMachine:
         return number
 
     def mapped_video_memory(self, gpu: VirtualGpu) -> list[tuple[int, int]]:
-        """What of a GPU's memory the CPU has mapped: (address, size)."""
+        """Return the CPU's mappings of a GPU's memory: (address, size)."""
         return [
             (backing.physical + offset, size)
             for backing, offset, size in self.mappings.values()
@@ -114,12 +114,12 @@ class VirtualMachine:
         ]
 
     def _is_system(self, page: int) -> bool:
-        """Whether a page of this process does not belong to a GPU's memory."""
+        """Return whether a page of this process does not belong to a GPU's memory."""
         return all(not 0 <= page * PAGE - gpu.memory.base < gpu.memory.size for gpu in self.gpus)
 
     @property
     def violations(self) -> list[str]:
-        """What hardware would ignore in silence and a driver must not do, of all GPUs."""
+        """Return invalid uses that hardware ignores silently, of all GPUs."""
         return [text for gpu in self.gpus for text in gpu.violations]
 
     def close(self) -> None:

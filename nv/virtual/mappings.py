@@ -50,7 +50,7 @@ class MemoryMapping:
 
     @property
     def closed(self) -> bool:
-        """Whether it was unmapped."""
+        """Return whether the memory was unmapped."""
         return self.view is None
 
     def close(self) -> None:

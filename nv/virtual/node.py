@@ -37,7 +37,7 @@ _XFER = 0xD3  # NV_ESC_IOCTL_XFER_CMD
 
 @dataclass(eq=False)
 class MapContext:
-    """What a file may map, once RM_MAP_MEMORY said so. gpu: of a doorbell page."""
+    """Mapping that a file may make after RM_MAP_MEMORY. gpu: of a doorbell page."""
 
     size: int
     backing: Backing | None = None
@@ -202,7 +202,7 @@ class VirtualNode:
             del self.files[handle]
 
     def read_text(self, path: str) -> str:
-        """What /proc and /sys say of the driver."""
+        """Return the text of a file of the driver in /proc or /sys."""
         self._need_open()
         return read_text(self.machine, path)
 
@@ -243,7 +243,7 @@ class VirtualNode:
             self.machine.close()
 
     def has_open(self, gpu: VirtualGpu) -> bool:
-        """Whether this program has the GPU's device file open."""
+        """Return whether this program has the GPU's device file open."""
         return any(found.gpu is gpu for found in self.files.values())
 
     def _need_open(self) -> None:

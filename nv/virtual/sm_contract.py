@@ -62,7 +62,7 @@ class GridLaunch:
 
 
 class SmEnding(enum.Enum):
-    """How a grid ended."""
+    """Reason why a grid ended."""
 
     DONE = "done"
     ABORTED = "aborted"  # `Abort.set` was called

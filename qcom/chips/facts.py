@@ -55,7 +55,7 @@ class ChipFacts:
     proven: str = ""
 
     def target(self) -> TargetSpec:
-        """What the compiler is told."""
+        """Return the compiler's target."""
         return adreno_target(
             self.name, self.chip_ids[0], self.generation, self.local_memory, self.shader_processors,
             wide_atomics=self.wide_atomics,

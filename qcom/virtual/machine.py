@@ -80,7 +80,7 @@ class VirtualMachine:
             self.plan.refuse(call, code, count)
 
     def take(self, fault: Planted) -> bool:
-        """Whether a planted fault strikes now."""
+        """Return whether a planted fault occurs now."""
         with self.lock:
             return self.plan.take(fault)
 

@@ -212,7 +212,7 @@ class VirtualNode:
                 self.drop(found)
 
     def read_text(self, path: str) -> str:
-        """What /proc and /sys say of the driver."""
+        """Return the text of a file of the driver in /proc or /sys."""
         self._need_open()
         known = self._texts()
         known["/proc/meminfo"] = f"MemTotal: {FILE_SIZE >> 10} kB\n"

@@ -13,7 +13,7 @@ from hcq.errors import BadArgument
 
 
 class Planted(enum.Enum):
-    """What can be planted. title: its name in documents. effect: what it does."""
+    """Fault that can be planted. title: its name in documents. effect: what it does."""
 
     def __init__(self, title: str, effect: str) -> None:
         self.title = title
@@ -38,7 +38,7 @@ AT_ONCE = (Planted.OLD_FAULTS, Planted.VANISHED)
 
 
 class Plan:
-    """What is planned. The machine's lock is held by all callers."""
+    """Planned faults. The machine's lock is held by all callers."""
 
     def __init__(self) -> None:
         self._planted: Counter[Planted] = Counter()
@@ -64,7 +64,7 @@ class Plan:
         self._refusals[call] = code, count
 
     def take(self, fault: Planted) -> bool:
-        """Whether a fault strikes now; it is used up by that."""
+        """Return whether a fault occurs now, and remove it from the plan if so."""
         if not self._planted[fault]:
             return False
         self._planted[fault] -= 1

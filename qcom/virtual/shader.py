@@ -130,7 +130,7 @@ class Dispatch:
     immediates: Sequence[int] = ()
 
     def has_constant(self, word: int) -> bool:
-        """Whether the kernel may read a word of the constant file."""
+        """Return whether the kernel may read a word of the constant file."""
         if self.shared_constants and SHARED_CONSTANTS <= word < SHARED_CONSTANTS_END:
             return True
         return word < self.constant_limit
@@ -142,7 +142,7 @@ class Dispatch:
 
 
 class Ending(enum.Enum):
-    """How a dispatch ended."""
+    """Reason why a dispatch ended."""
 
     DONE = "done"
     ILLEGAL_INSTRUCTION = "illegal instruction"  # at `pc`: no encoding of this GPU

@@ -45,7 +45,7 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        """Whether the case passed in its last run, or skipped itself."""
+        """Return whether the case passed in its last run, or skipped itself."""
         return bool(self.attempts) and self.attempts[-1].passed and not self.error
 
     @property

@@ -41,7 +41,7 @@ class Watch:
 
     @property
     def avail(self) -> bool:
-        """Whether the device can be used, by a holder or by the next one."""
+        """Return whether the device can be used, by a holder or by the next one."""
         return self.state in _HEALTHY
 
     def poll(self) -> None:

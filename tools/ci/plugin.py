@@ -112,7 +112,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def _borrows(item: pytest.Item) -> bool:
-    """Whether a test uses this module's fixture, and not another of its name."""
+    """Return whether a test uses this module's fixture, and not another of its name."""
     info = getattr(item, "_fixtureinfo", None)
     found = info.name2fixturedefs.get("gpu") if info is not None else None
     return found is not None and found[-1].func.__module__ == __name__

@@ -130,7 +130,7 @@ def run(
 
 
 def _others(tried: list[str], device: str) -> bool:
-    """Whether a node that was not tried has such a device, free or not."""
+    """Return whether a node that was not tried has such a device, free or not."""
     wanted = resources(device).keys()
     # ray.nodes() keeps what each node had when it started.
     totals = state.total_resources_per_node()

@@ -37,7 +37,7 @@ class Attempt:
 
     @property
     def sick(self) -> bool:
-        """Whether the device is known to have failed, whatever the test did."""
+        """Return whether the device is known to have failed, whatever the test did."""
         return self.device_error or bool(self.trouble)
 
 
@@ -50,7 +50,7 @@ class Judgement:
 
 
 def is_over(attempts: Sequence[Attempt]) -> bool:
-    """Whether the last run passed, or was the second one: no other follows."""
+    """Return whether the last run passed, or was the second one: no other follows."""
     return attempts[-1].passed or len(attempts) == MOST_RUNS
 
 

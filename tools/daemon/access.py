@@ -1,4 +1,4 @@
-"""How the daemon itself reaches a device under a lease: copies, and counters of the holder's."""
+"""The daemon's own access to a device under a lease: copies, and counters of the holder's."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Peer:
 
     @property
     def lives(self) -> bool:
-        """Whether the process may still be there."""
+        """Return whether the process may still exist."""
         if not self.pid:
             return True
         try:

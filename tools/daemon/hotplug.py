@@ -46,7 +46,7 @@ class Bridges:
             return None
 
     def usable(self, name: str) -> bool:
-        """Whether it is a bridge whose firmware is known, and no other name's."""
+        """Return whether the device is a bridge with known firmware and has no other name."""
         facts = dict(found.listed(self._folder)).get(name)
         if facts is None or not facts["usable"]:
             return False
@@ -106,7 +106,7 @@ class Plugs:
             self._thread.join()
 
     def present(self, name: str) -> bool:
-        """Whether a device is there now, as far as the buses tell."""
+        """Return whether a device is present now, as reported by the buses."""
         if name.startswith("usb:"):
             return self._bridges.identity(name) is not None
         return (
@@ -115,11 +115,11 @@ class Plugs:
         )
 
     def fits(self, name: str) -> bool:
-        """Whether a card's name matches the patterns."""
+        """Return whether a card's name matches the patterns."""
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._adopt)
 
     def adopts(self, name: str) -> bool:
-        """Whether a card that the file does not name is to be taken."""
+        """Return whether a card that the configuration file does not name is to be used."""
         if not self.fits(name):
             return False
         if name.startswith("usb:"):

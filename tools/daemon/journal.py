@@ -41,8 +41,8 @@ _DEBUG = 7
 
 
 def wanted(choice: str, environ: Mapping[str, str]) -> bool:
-    """Whether records go to the journal: "journal" and "stderr" say so; "auto": where stderr is the
-    journal's stream, as JOURNAL_STREAM tells a service of systemd."""
+    """Return whether records go to the journal: "journal" and "stderr" say so; "auto": where stderr
+    is the journal's stream, as JOURNAL_STREAM tells a service of systemd."""
     if choice not in CHOICES:
         raise BadArgument(f"log must be one of {', '.join(CHOICES)}, got {choice!r}")
     if choice != "auto":

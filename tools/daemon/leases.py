@@ -55,7 +55,7 @@ class Card:
     served: int = 0
 
     def matches(self, pattern: str) -> bool:
-        """Whether a request's pattern means it."""
+        """Return whether a request's pattern matches the card."""
         return any(fnmatch.fnmatchcase(name, pattern) for name in (self.name, *self.labels))
 
     @property
@@ -102,7 +102,7 @@ class Lease:
 
     @property
     def holds(self) -> bool:
-        """Whether it keeps others from the device."""
+        """Return whether the lease excludes other holders from the device."""
         return self.request.kind != "observer"
 
     def to_map(self, now: float) -> dict[str, object]:

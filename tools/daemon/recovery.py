@@ -54,7 +54,7 @@ class Patient(Protocol):
 
     @property
     def gone(self) -> bool:
-        """Whether it has left the bus."""
+        """Return whether the device has left the bus."""
         ...
 
     def reset(self, to: Level | None) -> Level:
@@ -75,8 +75,8 @@ class Patient(Protocol):
 
 
 def can_help(error: UgpuError) -> bool:
-    """Whether a reset may mend what kept a device from booting: not a missing file, a wrong name
-    or another owner."""
+    """Return whether a reset may fix the failure of a device to boot: not a missing file, a wrong
+    name or another owner."""
     kinds = (ChipError, LinkError, FirmwareError)
     return isinstance(error, kinds) and not isinstance(error, FirmwareNotFound)
 
@@ -95,7 +95,7 @@ class Breaker:
 
     @property
     def open(self) -> bool:
-        """Whether more than `trips` failures came within `window_s`."""
+        """Return whether more than `trips` failures occurred within `window_s`."""
         many = len(self._times) > self._policy.trips
         return many and self._times[0] > self._now() - self._policy.window_s
 

@@ -43,11 +43,11 @@ class Rights:
 
     @property
     def admin(self) -> bool:
-        """Whether others' leases may be changed."""
+        """Return whether other users' leases may be changed."""
         return self.role == "admin"
 
     def covers(self, card: Named) -> bool:
-        """Whether they hold for a device."""
+        """Return whether the rights apply to a device."""
         return card.matches(self.device)
 
     def check(self, request: LeaseRequest) -> None:

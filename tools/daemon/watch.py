@@ -67,7 +67,7 @@ class Link:
         return f"x{self.lanes} generation {self.generation}"
 
     def reaches(self, other: Link) -> bool:
-        """Whether it is as wide and as fast as the other one."""
+        """Return whether the link is as wide and as fast as the other one."""
         return self.lanes >= other.lanes and self.generation >= other.generation
 
 

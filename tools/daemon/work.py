@@ -255,7 +255,7 @@ class Work:
     # ---- failures ----------------------------------------------------------------------------
 
     def diagnose(self, queue: int, value: int) -> dict[str, object]:
-        """What the device says of a queue that does not get to `value`."""
+        """Return the device's report on a queue that does not reach `value`."""
         line = self._line(queue)
         timeline = line.hardware.timeline
         with self.core.lock:
@@ -297,7 +297,7 @@ class Work:
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing is submitted any more. From any thread."""
+        """Return whether submissions have stopped. From any thread."""
         return self._closed
 
     def stop(self) -> None:

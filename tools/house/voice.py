@@ -59,7 +59,8 @@ def _pages(root: Path) -> Iterator[Path]:
 
 
 def _suspect(source: str) -> bool:
-    """Whether a phrase is anywhere in the file, code included: parsing each file takes long."""
+    """Return whether a phrase is anywhere in the file, code included: parsing each file takes
+    long."""
     text = " ".join(source.split())
     return any(pattern.search(text) for pattern, _ in PATTERNS)
 

@@ -35,7 +35,7 @@ class Collector:
         self.dcgm = dcgm
 
     def cards(self) -> list[Card]:
-        """What is known of all devices now."""
+        """Return the current data of all devices."""
         cards = self.fleet.look()
         waiting = threading.Event()
         for _ in range(15):

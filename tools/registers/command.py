@@ -80,7 +80,8 @@ def read(
 
 @dataclass(frozen=True)
 class Assignment:
-    """What `NAME=VALUE` or `NAME.FIELD=VALUE` asks for; field: "" for the whole register."""
+    """Assignment of the form `NAME=VALUE` or `NAME.FIELD=VALUE`; field: "" for the whole
+    register."""
 
     name: str
     field: str

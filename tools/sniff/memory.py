@@ -147,7 +147,7 @@ class Image:
         return bytes(found)
 
     def rung(self) -> list[str]:
-        """What is new in the rings, decoded."""
+        """Return the new entries of the rings, decoded."""
         lines: list[str] = []
         for ring in self._rings:
             raw = self.read(ring.address, 8 * ring.entries)

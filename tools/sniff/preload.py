@@ -60,7 +60,7 @@ def library(cache: Path) -> Path:
 
 
 def _usable(folder: int, path: Path) -> bool:
-    """Whether the library is there; one that another user could have written is deleted."""
+    """Return whether the library is there; one that another user could have written is deleted."""
     try:
         ownfolder.read(folder, path.name, path, _LARGEST)
     except FileNotFoundError:

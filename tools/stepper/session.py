@@ -24,7 +24,7 @@ from .places import Breakpoint, Devices, Known, breakpoint_at
 
 
 class Way(Enum):
-    """How a halted wave goes on."""
+    """Way in which a halted wave continues."""
 
     CONTINUE = auto()
     STEP = auto()  # to the next instruction of this wave

@@ -98,12 +98,12 @@ class Bridge:
 
     @property
     def masters(self) -> bool:
-        """Whether it carries requests of what lies below towards the host."""
+        """Return whether the bridge forwards requests from below towards the host."""
         return bool(self._word(_COMMAND) & _BUS_MASTER)
 
     @property
     def held_in_reset(self) -> bool:
-        """Whether Secondary Bus Reset is set."""
+        """Return whether Secondary Bus Reset is set."""
         return bool(self._word(_CONTROL) & _SECONDARY_RESET)
 
     def _word(self, offset: int) -> int:
@@ -125,7 +125,7 @@ class Bridge:
         return [(start, end) for start, end in found if start < end]
 
     def routes(self, address: int, size: int) -> bool:
-        """Whether a memory request goes down whole."""
+        """Return whether a whole memory request is forwarded downstream."""
         return any(start <= address and address + size <= end for start, end in self.windows())
 
 

@@ -260,5 +260,5 @@ class CustomFirmware:
 
     @property
     def awaits_card(self) -> bool:
-        """Whether a transfer to the host waits for what the card does by itself."""
+        """Return whether a transfer to the host waits for an action of the card."""
         return not self.hung and self._hardware.sram.awaits_card

@@ -116,7 +116,7 @@ class Enclosure:
 
     @property
     def identity(self) -> UsbIdentity:
-        """What a host reads from the descriptors."""
+        """Return the identity that a host reads from the descriptors."""
         vendor, product, release, maker, name = self.options.identity or self.firmware.identity
         return UsbIdentity(
             vendor, product, release, maker, name, self.options.serial, self.speed,
@@ -217,7 +217,7 @@ class Enclosure:
 
     @property
     def awaits_card(self) -> bool:
-        """Whether a pending transfer may end by what the card does."""
+        """Return whether an action of the card may complete a pending transfer."""
         return self.firmware.awaits_card and not self._degraded
 
     def close(self) -> None:

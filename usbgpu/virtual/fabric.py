@@ -100,12 +100,12 @@ class Fabric:
 
     @property
     def link_up(self) -> bool:
-        """Whether the slot's link can be in L0."""
+        """Return whether the slot's link can be in L0."""
         return self.powered and self.card is not None and self.card.alive
 
     @property
     def card_may_master(self) -> bool:
-        """Whether requests of the card reach the bridge chip's memory."""
+        """Return whether requests of the card reach the bridge chip's memory."""
         return self.link_up and all(
             bridge.masters and not bridge.held_in_reset for bridge in self.bridges
         )

@@ -171,6 +171,6 @@ def firmware(vendor: int = 0xADD1, product: int = 0x0001, size: int = 3000, seed
 
 
 def factory() -> bytes:
-    """What a new part holds: two blocks of configuration, and firmware."""
+    """Return the content of a new part: two blocks of configuration, and firmware."""
     configuration = random.Random(0x100).randbytes(0x100)
     return (configuration + wrap(firmware())).ljust(SIZE, b"\xff")

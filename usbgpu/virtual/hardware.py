@@ -22,11 +22,10 @@ _PACKET, _PACKET_HIGH_SPEED = 1024, 512
 
 @dataclass(frozen=True)
 class HardwareOptions:
-    """How the chip behaves. train_s: seconds from slot power to a link in L0. retries:
+    """Behaviour of the chip. train_s: seconds from slot power to a link in L0. retries:
     configuration requests that the card answers with Retry Status after its power came. lanes: of
-    the link between bridge chip and card.
-    supply_volts: at the power sensor; below what a card needs its link does not come up.
-    shuffled, between: see SramEngine."""
+    the link between bridge chip and card. supply_volts: at the power sensor; below what a card
+    needs its link does not come up. shuffled, between: see SramEngine."""
 
     train_s: float = 0.12
     retries: int = 0
@@ -101,7 +100,7 @@ class Hardware:
             self.fabric.power(on)
 
     def link_up(self) -> bool:
-        """Whether the link to the card is in L0 now."""
+        """Return whether the link to the card is in L0 now."""
         trained = self.clock.now() - self._powered_at >= self.options.train_s
         supplied = self.options.supply_volts >= LEAST_SUPPLY_V
         return self.fabric.link_up and trained and supplied

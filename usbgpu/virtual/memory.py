@@ -128,7 +128,7 @@ class Memory:
         self.shared[COMPLETION.offset : COMPLETION.offset + _ENTRY] = self._mark
 
     def completed(self) -> bool:
-        """Whether the card wrote DW3 since `watch_completion`; ends the watch if so."""
+        """Return whether the card wrote DW3 since `watch_completion`; ends the watch if so."""
         if not self._mark or self._raw_entry()[_COMPLETION:] == self._mark[_COMPLETION:]:
             return False
         self.end_watch()

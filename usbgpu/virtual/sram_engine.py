@@ -66,14 +66,15 @@ class SramEngine:
             self._memory.end_watch()
 
     def ready(self) -> bool:
-        """Whether a transfer to the host may flow: the card completed an entry since `arm`."""
+        """Return whether a transfer to the host may flow: the card completed an entry since
+        `arm`."""
         if self.inward and self.remaining and not self.unlocked:
             self.unlocked = self._memory.completed()
         return self.unlocked
 
     @property
     def awaits_card(self) -> bool:
-        """Whether the transfer waits for the card, which works by itself."""
+        """Return whether the transfer waits for the card, which works by itself."""
         return bool(self.inward and self.remaining and not self.unlocked)
 
     def _place(self, at: int) -> int:

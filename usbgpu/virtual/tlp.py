@@ -103,7 +103,8 @@ class RequestEngine:
 
     @property
     def failed(self) -> bool:
-        """Whether the engine refused the request; reading clears it, as the firmware does."""
+        """Return whether the engine refused the request; reading clears it, as the firmware
+        does."""
         failed = bool(self._status & _ERROR)
         self._status &= ~_ERROR
         return failed

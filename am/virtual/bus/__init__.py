@@ -1,1 +1,1 @@
-"""How the virtual card meets the host: PCI function, DMA, NBIO and interrupts."""
+"""Interfaces of the virtual card to the host: PCI function, DMA, NBIO and interrupts."""

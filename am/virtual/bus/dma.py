@@ -114,7 +114,7 @@ class HostMemory:
 
     @property
     def closed(self) -> bool:
-        """Whether it was given back."""
+        """Return whether the memory was freed."""
         return self._release is None
 
     def close(self) -> None:

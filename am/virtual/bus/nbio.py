@@ -155,7 +155,7 @@ class Nbio(Block):
         self._drop(offset, "no engine listens to it")
 
     def _routed(self, port: int, target: tuple[int, int], dword: int) -> bool:
-        """Whether a port takes a doorbell: the same for the same content of its register."""
+        """Return whether a port takes a doorbell: the same for the same content of its register."""
         entry = self.get(_ENTRIES[port])
         known = self._routes.get((port, entry, dword))
         if known is None:

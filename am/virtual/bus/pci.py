@@ -332,7 +332,7 @@ class VirtualTransport(TransportLife):
             chip.config.restore(saved)
 
     def present(self) -> bool:
-        """Whether the vendor id still reads back."""
+        """Return whether the vendor id still reads back."""
         return not self.closed and self._chip.config.read(0, 2) != 0xFFFF
 
     def culprit(self, *, address: int | None = None, pc: int | None = None) -> Culprit | None:

@@ -193,7 +193,7 @@ class Gfx(Block):
         return {WAVE_HW_ID2: vmid << 24}
 
     def _aimed(self, place: WavePlace) -> bool:
-        """Whether GRBM_GFX_INDEX selects this SIMD."""
+        """Return whether GRBM_GFX_INDEX selects this SIMD."""
         where = self.fields("GRBM_GFX_INDEX")
         at = where.SE_INDEX, where.SA_INDEX, where.INSTANCE_INDEX
         return at == (place.engine, place.array, place.wgp << 2 | place.simd)

@@ -17,7 +17,7 @@ POISON = b"\xdb"  # what overlapping copies leave
 
 
 def overlaps(source: int, destination: int, size: int) -> bool:
-    """Whether a copy would read what it writes."""
+    """Return whether the source and destination of a copy overlap."""
     return source < destination + size and destination < source + size
 
 

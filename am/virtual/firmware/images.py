@@ -90,7 +90,7 @@ def image_size(header: bytes) -> int | None:
 
 
 def verify(kind: str, image: bytes) -> bool:
-    """Whether an image is whole, of that kind, and signed."""
+    """Return whether an image is complete, of that kind, and signed."""
     if image_size(image) != len(image):
         return False
     signed, digest = image[:-_DIGEST], image[-_DIGEST:]

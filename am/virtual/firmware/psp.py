@@ -42,7 +42,7 @@ _RING_BAD_SIZE, _RING_BAD_BASE, _RING_UNKNOWN = 0x0A, 0x0B, 0x100
 
 
 class State(enum.Enum):
-    """How far the processor is."""
+    """Boot state of the processor."""
 
     OFF = "IFWI runs"
     LOADER = "boot loader waits"

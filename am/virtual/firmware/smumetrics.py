@@ -22,7 +22,7 @@ _IDLE_WATTS, _FULL_WATTS = 18.0, 312.0
 
 
 class Load:
-    """How busy the shader array was since it was last asked; engines enter and leave `working`."""
+    """Load of the shader array since the last query; engines enter and leave `working`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

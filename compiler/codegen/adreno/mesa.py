@@ -134,7 +134,7 @@ class Mesa:
         return Tables(operations, intrinsics)
 
     def text(self, write: Callable[[int], object]) -> str:
-        """What a function writes to a C stream."""
+        """Return the text that a function writes to a C stream."""
         self._libc.open_memstream.restype = _POINTER
         self._libc.fclose.argtypes = [_POINTER]
         start, size = _POINTER(), ctypes.c_size_t()

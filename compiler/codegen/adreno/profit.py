@@ -64,8 +64,9 @@ def _pays(index: Index, lanes: int, loops: tuple[Range, ...], block: int) -> boo
 
 
 def different(index: Index, lanes: int) -> int:
-    """How many elements an index reaches, about: its terms in order of their coefficients, each of
-    which repeats what the smaller ones reach, beside it or partly on top of it."""
+    """Return the approximate number of elements that an index reaches: its terms in order of their
+    coefficients, each of which repeats the elements of the smaller ones, beside them or partly on
+    top of them."""
     turns = {1: lanes}
     for atom, factor in index.terms:
         step = abs(factor)

@@ -19,7 +19,7 @@ _END = ""  # behind all blocks that return
 
 
 class Sink(Protocol):
-    """What is told of the structure, in order."""
+    """Receiver of the structure, in order."""
 
     def run(self, block: str) -> None:
         """The instructions of a block, but not what ends it."""
@@ -132,7 +132,7 @@ class Walk:
             self._blocks(target, stop, loop)
 
     def _jumps(self, target: str, stop: str, loop: str | None) -> bool:
-        """Whether going to a block ends the walk: it is behind what is walked."""
+        """Return whether going to a block ends the walk: it is behind what is walked."""
         if loop is not None and target == loop:
             self.sink.again()
             return True

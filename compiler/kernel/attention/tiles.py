@@ -39,7 +39,7 @@ def local_bytes(parts: Online, unit: MatrixUnit, wanted: Attention) -> int:
 
 
 def fits(parts: Online, unit: MatrixUnit, wanted: Attention, target: TargetSpec) -> bool:
-    """Whether a group holds its tiles and its threads share the copying evenly."""
+    """Return whether a group holds its tiles and its threads share the copying evenly."""
     return (
         wanted.keys % unit.depth == 0
         and wanted.keys % unit.columns == 0

@@ -29,7 +29,7 @@ from compiler.kernel.ir import If, Loop, Statement
 
 
 def needed(score: Value) -> Validity:
-    """What surely holds where a score is more than minus infinity."""
+    """Return conditions that hold where a score is more than minus infinity."""
     if score.op == "where":
         condition, yes, no = score.sources
         if _is_lowest(no):
@@ -124,8 +124,9 @@ def _extreme(atom: Range | Div | Mod | Opaque, free: Set[Range], high: bool) -> 
 
 
 def seen(score: Value, places: Mapping[Range, Index], free: Set[Range]) -> Validity:
-    """What holds where a tile has a key that a row of the block may see. places: of the score's
-    ranges, with the free ones counting the rows of a block and the keys of a tile."""
+    """Return conditions that hold where a tile has a key that a row of the block may see. places:
+    of the score's ranges, with the free ones counting the rows of a block and the keys of a
+    tile."""
     found: Validity = ()
     for condition in needed(score):
         found = both(found, at_least_zero(most(condition.substitute(places), free)))

@@ -51,7 +51,8 @@ def threads_space(computation: Computation, target: TargetSpec) -> Space:
 
 
 def _side_by_side(computation: Computation, last: Range) -> bool:
-    """Whether what is written along a range lies so, and is written together or not at all."""
+    """Return whether what is written along a range lies so, and is written together or not at
+    all."""
     if computation.place is None:
         return True
     allowed = () if computation.chosen is None else computation.chosen.allowed

@@ -63,7 +63,7 @@ def default_rows(computation: Computation, chain: Chain, target: TargetSpec) -> 
 
 
 def _across(chain: Chain) -> bool:
-    """Whether memory runs from row to row, and not along them."""
+    """Return whether memory runs from row to row, and not along them."""
     across = chain.outer[-1:]
     along = {ranges[-1] for ranges, _ in chain.passes() if ranges}
     values = [root for _, root in chain.passes()]
@@ -88,7 +88,7 @@ def _widths(computation: Computation, chain: Chain, target: TargetSpec) -> tuple
 
 
 def _odd(chain: Chain, width: int) -> bool:
-    """Whether vectors do not divide the rows of some pass."""
+    """Return whether vectors do not divide the rows of some pass."""
     return any(ranges[-1].size % width for ranges, _ in chain.passes() if ranges)
 
 

@@ -1,4 +1,4 @@
-"""How a product without matrix units is cut on a GPU: what a tile costs, and the cheapest one.
+"""Tiles of a product without matrix units on a GPU: the cost of a tile, and the cheapest one.
 
 A compute unit has SIMDS lanes-wide adders and one local memory of BANKS words a cycle. For each
 step of the depth a wave multiplies rows x columns elements a thread (as many cycles on its adder)
@@ -37,7 +37,7 @@ OTHERS, REGISTERS = 48, 128
 
 @dataclass(frozen=True)
 class Product:
-    """What is multiplied. depth: all that is summed over; width: bytes of an element of a sum."""
+    """Sizes of a product. depth: all that is summed over; width: bytes of an element of a sum."""
 
     rows: int
     columns: int
@@ -47,7 +47,7 @@ class Product:
 
 
 def tiles_fit(tiles: Tiles, width: int, target: TargetSpec) -> bool:
-    """Whether a group can hold the tiles and its threads share the copying evenly."""
+    """Return whether a group can hold the tiles and its threads share the copying evenly."""
     (tall, wide), (rows, columns) = tiles.size, tiles.block
     threads = (tall // rows) * (wide // columns)
     memory = tiles.depth * (tall + wide + 2 * PADDING) * width

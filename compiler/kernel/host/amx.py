@@ -34,7 +34,7 @@ STEPS = 32  # of the depth that one instruction multiplies
 
 
 def in_tiles(depth: int, target: TargetSpec) -> bool:
-    """Whether a product that suits pairs suits tiles too."""
+    """Return whether a product that can be computed in pairs can be computed in tiles."""
     features = target.features.split(",")
     return "+amx-tile" in features and "+amx-bf16" in features and depth % STEPS == 0
 
@@ -62,8 +62,8 @@ class TilePacking(PairPacking):
 
 @dataclass(frozen=True)
 class Panels:
-    """What the loops over panels multiply. total: [row][column], rows `pitch` apart; blocks: of
-    STEPS in a slice, whose number may be bound; fresh: totals start from zero."""
+    """Panels multiplied by the loops. total: [row][column], rows `pitch` apart; blocks: of STEPS in
+    a slice, whose number may be bound; fresh: totals start from zero."""
 
     left: Packed
     right: Packed

@@ -50,7 +50,7 @@ class Part:
         return self.count * self.axis.unit
 
     def bound(self) -> Index | None:
-        """How many elements there are, where that is not always the same."""
+        """Return the number of elements where it varies, otherwise None."""
         main = self.axis.main
         if main.size % self.count == 0:
             return None
@@ -72,7 +72,7 @@ class Part:
         return {self.axis.main: main, **dict(zip(self.axis.inner, inner, strict=True))}
 
     def is_flat(self, *roots: Value | Index) -> bool:
-        """Whether one counter walks all elements without a division."""
+        """Return whether one counter walks all elements without a division."""
         if self.axis.unit == 1:
             return True
         counter = Range("flat", self.whole)
@@ -140,7 +140,7 @@ def deep(ranges: Sequence[Range], most: int) -> Axis:
 
 
 def _divides(index: Index, counter: Range) -> bool:
-    """Whether an index divides the counter, or looks something up with it."""
+    """Return whether an index divides the counter, or looks something up with it."""
     for atom, _ in index.terms:
         if isinstance(atom, Opaque):
             if any(counter in inner.ranges() for inner in atom.indices()):

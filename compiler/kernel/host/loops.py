@@ -61,7 +61,7 @@ def elementwise(
 
 
 def _looks_up(root: Value, along: Range) -> bool:
-    """Whether indices from memory differ along a range."""
+    """Return whether indices from memory differ along a range."""
     looked_up = (index for index in indices_of(root) if along in index.ranges())
     return any(isinstance(atom, Lookup) for index in looked_up for atom in atoms(index))
 

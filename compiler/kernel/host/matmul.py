@@ -78,8 +78,8 @@ def space(computation: Computation, parts: Contraction, target: TargetSpec) -> S
 
 
 def pays(parts: Contraction) -> bool:
-    """Whether tiles pay for a side that is short: not where plain loops read long factors in order,
-    each element once for all rows (compiler.kernel.host.loops)."""
+    """Return whether tiles are faster for a short side: not where plain loops read long factors in
+    order, each element once for all rows (compiler.kernel.host.loops)."""
     rows, column, depth = elements(parts.all_rows), parts.all_columns[-1], parts.all_depths[-1]
     if rows >= SMALLEST:
         return True
@@ -189,7 +189,7 @@ class _Blocked:
         )
 
     def in_order(self, factor: Value, axis: Axis) -> bool:
-        """Whether a factor is packed in order of memory, along the axis or the depth."""
+        """Return whether a factor is packed in order of memory, along the axis or the depth."""
         across = Part(axis, constant(0), axis.main.size)
         along = unit_stride(factor, axis.ranges[-1]) and (
             axis.ranges[-1].size >= 2 * self.lanes or across.is_flat(factor)

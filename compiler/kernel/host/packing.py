@@ -1,4 +1,4 @@
-"""How slices of a matrix product's factors are laid out in local memory, and brought there.
+"""Layout of the slices of a matrix product's factors in local memory, and their packing.
 
     direct      -                       left factors whose memory runs along the depth, and that are
                                         nothing but memory: each panel reads them where they lie
@@ -88,7 +88,7 @@ def direct_height(factor: Value, across: Axis, depth: Part) -> int:
 
 @dataclass(frozen=True)
 class Packing:
-    """What the slices of both factors have in common. batch: where the other ranges are."""
+    """Common properties of the slices of both factors. batch: where the other ranges are."""
 
     dtype: DType
     lanes: int
@@ -177,14 +177,14 @@ class Packing:
 
 
 def along_depth(factor: Value, across: Part, depth: Part) -> bool:
-    """Whether a factor's memory runs along the depth, and not along the other side."""
+    """Return whether a factor's memory runs along the depth, and not along the other side."""
     step = depth.walk("step", factor)
     walked = substitute(factor, step.places)
     return step.last.size >= SHORT and runs_along([walked], step.last, across.axis.ranges[-1])
 
 
 def limit(part: Part, first: Index, whole: int) -> Index | None:
-    """How many elements there are from `first` on, where panels go on to `whole`."""
+    """Return the number of elements from `first` on, where panels extend to `whole`."""
     if part.whole == whole:
         return part.bound_from(first)
     bound = part.bound()

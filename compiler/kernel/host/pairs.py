@@ -34,12 +34,13 @@ PAIR = 2
 
 
 def is_plain(parts: Contraction, rows: Axis, columns: Axis) -> bool:
-    """Whether each side is one range."""
+    """Return whether each side is one range."""
     return rows.unit == columns.unit == 1 and len(parts.all_depths) == 1
 
 
 def in_pairs(parts: Contraction, depth: Axis, target: TargetSpec) -> bool:
-    """Whether a product is one of bfloat16 values that this processor multiplies in pairs."""
+    """Return whether a product is one of bfloat16 values that this processor multiplies in
+    pairs."""
     known = "+avx512bf16" in target.features.split(",") and target.vector_bytes == 64
     sides = (parts.left, parts.right)
     narrow = all(side.op == "cast" and side.sources[0].dtype is bfloat16 for side in sides)
@@ -66,7 +67,7 @@ class PairPacking:
 
     @property
     def whole_pairs(self) -> Index | None:
-        """How many pairs of a slice are whole."""
+        """Return the number of complete pairs in a slice."""
         bound = self.depth.bound()
         return None if bound is None else bound // PAIR
 
@@ -186,7 +187,7 @@ class PairPacking:
         return Packed(memory, (memory, stage), (statement,), steps * width, packed, PAIR)
 
     def at_odd_end(self, statement: Statement) -> tuple[Statement, ...]:
-        """What is done in the last slice of an odd depth only."""
+        """Return the statements for the last slice of an odd depth only."""
         if self.total % PAIR == 0:
             return ()
         condition = self.depth.start - self.last

@@ -31,8 +31,8 @@ OFFSET = 128  # what makes a signed byte unsigned
 
 
 def in_quads(parts: Contraction, depth: Axis, plain: bool, target: TargetSpec) -> bool:
-    """Whether a product is one of bytes, the right ones signed, that this processor multiplies four
-    at a time. plain: each side is one range."""
+    """Return whether a product is one of bytes, the right ones signed, that this processor
+    multiplies four at a time. plain: each side is one range."""
     known = "+avx512vnni" in target.features.split(",") and target.vector_bytes == 64
     sides = (parts.left, parts.right)
     if not known or not plain or not all(side.op == "cast" for side in sides):
@@ -96,7 +96,7 @@ class QuadPacking:
 
 @dataclass(frozen=True)
 class Correction:
-    """What a signed left factor, packed as unsigned, adds to the totals of each column."""
+    """Values that a signed left factor, packed as unsigned, adds to the totals of each column."""
 
     right: Packed
     panels: int

@@ -89,7 +89,7 @@ class Problem:
         return max(total / self.threads, one) + UNEVEN * one
 
     def fits(self, tile: Tile) -> bool:
-        """Whether a tile's memories stay in the caches that they are meant for."""
+        """Return whether a tile's memories fit the caches for which they are intended."""
         width = tile.vectors * self.lanes
         tall = _ceil(tile.rows * self.rows.unit, tile.height) * tile.height
         wide = _ceil(tile.columns * self.columns.unit, width) * width
@@ -145,7 +145,7 @@ def slice_steps(target: TargetSpec) -> int:
 
 
 def vector_registers(target: TargetSpec) -> int:
-    """How many vector registers a host has."""
+    """Return the number of vector registers of a host."""
     return 32 if target.vector_bytes >= 64 or target.triple.startswith("aarch64") else 16
 
 

@@ -36,8 +36,8 @@ class Turned:
 
 
 def find_turned(computation: Computation) -> Turned | None:
-    """What an element-wise computation reads across its output; None where that is nothing, or not
-    all along the same range."""
+    """Return the values that an element-wise computation reads across its output; None where there
+    are none, or not all are along the same range."""
     if computation.chosen is not None or len(computation.ranges) < 2:
         return None
     last = computation.ranges[-1]

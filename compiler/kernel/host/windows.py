@@ -142,8 +142,8 @@ class _Windows:
         self.early = self.is_early()
 
     def is_early(self) -> bool:
-        """Whether what becomes of a total is the same for all results of an image, and is done
-        where totals are still in vectors."""
+        """Return whether what becomes of a total is the same for all results of an image, and is
+        done where totals are still in vectors."""
         window, computation = self.window, self.computation
         nothing = const(0, self.totals.dtype)
         rest = ranges_of(replace(computation.value, window.reduce, nothing))

@@ -97,7 +97,7 @@ def factors(parts: Contraction, target: TargetSpec) -> tuple[GroupUnit, Factor, 
 
 
 def packed_layouts(computation: Computation, target: TargetSpec) -> dict[Memory, Packed]:
-    """How those arrays lie that are packed factors of a computation's product; none for others."""
+    """Return the layouts of those arrays that are packed factors of a computation's product."""
     if computation.pieces or computation.chosen is not None:
         return {}
     parts = find_contraction(replace(computation, value=ops.expand(computation.value)))
@@ -134,7 +134,7 @@ def space(parts: Contraction, unit: GroupUnit, target: TargetSpec) -> Space:
 
 
 def holds(tiles: BulkTiles, target: TargetSpec) -> bool:
-    """Whether a multiprocessor can run a kernel with these tiles."""
+    """Return whether a multiprocessor can run a kernel with these tiles."""
     threads, wide = threads_of(tiles) + WAVE, tiles.fragments[1]
     held = tiles.fragments[0] * wide * 4
     most = target.dynamic_local_memory or target.local_memory
@@ -150,7 +150,8 @@ def holds(tiles: BulkTiles, target: TargetSpec) -> bool:
 
 
 def _pairs(parts: Contraction, tiles: BulkTiles, target: TargetSpec) -> bool:
-    """Whether all tiles have a neighbour below that shares the columns, where that is wanted."""
+    """Return whether all tiles have a neighbour below that shares the columns, where that is
+    wanted."""
     tall, wide = sides_of(tiles)
     even = -(-parts.rows.size // tall) % tiles.cluster == 0
     return tiles.cluster == 1 or (

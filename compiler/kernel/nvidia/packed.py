@@ -1,4 +1,4 @@
-"""How factors of matrix products lie packed, for copies in bulk and for `wgmma`.
+"""Layout of packed factors of matrix products, for copies in bulk and for `wgmma`.
 
 A copy in bulk leaves bytes as side by side as it found them. The unit reads core matrices, 8 rows
 of 16 bytes that follow each other (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory

@@ -93,7 +93,8 @@ def suits(parts: Contraction, target: TargetSpec) -> list[Unit]:
 
 
 def pays(parts: Contraction, unit: Unit) -> bool:
-    """Whether a product is large enough for a ring; what is not suits gpu_matrix's small tiles."""
+    """Return whether a product is large enough for a ring; smaller ones use gpu_matrix's small
+    tiles."""
     deep = parts.depth.size * unit.element.itemsize >= ROW // 2
     return deep and min(parts.rows.size, parts.columns.size) >= 32
 
@@ -121,8 +122,9 @@ def default_tiles(parts: Contraction, units: list[Unit], target: TargetSpec) -> 
 
 
 def _is_light(parts: Contraction, tiles: RingTiles) -> bool:
-    """Whether registers suffice: the most totals leave room for factors that are fetched, and in a
-    group of waves, whose unit takes no fragments, for those loaded without looking for edges."""
+    """Return whether registers suffice: the most totals leave room for factors that are fetched,
+    and in a group of waves, whose unit takes no fragments, for those loaded without looking for
+    edges."""
     if _held_totals(tiles) < MOST_TOTALS:
         return True
     sides = _cut(parts, tiles).sides
@@ -155,7 +157,7 @@ def space(parts: Contraction, unit: Unit, target: TargetSpec) -> Space:
 
 
 def holds(tiles: RingTiles, target: TargetSpec) -> bool:
-    """Whether a multiprocessor can run a kernel with these tiles."""
+    """Return whether a multiprocessor can run a kernel with these tiles."""
     unit = unit_of(tiles.unit)
     threads, grouped = threads_of(tiles), isinstance(unit, GroupUnit)
     wide, totals = tiles.fragments[1], _held_totals(tiles)

@@ -88,7 +88,8 @@ class Slices:
 
     @cached_property
     def direct(self) -> bool:
-        """Whether every chunk is 16 aligned bytes of an array, inside it or outside as a whole."""
+        """Return whether every chunk is 16 aligned bytes of an array, inside it or outside as a
+        whole."""
         slices = self.depth.size // self.length
         start = Range("slice", slices).index() * self.length
         if self.deep == self.turned or self.factor.op != "load":
@@ -97,7 +98,8 @@ class Slices:
 
     @property
     def is_rough(self) -> bool:
-        """Whether it goes through registers by loads that look for the array's edges."""
+        """Return whether the factor goes through registers by loads that check the array's
+        edges."""
         if self.direct:
             return False
         loads = [node for _, moved in self.pieces(constant(0)) for node in walk(moved)]
@@ -138,7 +140,8 @@ class Slices:
         return Load(access.memory, index, conditions)
 
     def pieces(self, slice_start: Index) -> list[tuple[Index, Value]]:
-        """What the thread brings of a slice through its registers: places, and vectors."""
+        """Return the part of a slice that the thread loads through its registers: places, and
+        vectors."""
         if self.deep == self.turned:
             return self._joined(slice_start)
         along = self.across if self.turned else self.depth
@@ -175,7 +178,7 @@ class Slices:
 def _alike(
     conditions: Validity, place: dict[Range, Index], following: list[Index], width: int
 ) -> bool:
-    """Whether each condition holds for all elements of a chunk or for none. following: the
+    """Return whether each condition holds for all elements of a chunk or for none. following: the
     conditions one element further on."""
     for condition, after in zip(conditions, following, strict=True):
         first = condition.substitute(place)

@@ -68,7 +68,8 @@ def finish_group(
 def exchanged(
     total: Total, first: int, lane: Index, room: Memory
 ) -> tuple[list[Statement], list[Value]]:
-    """What to do, and the eight totals that the lane has then: of fragment first + lane % 4."""
+    """Return the statements of the exchange, and the eight totals that the lane has after it: of
+    fragment first + lane % 4."""
     statements: list[Statement] = []
     low, high = _bit(lane % 2), _bit(lane // 2 % 2)
     places: Iterator[int] = iter(range(room.count))

@@ -153,7 +153,7 @@ class Family:
         return found if _alike(self.pieces[0].indices[0]) == COLUMN.index() else 1
 
     def body(self, group: Index, thread: Index) -> tuple[Statement, ...]:
-        """What the groups do; `group` counts them."""
+        """Return the statements of the groups; `group` counts them."""
         starts = [sum(self.counts[:number]) for number in range(len(self.counts))]
         parts = _Parts(starts[1:], group)
         part = group - parts.table(starts)
@@ -222,7 +222,7 @@ def among(memories: Sequence[Memory], which: Index) -> Memory:
 
 
 def _plain(index: Index) -> bool:
-    """Whether nothing of it comes from memory."""
+    """Return whether nothing of it comes from memory."""
     return not any(isinstance(atom, Opaque) for atom in atoms(index))
 
 

@@ -83,15 +83,15 @@ def store(memory: Memory, index: Index, values: list[Value]) -> Store:
 
 
 def unit_stride(root: Value, variable: Range) -> bool:
-    """Whether the range walks through memory element by element in some load of `root`."""
+    """Return whether the range walks through memory element by element in some load of `root`."""
     return any(
         node.op == "load" and node.arg.index.coefficient(variable) in (1, -1) for node in walk(root)
     )
 
 
 def runs_along(roots: Iterable[Value], variable: Range, other: Range) -> bool:
-    """Whether loops had better walk along `variable` than along `other`: along it, fewer loads jump
-    through memory, or as many do, and only along it a load walks element by element."""
+    """Return whether loops had better walk along `variable` than along `other`: along it, fewer
+    loads jump through memory, or as many do, and only along it a load walks element by element."""
     strides = [
         (_stride(access, variable), _stride(access, other))
         for root in roots
@@ -121,5 +121,6 @@ def _stride(access: Load, variable: Range) -> int:
 
 
 def vector_width(dtypes: list[DType], vector_bytes: int) -> int:
-    """How many elements a thread moves at once, so that the widest type fills a vector."""
+    """Return the number of elements that a thread moves at once, so that the widest type fills a
+    vector."""
     return max(1, min(8, vector_bytes // max(dtype.itemsize for dtype in dtypes)))

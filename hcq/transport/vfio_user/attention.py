@@ -1,4 +1,4 @@
-"""How long to poll for a message before sleeping.
+"""Duration of polling for a message before sleeping.
 
 To sleep and be woken takes two processes on two cores 10 to 20 us each for every message, more than
 the message itself; to look again and again takes none of that while it has success, and a core's
@@ -65,7 +65,8 @@ def sleep_at_once() -> None:
 
 
 def attention_to(connection: socket.socket) -> Callable[[], None]:
-    """What to call before a blocking receive on `connection`: nothing but a look, or none.
+    """Return the function to call before a blocking receive on `connection`: it polls, or does
+    nothing.
 
     None where this process has one core, and none where the peer is a thread of it: that one needs
     the interpreter which the look would hold.

@@ -133,7 +133,7 @@ class VfioUserTransport(TransportLife):
         self._connection.write(Region.CONFIG, offset, value.to_bytes(width, "little"))
 
     def present(self) -> bool:
-        """Whether the server is there and its device answers."""
+        """Return whether the server is connected and its device answers."""
         if self.closed:
             return False
         try:

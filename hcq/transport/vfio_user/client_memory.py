@@ -67,7 +67,7 @@ class Memories:
             self._all[memory.segments[0].address] = memory
 
     def remove(self, memory: ClientAllocation) -> bool:
-        """Whether it was there."""
+        """Remove a memory; return whether it was present."""
         with self._lock:
             return self._all.pop(memory.segments[0].address, None) is not None
 

@@ -37,7 +37,7 @@ _PLACE = _HEAD + _ACCESS
 
 
 class DmaSource(Protocol):
-    """Who answers the server's DMA commands; BadArgument outside what is mapped."""
+    """Responder to the server's DMA commands; BadArgument outside mapped memory."""
 
     def read(self, address: int, size: int) -> bytes: ...
     def write(self, address: int, data: bytes) -> None: ...

@@ -36,7 +36,7 @@ def write_holder(path: Path, connection: socket.socket) -> None:
 
 
 def read_holder(path: Path) -> str:
-    """What is noted beside a socket; "" where nothing is."""
+    """Return the holder recorded beside a socket; "" where there is none."""
     try:
         with _file(path).open("rb") as file:
             text = file.read(_MOST_BYTES).decode("utf-8", "replace")

@@ -33,7 +33,7 @@ class ClientMemory:
         return len(self._starts)
 
     def overlaps(self, address: int, size: int) -> bool:
-        """Whether a range that is mapped reaches into this one."""
+        """Return whether a mapped range overlaps this one."""
         at = bisect.bisect_left(self._starts, address)
         if at < len(self._starts) and self._starts[at] < address + size:
             return True

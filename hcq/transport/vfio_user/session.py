@@ -129,7 +129,7 @@ class Session:
         self._events.release()
 
     def gone(self, limit_s: float) -> bool:
-        """Whether the client has disconnected, or disconnects within `limit_s` seconds."""
+        """Return whether the client has disconnected, or disconnects within `limit_s` seconds."""
         if self.ended.wait(limit_s):
             return True
         leaves = self._leaving or self.channel.hung_up()

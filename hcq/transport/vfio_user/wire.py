@@ -176,7 +176,7 @@ class Channel:
         self._sending = threading.Lock()
 
     def hung_up(self) -> bool:
-        """Whether the peer has closed its end; also while another thread receives."""
+        """Return whether the peer has closed its end; also while another thread receives."""
         poll = select.poll()
         try:
             poll.register(self.socket, select.POLLRDHUP)

@@ -90,7 +90,7 @@ class Coherence:
                     self._take_out(id(engine), page)
 
     def read(self, engine: object, gpu: int, who: str, pages: set[int]) -> list[str]:
-        """What is wrong with an engine's reading pages now."""
+        """Return the violations of an engine that reads pages now."""
         wrong: dict[str, int] = {}
         with self._lock:
             for page in pages:
@@ -104,7 +104,7 @@ class Coherence:
         ]
 
     def released(self, engines: Sequence[object], who: str, page: int) -> list[str]:
-        """What is wrong with a release in a page by a channel with these engines."""
+        """Return the violations of a release in a page by a channel with these engines."""
         if not self._is_system(page):
             return []
         wrong: dict[str, int] = {}

@@ -100,11 +100,11 @@ class ComputeEngine:
             coherence.gone(self)
 
     def value(self, name: str) -> int:
-        """What a method was last given; 0 if it never was."""
+        """Return the last value of a method; 0 if it never had one."""
         return self._values.get(self._offset[name], 0)
 
     def has_set(self, name: str) -> bool:
-        """Whether a method was ever given a value."""
+        """Return whether a method ever had a value."""
         return self._offset[name] in self._values
 
     def pair(self, name: str) -> int:

@@ -44,8 +44,8 @@ class Release:
 
 @dataclass(frozen=True)
 class LaunchDescriptor:
-    """What a QMD says. Addresses are GPU virtual, sizes bytes; constants: (address, size).
-    membar: CWD_MEMBAR_TYPE. cluster: its groups, of a grid of clusters. violations: what hardware
+    """Content of a QMD. Addresses are GPU virtual, sizes bytes; constants: (address, size). membar:
+    CWD_MEMBAR_TYPE. cluster: its groups, of a grid of clusters. violations: what hardware
     forgives."""
 
     version: tuple[int, int]

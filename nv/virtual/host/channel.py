@@ -95,7 +95,7 @@ class Channel:
         return self.pending and self.error is None and not self.stopped
 
     def ready(self) -> bool:
-        """Whether `advance` would get on: enabled, and nothing awaited."""
+        """Return whether `advance` would make progress: enabled, and not waiting."""
         if not self.enabled or self.error is not None or self.stopped:
             return False
         if self._waiting is None:
@@ -258,13 +258,13 @@ class Channel:
             self._last.drain()
 
     def system_barrier(self) -> None:
-        """What a release that waits for idle does next, for the engine it waited for."""
+        """Record the barrier of a release that waits for idle, for the engine it waited for."""
         self.barrier(self._last, Scope.SYSTEM)
 
     # What others may see, where that is watched (nv.virtual.engines.coherence)
 
     def barrier(self, engine: Engine | None, scope: Scope) -> None:
-        """What an engine of this channel wrote is visible from now on."""
+        """Record a barrier: earlier writes of an engine of this channel are visible from now on."""
         coherence = self.gpu.machine.coherence
         if coherence is not None and engine is not None:
             coherence.barrier(engine, scope)

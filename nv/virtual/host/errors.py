@@ -1,4 +1,4 @@
-"""How work of a channel ends badly: what an engine's front end raises, and the runlist reports."""
+"""Failures of a channel's work: raised by an engine's front end, reported by the runlist."""
 
 from __future__ import annotations
 

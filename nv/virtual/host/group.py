@@ -21,7 +21,7 @@ DEFAULT_TIMESLICE_US = 128 << 3
 
 
 class ChannelAttention(Attention):
-    """What the running work of one channel looks at."""
+    """Conditions that the running work of one channel checks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class TimeSliceGroup:
 
     @property
     def work(self) -> Work:
-        """What the group has to do; see hcq.clock.Part."""
+        """Return the work of the group; see hcq.clock.Part."""
         if self.running is not None and self.in_program:
             return self.running.attention.work
         busy = self.working or self.next_channel() is not None

@@ -51,7 +51,7 @@ class Runlist:
 
     @property
     def work(self) -> Work:
-        """What channels have to do that nothing holds up; see hcq.clock.Part. A grid holds up all
+        """Return the channels' work that is not blocked; see hcq.clock.Part. A grid holds up all
         others until it is done or stands aside."""
         with self._wake:
             groups = [] if self._closed else self._groups

@@ -28,7 +28,7 @@ class Operation(enum.IntEnum):
 
 
 def satisfied(operation: Operation, value: int, payload: int, bits: int) -> bool:
-    """Whether an acquire with `payload` passes when memory holds `value`."""
+    """Return whether an acquire with `payload` passes when memory holds `value`."""
     mask = (1 << bits) - 1
     value &= mask
     payload &= mask

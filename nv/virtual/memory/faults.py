@@ -42,7 +42,7 @@ class FaultAccess(enum.IntEnum):
 
 
 class Client(enum.Enum):
-    """Who asked: a unit of the GPCs, or one of the hub's."""
+    """Unit that made the request: a unit of the GPCs, or one of the hub's."""
 
     SM = "GPC T1"
     SKED = "HUB SKED"  # fetches launch descriptors

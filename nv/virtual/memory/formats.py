@@ -72,7 +72,7 @@ class Format(Protocol):
         ...
 
     def is_leaf(self, entry: int) -> bool:
-        """Whether an entry of PDE0 is a 2 MiB page."""
+        """Return whether an entry of PDE0 is a 2 MiB page."""
         ...
 
 

@@ -73,7 +73,7 @@ class ChannelGroup(RmObject):
         self.slices = TimeSliceGroup(runlist)
 
     def set_timeslice(self, microseconds: int) -> None:
-        """How long the group keeps the engine while others wait for it."""
+        """Set the time for which the group keeps the engine while others wait for it."""
         self.timeslice_us = microseconds
         self.slices.timeslice_s = microseconds * 1e-6
 
@@ -243,7 +243,7 @@ class ChannelObject(RmObject):
 
     @property
     def token(self) -> int:
-        """What the doorbell is rung with."""
+        """Return the value that rings the doorbell."""
         return self.gpu.token(self.runlist, self.channel.number)
 
     def _check_context(self) -> None:

@@ -98,7 +98,7 @@ class SystemMemory(Memory):
 
     @classmethod
     def of_size(cls, request: Allocation, size: int) -> SystemMemory:
-        """What RM_ALLOC_MEMORY makes."""
+        """Return memory as made by RM_ALLOC_MEMORY."""
         made = cls.__new__(cls)
         RmObject.__init__(made, request)
         require(0 < size < _NOTHING_PINNED, Status.INVALID_ARGUMENT, f"{size} bytes")

@@ -48,7 +48,7 @@ class UserSharedData(Memory):
 
 
 def request_poll(shared: UserSharedData, params: Struct) -> None:
-    """What is published from now on."""
+    """Set the data to be published from now on."""
     shared.poll(params.polledDataMask)
 
 

@@ -1,4 +1,4 @@
-"""How grids end that cannot go on, and what boards forgive, in words.
+"""Texts for grids that cannot continue, and for violations that boards tolerate.
 
 A fault is what ends a kernel on boards too, or leaves it waiting for ever. A violation is what the
 ISA forbids and boards do not trap for: the kernel goes on.

@@ -1,4 +1,4 @@
-"""How a file of one of UVM's nodes answers a call: its handler, its block, its status.
+"""Replies of a file of one of UVM's nodes to a call: its handler, its block, its status.
 
 Source: open-gpu-kernel-modules 580.142 kernel-open/nvidia-uvm/uvm_api.h, UVM_ROUTE_CMD_STACK.
 """

@@ -25,7 +25,8 @@ _CS_TEX, _CS_SHADER, _IBO, _CS_IBO = 5, 13, 14, 15
 
 
 class ComputeState:
-    """What CP_LOAD_STATE6 has loaded for compute: constants, and tables of constant buffers."""
+    """State that CP_LOAD_STATE6 has loaded for compute: constants, and tables of constant
+    buffers."""
 
     def __init__(self) -> None:
         self.constants = np.zeros(4 * 512, np.uint32)

@@ -108,7 +108,8 @@ class CommandProcessor:
         return refuse
 
     def gap(self, what: str, at: int) -> GpuFault:
-        """What the model cannot do, which hardware can: it ends the submission, and says so."""
+        """Return the fault for a feature that hardware has and the model lacks: it ends the
+        submission and names the feature."""
         self.machine.gaps.append(NotSupported(f"the virtual Adreno does not model {what}"))
         return GpuFault(Cause.NOT_MODELLED, what, at)
 

@@ -72,7 +72,7 @@ class RegisterState:
         return self.values.get(index, 0)
 
     def has(self, name: str) -> bool:
-        """Whether the submission has written a register."""
+        """Return whether the submission has written a register."""
         return name in self.map and self.map[name].offset in self.values
 
     def get(self, name: str, user: str) -> RegisterValue:

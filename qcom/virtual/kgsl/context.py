@@ -14,7 +14,7 @@ NO_FAULT_TOLERANCE, USER_TIMESTAMPS, INVALIDATE_ON_FAULT = 0x200, 0x80, 0x1000_0
 
 
 class ResetStatus(enum.IntEnum):
-    """What GPU_RESET_STAT reports (msm_kgsl.h, kgsl_ctx_reset_stat)."""
+    """Reset status reported by GPU_RESET_STAT (msm_kgsl.h, kgsl_ctx_reset_stat)."""
 
     NO_ERROR = 0
     GUILTY = 1
@@ -23,8 +23,8 @@ class ResetStatus(enum.IntEnum):
 
 
 def after(one: int, other: int) -> bool:
-    """Whether a 32-bit timestamp is later than another, as KGSL's timestamp_cmp counts: they wrap
-    around."""
+    """Return whether a 32-bit timestamp is later than another, as KGSL's timestamp_cmp counts: they
+    wrap around."""
     return 0 < (one - other & 0xFFFF_FFFF) < 0x8000_0000
 
 
@@ -53,7 +53,7 @@ class Context:
     page_faults: list[tuple[int, int]] = field(default_factory=list)
 
     def is_retired(self, timestamp: int) -> bool:
-        """Whether a timestamp has retired."""
+        """Return whether a timestamp has retired."""
         return not after(timestamp, self.retired)
 
     def retire(self, timestamp: int) -> None:
@@ -75,12 +75,12 @@ class Context:
 
     @property
     def halts_at_page_faults(self) -> bool:
-        """Whether a page fault of a shader ends the submission."""
+        """Return whether a page fault of a shader ends the submission."""
         return self.node.machine.options.halt_on_page_fault
 
     @property
     def tolerates_faults(self) -> bool:
-        """Whether a fault skips the submission instead of ending the context."""
+        """Return whether a fault skips the submission instead of ending the context."""
         return not self.flags & (NO_FAULT_TOLERANCE | INVALIDATE_ON_FAULT)
 
 
@@ -93,14 +93,14 @@ class SyncPoint:
 
     @property
     def reached(self) -> bool:
-        """Whether it holds nothing up; a context that is gone never does."""
+        """Return whether the sync point no longer blocks: always, if its context has ended."""
         gone = self.context.detached or self.context.invalid
         return gone or self.context.is_retired(self.timestamp)
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What one GPU_COMMAND asks for. buffers: (GPU address, bytes) of each command object."""
+    """Request of one GPU_COMMAND. buffers: (GPU address, bytes) of each command object."""
 
     context: Context
     timestamp: int

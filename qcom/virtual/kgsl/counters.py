@@ -89,7 +89,7 @@ class Counters:
             found.event = self.unused
 
     def value(self, number: int, event: int) -> int:
-        """What an event's counter has; 0 where none counts it."""
+        """Return the value of an event's counter; 0 where none counts it."""
         self.group(number)
         return self.machine.ticks() if (number, event) == (self.fixed, 0) else 0
 

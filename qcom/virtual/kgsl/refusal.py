@@ -1,4 +1,4 @@
-"""How calls fail."""
+"""Failures of calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def refused(code: int, why: str) -> OSError:
-    """What a call of the kernel driver that fails raises."""
+    """Return the exception of a failed call of the kernel driver."""
     return OSError(code, f"{os.strerror(code)}: {why}")
 
 

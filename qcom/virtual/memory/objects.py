@@ -94,7 +94,7 @@ class MemoryObject:
 
     @property
     def is_cached(self) -> bool:
-        """Whether the CPU caches it and no hardware keeps the caches coherent."""
+        """Return whether the CPU caches the object without hardware coherence."""
         return self._lines is not None
 
     def spoil(self) -> None:

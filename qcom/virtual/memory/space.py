@@ -66,7 +66,7 @@ class AddressSpace:
         self._objects.insert(at, found)
 
     def overlaps(self, address: int, size: int) -> bool:
-        """Whether something is mapped in a range."""
+        """Return whether a range contains a mapping."""
         at = bisect.bisect(self._starts, address + size - 1)
         if not at:
             return False

@@ -57,7 +57,7 @@ def find(node: MsmNode, handle: int, code: int = errno.ENOENT) -> GemObject:
 
 
 def is_busy(node: MsmNode, found: GemObject, *, for_writing: bool) -> bool:
-    """Whether submissions that write it, or for a writer any, have not ended."""
+    """Return whether submissions that write it, or for a writer any, have not ended."""
     found.uses = [use for use in found.uses if use[0].is_pending(use[1])]
     return any(writes or for_writing for _, _, writes in found.uses)
 

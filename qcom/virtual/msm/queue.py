@@ -50,5 +50,5 @@ class MsmQueue(Context):
         return True
 
     def is_pending(self, fence: int) -> bool:
-        """Whether a submission has not ended."""
+        """Return whether a submission has not ended."""
         return fence in self.fences

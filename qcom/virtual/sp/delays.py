@@ -51,9 +51,10 @@ _LIMITS = {6: Limits(3, 6, 2, ("mad",)), 7: Limits(2, 5, 1, ("",))}
 
 @dataclass(frozen=True)
 class Timing:
-    """What of an instruction matters here. reads: where, and how many cycles after its begin.
-    writes: registers of arithmetic, whether half, and their cycle. waited: halves whose readers
-    need not wait for earlier arithmetic. first, more: cycles until it has begun, and beyond."""
+    """Properties of an instruction that matter for delays. reads: where, and how many cycles after
+    its begin. writes: registers of arithmetic, whether half, and their cycle. waited: halves whose
+    readers need not wait for earlier arithmetic. first, more: cycles until it has begun, and
+    beyond."""
 
     reads: tuple[tuple[int, int], ...]
     writes: tuple[tuple[int, bool, int], ...]
@@ -111,7 +112,8 @@ class Delays:
         self.ready.pop(_SPECIAL + A1, None)
 
     def missing(self, timing: Timing) -> tuple[int, int, int] | None:
-        """What an instruction reads most cycles too early: (cycles, where, from)."""
+        """Return the source that an instruction reads most cycles too early: (cycles, where,
+        from)."""
         worst = 0, 0, 0
         for where, late in timing.reads:
             cycle, maker = self.ready.get(where, (0, 0))
@@ -180,7 +182,7 @@ def _reads(op: Op, one: Touched, limits: Limits) -> Iterator[tuple[int, int]]:
 
 
 def _reads_a1(op: Op) -> bool:
-    """Whether a1.x says where: of the constant file, or which descriptors."""
+    """Return whether a1.x says where: of the constant file, or which descriptors."""
     if op.name in ("stc", "ldg.k"):
         return bool(op.raw("DST") >> 8)  # a1.x and an offset
     if op.category == 5 and op.flag("S2EN_BINDLESS"):

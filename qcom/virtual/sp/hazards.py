@@ -30,7 +30,7 @@ _Late = dict[int, int]  # half of a register -> the instruction that has it late
 
 @dataclass
 class State:
-    """What is late: results that come by themselves; results to be waited for by (ss), (sy);
+    """Late results: results that arrive by themselves; results to be waited for by (ss), (sy);
     sources to be waited for by (ss), by either; results of the scalar unit, by their width;
     constants (key 0)."""
 
@@ -86,7 +86,7 @@ class State:
 
 @dataclass(frozen=True)
 class Facts:
-    """What an instruction does, looked up once. scalar: the scalar unit executes it."""
+    """Effects of an instruction, looked up once. scalar: the scalar unit executes it."""
 
     touched: Touched
     scalar: bool
@@ -144,7 +144,7 @@ def _name(half: int) -> str:
 
 
 def is_scalar(op: Op, scalar_unit: bool, one: Touched) -> bool:
-    """Whether the scalar unit executes an instruction."""
+    """Return whether the scalar unit executes an instruction."""
     if not scalar_unit or op.category not in (1, 2, 3) or op.name == "movmsk":
         return False
     if not one.writes or not all(is_shared(half) for half in one.writes):
@@ -207,12 +207,12 @@ def _check(op: Op, facts: Facts, state: State, broken: _Broken) -> None:
 
 
 def _reads_full(op: Op) -> bool:
-    """Whether a scalar instruction reads full registers."""
+    """Return whether a scalar instruction reads full registers."""
     return op.full if op.category in (2, 3) else not op.moved[1].half
 
 
 def _writes_full(op: Op) -> bool:
-    """Whether a scalar instruction writes full registers."""
+    """Return whether a scalar instruction writes full registers."""
     return not (op.target if op.category in (2, 3) else op.moved[0]).half
 
 

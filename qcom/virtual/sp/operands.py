@@ -89,7 +89,7 @@ class Op:
 
     @cached_property
     def full(self) -> bool:
-        """Whether the sources are 32 bits wide."""
+        """Return whether the sources are 32 bits wide."""
         return bool(self.scope.raw("FULL"))
 
     @cached_property

@@ -55,7 +55,7 @@ class Block:
 
     @property
     def falls(self) -> bool:
-        """Whether control may go on behind it."""
+        """Return whether control may continue after the block."""
         last = self.last
         return self.stop is Stop.NONE and (last is None or last.name not in ("end", "jump"))
 

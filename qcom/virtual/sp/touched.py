@@ -45,7 +45,7 @@ def halves(number: int, half: bool, count: int = 1) -> set[int]:
 
 
 def is_shared(half: int) -> bool:
-    """Whether a half is one of a shared register."""
+    """Return whether a half is one of a shared register."""
     return half >= 2 * SHARED
 
 
@@ -60,7 +60,7 @@ def _operand(into: set[int], found: Touched, operand: Operand, repeat: int) -> N
 
 
 def touched(op: Op) -> Touched:
-    """What an instruction reads and writes."""
+    """Return the registers that an instruction reads and writes."""
     found = Touched()
     if op.category == 1:
         _moves(op, found)

@@ -33,7 +33,8 @@ def _number(text: str | None, missing: int = 0) -> int:
 
 
 def stands(element: ElementTree.Element, generation: int) -> bool:
-    """Whether an element stands for a generation; variants of other things than chips all do."""
+    """Return whether an element applies to a generation; variants of things other than chips always
+    apply."""
     variants = element.get("variants")
     if variants is None or element.get("varset", "chip") != "chip":
         return True

@@ -184,7 +184,7 @@ def read_descriptor(text: str, prefix: str) -> Group:
 
 
 def counts(group: Group, given: Mapping[str, int]) -> dict[str, int]:
-    """How many elements each array of a descriptor has: the headers do not say.
+    """Return the number of elements of each array of a descriptor, which the headers do not state.
 
     `given` holds what is known, by the start of the name. Any other array has as many as fit before
     the next field; arrays of one subject (the same first two words) have the same count: the least.

@@ -30,7 +30,7 @@ def _blocks(text: str) -> dict[str, dict[str, int]]:
 
 
 def compare(branch: str, module: ModuleType) -> tuple[int, int, list[str]]:
-    """How many structures and constants both have, and where they differ."""
+    """Return the number of structures and of constants that both have, and the differences."""
     table = abi.select(f"{branch}.0")
     said = []
     structures = constants = 0

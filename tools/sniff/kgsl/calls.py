@@ -91,7 +91,7 @@ def flags() -> Flags:
 
 
 def is_kgsl(driver: str) -> bool:
-    """Whether a recording's driver is KGSL."""
+    """Return whether a recording's driver is KGSL."""
     return driver == DRIVER
 
 

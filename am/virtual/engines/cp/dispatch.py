@@ -87,7 +87,8 @@ class ShRegisters:
 
 
 class Shape(NamedTuple):
-    """What registers that passed the checks say of a launch, besides its grid and addresses."""
+    """Properties of a launch from registers that passed the checks, besides its grid and
+    addresses."""
 
     threads: tuple[int, int, int]
     wave32: bool

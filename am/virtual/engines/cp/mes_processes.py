@@ -24,7 +24,7 @@ ROOT_VALID = 1  # the request names the bare address of the root directory
 
 @dataclass(frozen=True)
 class Resources:
-    """What SET_HW_RSRC gave: masks of VMIDs, and per pipe or engine of queues."""
+    """Resources from SET_HW_RSRC: masks of VMIDs, and per pipe or engine of queues."""
 
     vmids: int
     compute: tuple[int, ...]

@@ -49,7 +49,7 @@ class Hang(Exception):
 
 
 class Runner(Protocol):
-    """What runs the words of a ring: PM4 packets, or what the MES takes."""
+    """Interpreter of a ring's words: PM4 packets, or frames of the MES."""
 
     consumed: int  # dwords of the ring that have been read; counts for ever
     stale: str  # since when the shader caches may be behind memory
@@ -62,7 +62,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class QueueSetup:
-    """What activation latched from the HQD registers. Addresses virtual, sizes in dwords."""
+    """Values of the HQD registers latched at activation. Addresses virtual, sizes in dwords."""
 
     vmid: int
     base: int

@@ -85,7 +85,7 @@ FORMATS = {
 
 
 class SdmaSurroundings(Protocol):
-    """What the packets of an SDMA queue act upon."""
+    """Units and memory that the packets of an SDMA queue act on."""
 
     vmid: int
     privileged: bool

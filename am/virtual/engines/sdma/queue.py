@@ -20,7 +20,8 @@ SOURCE_TRAP, SOURCE_REGISTER_WRITE, SOURCE_EMPTY, SOURCE_POLL, SOURCE_PAGE = 49,
 
 @dataclass(frozen=True)
 class SdmaSetup:
-    """What enabling the ring latched. Addresses virtual, sizes in bytes; rptr_report 0: none."""
+    """Values latched when the ring was enabled. Addresses virtual, sizes in bytes; rptr_report 0:
+    none."""
 
     vmid: int
     base: int

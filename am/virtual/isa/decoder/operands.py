@@ -31,7 +31,8 @@ class Kind(enum.Enum):
 
 
 class Type(enum.Enum):
-    """How an instruction interprets an operand. The value is the suffix that LLVM's names use."""
+    """Interpretation of an operand by an instruction. The value is the suffix that LLVM's names
+    use."""
 
     B16 = "b16"
     B32 = "b32"

@@ -25,7 +25,7 @@ _SLOTS = (layout.SLOT_X, layout.SLOT_Y, layout.SLOT_Z, layout.SLOT_INFO)
 
 
 class Run:
-    """What all workers of one dispatch share.
+    """State shared by all workers of one dispatch.
 
     counter: the next workgroup to begin. stop: set when a wave has halted, so that the others end.
     places: where arrays are that the context points to, by the field's offset.
@@ -51,7 +51,7 @@ class Run:
 
 
 class Worker(NativeWorker):
-    """What the native code of one thread works on. Used by one thread at a time."""
+    """State used by the native code of one thread. Used by one thread at a time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class Worker(NativeWorker):
 
     @property
     def busy(self) -> bool:
-        """Whether a launch is under way on this thread."""
+        """Return whether a launch is in progress on this thread."""
         return self._run is not None
 
     def rest(self) -> None:

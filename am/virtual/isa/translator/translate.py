@@ -55,7 +55,7 @@ def handlers() -> dict[str, Handler]:
 
 
 def uses_output_modifiers(program: Program) -> bool:
-    """Whether OMOD stands in some instruction: the code then depends on the floating-point mode."""
+    """Return whether an instruction uses OMOD: the code then depends on the floating-point mode."""
     return any(i.omod for block in program.blocks.values() for i in block.instructions)
 
 

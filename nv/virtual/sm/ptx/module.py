@@ -55,7 +55,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Address:
-    """What stands in brackets: base + offset in bytes."""
+    """Address in brackets: base + offset in bytes."""
 
     base: Register | Name | Integer
     offset: int

@@ -1,4 +1,4 @@
-"""How many groups a chip holds at a time.
+"""Number of groups that a chip holds at a time.
 
 Source: CUDA C++ Programming Guide 12.9, "Technical Specifications per Compute Capability" (threads,
 groups, registers and shared memory of a multiprocessor) and "Occupancy"; CUDA Occupancy Calculator:

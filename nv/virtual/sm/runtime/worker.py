@@ -38,7 +38,7 @@ _KEPT_BYTES = 64 << 20  # of slots but the first, from one launch to the next
 
 
 class Run:
-    """What all workers of one grid share.
+    """State shared by all workers of one grid.
 
     counters: the next group to begin, and how many clusters run at the same time. stop: set when a
     warp has failed, so that the others end. image: the module window's bytes. parameters: the
@@ -70,7 +70,7 @@ class Run:
 
 
 class Worker(NativeWorker):
-    """What the native code of one thread works on. Used by one thread at a time."""
+    """State used by the native code of one thread. Used by one thread at a time."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ _LANE_REGISTERS = frozenset(("tid", "laneid", "lanemask_eq", "lanemask_le", "lan
 
 @dataclass
 class Facts:
-    """What the translator knows before it emits.
+    """Facts that the translator knows before it emits code.
 
     live: registers that lanes entering a block may read. kept: registers that a waiting lane may
     still read while the block runs, so that others must not overwrite its value.

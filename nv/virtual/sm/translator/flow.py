@@ -1,4 +1,4 @@
-"""How lanes go from block to block: branches, waiting, barriers and ends.
+"""Control flow of lanes between blocks: branches, waiting, barriers and ends.
 
 A warp runs one block at a time with the lanes that are there. Where lanes part, each notes where it
 is to go on, and the scheduler takes those at the lowest block; see `graph` for why they meet again.

@@ -43,7 +43,7 @@ class Procedure:
 
     @property
     def prefix(self) -> str:
-        """What the names of its registers and labels begin with."""
+        """Return the prefix of the procedure's registers and labels."""
         return f"{self.function.name}.procedure."
 
     @property

@@ -93,7 +93,7 @@ class Scope:
         return field, self.bits >> field.low & field.mask, self
 
     def has(self, name: str) -> bool:
-        """Whether there is such a field here."""
+        """Return whether the field exists in this scope."""
         return self._resolve(name) is not None
 
     def raw(self, name: str) -> int:
@@ -229,7 +229,7 @@ class Instruction(Scope):
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """What was odd in the bits, as far as they have been looked at."""
+        """Return the irregularities found in the bits that were decoded so far."""
         return tuple(self._state.faults)
 
 

@@ -52,7 +52,7 @@ class Field:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What holds where the expression does (or always). template: text and names of fields in
+    """Values that hold where the expression does (or always). template: text and names of fields in
     turn. asserted: (low, mask, value) that bits should have."""
 
     expression: Expression | None

@@ -28,7 +28,7 @@ _WORD = (1 << 64) - 1
 
 
 class Run:
-    """What all workers of one dispatch share.
+    """State shared by all workers of one dispatch.
 
     counter: the next workgroup to begin. stop: set when a wave cannot go on.
     """
@@ -44,7 +44,7 @@ class Run:
 
 
 class Worker(NativeWorker):
-    """What the native code of one thread works on. Used by one thread at a time."""
+    """State used by the native code of one thread. Used by one thread at a time."""
 
     def __init__(self) -> None:
         super().__init__()

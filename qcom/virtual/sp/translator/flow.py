@@ -31,7 +31,7 @@ def gates(program: Program) -> list[int]:
 
 
 class Flow:
-    """How the blocks of one program follow each other."""
+    """Order of the blocks of one program."""
 
     def __init__(self, program: Program) -> None:
         self.gates = gates(program)

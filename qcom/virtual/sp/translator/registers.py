@@ -62,7 +62,7 @@ class Registers(Text):
 
     @contextmanager
     def only(self, active: str) -> Iterator[None]:
-        """What is emitted meanwhile is for some of the active lanes, a number."""
+        """Emit the enclosed code for some of the active lanes, a number."""
         before = self.full, self._exec, self._mask
         self.full, self._exec, self._mask = False, active, None
         try:
@@ -72,7 +72,7 @@ class Registers(Text):
 
     @property
     def every(self) -> bool:
-        """Whether all lanes are known to take part in what is emitted now."""
+        """Return whether all lanes are known to take part in what is emitted now."""
         return self.full and not self.predicating
 
     def mask(self) -> str | None:

@@ -38,7 +38,7 @@ _NONUNIFORM = 2
 
 
 def scalar_of(e: Registers, number: int) -> str:
-    """What the first active lane has in a register."""
+    """Return the first active lane's value of a register."""
     return e.lane("i32", e.word(number), e.first())
 
 

@@ -24,7 +24,7 @@ _FORMATS = {"u32": _WIDE, "s32": _WIDE, "f32": _WIDE, "u16": _NARROW, "s16": _NA
 
 
 def is_plain(op: Op) -> bool:
-    """Whether an instruction may be a fetch that is translated here."""
+    """Return whether an instruction may be a fetch that is translated here."""
     if op.name not in ("isam", "isaml") or any(op.flag(name) for name in ("SV", "3D", "A")):
         return False
     return TYPES[op.scope.inner("TYPE").raw("TYPE")] in _FORMATS and bool(components(op))

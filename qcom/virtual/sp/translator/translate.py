@@ -40,8 +40,8 @@ _STOPS = {
 
 @dataclass(frozen=True)
 class Shape:
-    """What a translation depends on besides the code. words: registers of the file. group, thread,
-    linear: registers that a wave finds its numbers in, NONE and above for none."""
+    """Properties besides the code on which a translation depends. words: registers of the file.
+    group, thread, linear: registers that a wave finds its numbers in, NONE and above for none."""
 
     lanes: int
     words: int

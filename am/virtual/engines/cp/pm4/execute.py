@@ -75,7 +75,8 @@ class Executor:
             self._table[key] = (entry.minimum, entry.maximum, masks, handler)
 
     def handlers(self) -> dict[int, Handler]:
-        """What executes each opcode; kinds of queues that take more packets add theirs."""
+        """Return the handler of each opcode; kinds of queues that accept more packets add
+        theirs."""
         return {
             packets.NOP: self._nop,
             packets.DISPATCH_DIRECT: self._dispatch_direct,

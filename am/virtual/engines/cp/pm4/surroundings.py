@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Surroundings(Protocol):
-    """What the packets of a queue act upon. Memory is virtual, in the VMID given."""
+    """Units and memory that the packets of a queue act on. Memory is virtual, in the VMID given."""
 
     sh: list[int]  # SH registers 0x2C00..0x2FFF of this queue
     vmid: int
