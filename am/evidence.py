@@ -65,7 +65,8 @@ def _queues(driver: AmDriver) -> list[RingQueue]:
 
 
 def _queue(queue: RingQueue) -> dict[str, object]:
-    """What the host knows: counts, and the slots around the one that has not ended."""
+    """Return the host's data on a queue: counts, and the slots around the one that has not
+    ended."""
     done, ring = queue.done, queue.ring.view
     first = max(0, done - _SLOTS_AROUND)
     slots = {}

@@ -103,8 +103,8 @@ class Psp:
 
     def components_done(self) -> int:
         """Return the number of components that a ugpu process sent to the bootloader before it
-        died; 0 for a fresh bootloader. The bootloader itself does not tell, and goes on from
-        there."""
+        died; 0 for a fresh bootloader. The bootloader does not report the number, and continues
+        from there."""
         note = int(self._note.read())
         noted = note & ~_COUNT == _NOTE and note & _COUNT != _REFUSED
         return note & _COUNT if noted else 0

@@ -181,7 +181,7 @@ class RingQueue(HardwareQueue):
         """Insert an image's address and size, the timeline's value and the slot's number."""
 
     def _body(self, commands: Sequence[Command]) -> Sequence[Command]:
-        """What the image holds: all but the signal at its end, which the slot has."""
+        """Return the commands of the image: all but the signal at its end, which is in the slot."""
         last = commands[-1] if commands else None
         ours = isinstance(last, Signal) and last.timeline is self.timeline
         return commands[:-1] if ours else commands

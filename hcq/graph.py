@@ -288,8 +288,8 @@ class Capture:
         return cast(list[int], found.tolist())
 
     def _find_parts(self, places: Sequence[Place]) -> list[Part]:
-        """What is patched in each image where these places are bound: of the values of all points,
-        then of the parameters, then of an address for each place."""
+        """Return the patches of each image where these places are bound: of the values of all
+        points, then of the parameters, then of an address for each place."""
         points, slots = len(self._point_step), max(self._widths, default=-1) + 1
         parts = []
         for number, image in enumerate(self._images):

@@ -321,7 +321,7 @@ def _numbers(data: bytes, layout: str, section: Section) -> tuple[int, ...]:
 
 
 def _global_attributes(sections: tuple[Section, ...], symbols: int) -> dict[int, dict[int, int]]:
-    """What `.nv.info` says of single symbols: symbol -> attribute -> value."""
+    """Return the attributes of single symbols in `.nv.info`: symbol -> attribute -> value."""
     found: dict[int, dict[int, int]] = {}
     for section in sections:
         if section.name == ".nv.info":

@@ -108,7 +108,7 @@ class NvDriver(Driver):
     # ---- life --------------------------------------------------------------------------------
 
     def _identify(self) -> None:
-        """What kind of GPU it is."""
+        """Determine the kind of GPU."""
         gpu = self.gpu
         self.family = self._find_family()
         self.compute_class = gpu.client.constants[self.family.compute_class]

@@ -55,7 +55,7 @@ _KINDS = {"u": "integer", "s": "integer", "f": "float"}  # bits, .b, are of any 
 
 @dataclass(frozen=True)
 class _Loaded:
-    """What is known of a program: not the program itself, which frees its memory when the caller
+    """Data of a loaded program: not the program itself, which frees its memory when the caller
     drops it. kernels: name, entry and bytes of each. ptx: as it was assembled, if it was, for
     `target`."""
 

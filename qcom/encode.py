@@ -158,7 +158,7 @@ class _Image:
     # ---- state and caches ------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """What a segment starts with: caches without stale lines, the registers of the chip."""
+        """Start a segment: caches without stale lines, the registers of the chip."""
         stream, codes = self.stream, self.tables.codes
         if self._newer:
             thread = self.tables.packet_word(

@@ -65,7 +65,7 @@ def _list(connection: Connection, out: Output) -> int:
 
 
 def _history(found: dict[str, float | None]) -> str:
-    """What is known of a card's failures, in a few words; empty where there were none."""
+    """Return a short text on a card's past failures; empty where there were none."""
     if not found["failures"]:
         return ""
     parts = ["1 failure" if found["failures"] == 1 else f"{found['failures']} failures"]

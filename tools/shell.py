@@ -32,7 +32,7 @@ _HELP = {
 
 
 def _names(chip: object) -> dict[str, object]:
-    """What a chip adds to the variables."""
+    """Return the variables that a chip adds."""
     blocks = window.blocks_of(chip)
     return {"chip": chip, **blocks} if blocks else {}
 
@@ -93,7 +93,7 @@ def _is_block(value: object) -> bool:
 
 
 class _Booting:
-    """What stands for the device until its boot is over: gpu.boot, gpu.chip, gpu.gc ..."""
+    """Placeholder of the device until its boot is over: gpu.boot, gpu.chip, gpu.gc ..."""
 
     def __init__(self, boot: Boot) -> None:
         self.boot = boot

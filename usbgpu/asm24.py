@@ -146,7 +146,8 @@ class CustomBridge:
         return data if last.status is Status.OK else None
 
     def _completed(self) -> Completion | None:
-        """How the last request ended; None where it was not sent, as another one was on its way."""
+        """Return the outcome of the last request; None where it was not sent, as another one was in
+        progress."""
         answer = self._control_in(_TLP, 0, 0, _ANSWER.size, limit_s=_TLP_LIMIT_S)
         data, header, _, _, code = _ANSWER.unpack(answer)
         if code == _DONE:

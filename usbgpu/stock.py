@@ -205,7 +205,7 @@ class StockBridge:
         return commands
 
     def _completed(self, state: int, answer: bytes) -> Completion | None:
-        """How the last request ended, waiting for it; None where it was not sent."""
+        """Wait for the last request and return its outcome; None where it was not sent."""
         end = self._now() + _COMPLETION_LIMIT_S
         while not state & (_DONE | _ERROR):
             if self._now() >= end:

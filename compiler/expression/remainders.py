@@ -84,7 +84,7 @@ def fmod(x: Value, y: Value) -> Value:
 
 
 def _is_opposite(rest: Value, y: Value) -> Value:
-    """Whether the remainder is not zero and its sign is not that of y."""
+    """Return whether the remainder is not zero and its sign is not that of y."""
     signs = less(mul(with_sign(real(1.0), rest), with_sign(real(1.0), y)), 0.0)
     return binary("and", unequal(rest, 0.0), signs)
 

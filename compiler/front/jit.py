@@ -279,7 +279,7 @@ class _Replay:
 
 
 def _references(ref: weakref.ref[Node]) -> int:
-    """How much refers to a node; 0 when it is gone."""
+    """Return the number of references to a node; 0 when it is gone."""
     node = ref()
     return 0 if node is None else sys.getrefcount(node)
 

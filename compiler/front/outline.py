@@ -72,7 +72,7 @@ def _takes_in(node: Node, since: int) -> bool:
 
 
 def _inside(nodes: list[Node], since: int) -> list[Node]:
-    """What the nodes need of what was made inside; of a call there all results that are left."""
+    """Return the inner values that the nodes need; of a call there all results that are left."""
     order: list[Node] = []
     seen: set[int] = set()
     stack = nodes
@@ -108,7 +108,7 @@ def _roots(order: list[Node], since: int) -> list[Node]:
 
 
 def _leaves(roots: Sequence[Node], since: int) -> list[Node]:
-    """What goes in."""
+    """Return the inputs."""
     found: dict[int, Node] = {}
     seen: set[int] = set()
     stack = list(roots)

@@ -64,7 +64,7 @@ def spaces(computation: Computation, target: TargetSpec) -> list[Space]:
 
 @dataclass(frozen=True)
 class _Shape:
-    """How a computation is lowered. build: with given or default choices."""
+    """A way to lower a computation. build: with given or default choices."""
 
     build: Callable[[Any], Kernel]  # Any: of the kind of its spaces, or None
     spaces: Callable[[], list[Space]] = list

@@ -59,7 +59,7 @@ class Assignment(Operations):
             self.node.origin = here()
 
     def _given(self, value: Any, shape: Shape) -> Node:
-        """What to write, converted and broadcast."""
+        """Return the value to write, converted and broadcast."""
         given = self._lift("assign", value)
         if not isinstance(given, TensorCore):
             return self._constant("assign", given, self.dtype, shape)
@@ -129,8 +129,8 @@ class Assignment(Operations):
         self._replace("assign", region, graph.reshape(node, counts), graph.reshape(picked, counts))
 
     def _for_mask(self, value: Any, rest: Shape, place: int) -> Node:
-        """What to write in each place of a mask. rest: the other axes; place: where among them
-        NumPy has the axis of what the mask picks."""
+        """Return the value to write in each place of a mask. rest: the other axes; place: where
+        among them NumPy has the axis of what the mask picks."""
         given = self._lift("assign", value)
         if not isinstance(given, TensorCore):
             return self._constant("assign", given, self.dtype, rest)

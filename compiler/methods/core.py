@@ -63,9 +63,9 @@ class TensorCore:
     def _again(
         self, name: tuple[object, ...], others: tuple[TensorCore, ...], method: Callable[[], Self]
     ) -> Self:
-        """What `method` makes of this and the others, found out once for stored arrays of a type
-        and shape, and for slices of them. name: what else it depends on. The method must be a
-        function of these alone.
+        """Return the result of `method` for this and the others; its recipe is found once for
+        stored arrays of a type and shape, and for slices of them. name: what else it depends on.
+        The method must be a function of these alone.
 
         Called by what the user calls: the line that is remembered is three calls up."""
         device, node = self.device, self.node

@@ -159,7 +159,7 @@ class Losses(Operations):
     def _at_labels(
         self, name: str, target: Any, weight: Any, ignore_index: int
     ) -> tuple[Self, Self]:
-        """What stands at each label, and each label's factor, which is zero where ignored."""
+        """Return the value at each label, and each label's factor, which is zero where ignored."""
         axis = self._classes(name)
         labels = self._tensor(name, target)
         rest = (*self.shape[:axis], *self.shape[axis + 1 :])

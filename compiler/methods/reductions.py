@@ -39,7 +39,7 @@ class Reductions(Elementwise, Movement):
     def _remembered(
         self, name: str, method: Callable[[Self, Axis, bool], Self], axis: Axis, keepdims: bool
     ) -> Self:
-        """What the method gives, found out once for stored arrays of a type and shape."""
+        """Return the method's result; its recipe is found once for arrays of a type and shape."""
         node = self.node
         if not (axis is None or type(axis) is int):
             return method(self, axis, keepdims)

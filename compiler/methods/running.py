@@ -84,7 +84,7 @@ class Running(Operations):
         return joined.reshape((*self.shape[:-1], blocks * BLOCK))[..., :size]
 
     def _triangle_or(self, start: int | float) -> Self:
-        """What is on or below the diagonal of the last two axes, else `start`."""
+        """Return the elements on or below the diagonal of the last two axes, else `start`."""
         down = self._counted(self.shape[-2], self.ndim - 2)
         across = self._counted(self.shape[-1], self.ndim - 1)
         return (across <= down).where(self, self._filled(start))

@@ -74,7 +74,7 @@ class Scattering(Operations):
         return (result / count).cast(self.dtype)
 
     def _start(self, mode: str) -> Scalar:
-        """What a join starts from."""
+        """Return the initial value of a join."""
         if mode in ("add", "mul"):
             return int(mode == "mul")
         if self.dtype.is_float:

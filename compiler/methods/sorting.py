@@ -232,7 +232,7 @@ class Sorting(Running):
         return (first.cast(counter) + rank + row.cast(counter) * length).reshape((rows * length,))
 
     def _number(self, axis: int) -> Self:
-        """How many are true along an axis, as int32."""
+        """Return the number of true elements along an axis, as int32."""
         return self._reduce("sum", graph.cast(self.node, int32), (axis,), False)
 
     def _moved_to(self, places: Self) -> Self:

@@ -199,7 +199,7 @@ def _split(
 
 
 def _factors(root: Value) -> tuple[list[Value], list[Value]]:
-    """What is multiplied, and what it is divided by."""
+    """Return the factors and the divisors."""
     above: list[Value] = []
     below: list[Value] = []
     stack = [(root, above)]

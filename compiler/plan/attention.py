@@ -85,8 +85,8 @@ def _may_be(group: Group) -> bool:
 
 
 def _decide(group: Group, target: TargetSpec) -> tuple[int, int, int, tuple[int, ...]]:
-    """How many parts; how many results those have, and elements of each; which inputs the join
-    reads."""
+    """Return the number of parts; the number of their results, and elements of each; the inputs
+    that the join reads."""
     computation = express(group)
     online = find_online(computation)
     pieces = 1 if online is None else pieces_of(online, target)

@@ -83,7 +83,7 @@ def in_parts(computation: Computation, online: Online, pieces: int) -> InParts:
 
 
 def _results(online: Online, pieces: int) -> list[Value]:
-    """What a part gives: its maximum, its sums, its output."""
+    """Return the results of a part: its maximum, its sums, its output."""
     each = -(-online.keys.size // pieces)
     counter = Range("key_of_part", each)
     key = Range("part", pieces).index() * each + counter.index()

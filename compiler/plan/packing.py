@@ -186,7 +186,8 @@ def _sides(product: _Product) -> tuple[_Side, ...]:
 
 
 def _forms(product: _Product, sides: Sequence[_Side]) -> tuple[Computation, ...]:
-    """What would be computed: what packs factors that are not free, and the product of those."""
+    """Return the computations of the packed form: packing of factors that are not free, and the
+    product of those."""
     made = [computation_of(side.packing) for side in sides if not side.is_free]
     groups = [(side.packing, side.read(side.memory(place))) for place, side in enumerate(sides)]
     return *made, computation_of(product.product(groups))
@@ -325,7 +326,7 @@ class _Side:
 
     @property
     def content(self) -> tuple[Any, ...]:
-        """What tells packed arrays of a run apart."""
+        """Return the properties that distinguish packed arrays of a run."""
         return self.packing.key, tuple(id(node) for node in self.packing.inputs)
 
     @cached_property

@@ -104,7 +104,8 @@ def _distances(kinds: Sequence[int]) -> list[int]:
 
 
 class _Links:
-    """Who reads whom, as arrays: for each source of each entry its place, and the reader's."""
+    """Readers of each entry, as arrays: for each source of each entry its place, and the
+    reader's."""
 
     def __init__(self, entries: Structure, kinds: Sequence[int]) -> None:
         lists = [entry[-1] if len(entry) > 2 else () for entry in entries]

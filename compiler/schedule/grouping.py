@@ -159,8 +159,8 @@ def _folds(node: Node, folded: Set[int]) -> bool:
 
 
 def _narrow(node: Node, stored: set[int]) -> Node:
-    """What to store for a value: where it is a cast to a wider type, moved or not, what it is a
-    cast of."""
+    """Return the node to store for a value: where it is a cast to a wider type, moved or not, the
+    operand of that cast."""
     found = node
     while node.op == "cast" or node.op in ONE_TO_ONE:
         source = node.sources[0]

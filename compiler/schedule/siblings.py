@@ -60,7 +60,7 @@ def join(groups: Sequence[Group], stored: set[int]) -> list[Group]:
 
 
 class _Joins:
-    """Who makes and who reads what, by slot in the order of the groups."""
+    """Producers and readers of values, by slot in the order of the groups."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
         self.maker: dict[int, int] = {}

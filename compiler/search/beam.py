@@ -91,7 +91,7 @@ def _home(choices: Choices, spaces: Sequence[Space]) -> Space | None:
 def _next(
     trials: dict[Choices, Trial], home: dict[Choices, Space], width: int
 ) -> Iterator[tuple[Choices, Space]]:
-    """What is not tried yet around the best, the best's own first."""
+    """Yield untried choices around the best, the best's own first."""
     measured = [t for t in trials.values() if t.outcome.seconds is not None]
     measured.sort(key=lambda t: t.outcome.seconds or 0.0)
     given = set(trials)

@@ -278,7 +278,8 @@ class _Compiling:
         return kernel, shared().submit(text, target, kernel.name)
 
     def result(self, choices: Choices, best_s: float, left_s: float) -> Candidate | Outcome:
-        """What to measure, or why there is nothing, after at most `left_s` seconds."""
+        """Return the candidate to measure, or the reason why there is none, after at most `left_s`
+        seconds."""
         self.ahead([choices])
         begun = self.asked[choices]
         if isinstance(begun, Outcome):

@@ -57,7 +57,7 @@ def _bytes(text: str) -> int:
 
 
 def _count(text: str) -> int:
-    """How many processors a list like "0-3,8" names; 1 where it is none."""
+    """Return the number of processors in a list like "0-3,8"; 1 where it is not such a list."""
     if not re.fullmatch(r"[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*", text):
         return 1
     count = 0

@@ -113,7 +113,7 @@ def load_object(image: bytes) -> tuple[CodeMemory, dict[str, HostKernel]]:
 
 
 def _kernels(elf: ElfObject) -> dict[str, tuple[int, tuple[Argument, ...] | None]]:
-    """What the marked kernels take, each checked to be code of this object."""
+    """Return the arguments of the marked kernels, each checked to be code of this object."""
     found: dict[str, tuple[int, tuple[Argument, ...] | None]] = {}
     for mark in elf.symbols:
         if not mark.name.endswith(MARK) or mark.section is None:

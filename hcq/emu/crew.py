@@ -99,7 +99,7 @@ def _leave(mates: list[_Mate]) -> None:
 
 
 class _Piece(Generic[W, T]):
-    """What one thread does of a launch, and what came of it."""
+    """One thread's part of a launch, and its outcome."""
 
     def __init__(self, work: Callable[[W, int], T], worker: W, number: int) -> None:
         self._work, self._worker, self._number = work, worker, number

@@ -341,7 +341,7 @@ def _resumption(server: object) -> tuple[int, float]:
 
 
 def _refusal(reply: Message | None) -> UgpuError:
-    """What keeps a connection from being resumed."""
+    """Return the error that prevents a connection from being resumed."""
     if reply is None:
         return Disconnected("no reply to hello")
     check(reply, EVENTS)

@@ -29,7 +29,7 @@ def from_wire(kind: str, message: str, facts: dict[str, Any]) -> UgpuError:
 
 
 def _plain(value: object, depth: int = 0) -> object:
-    """What msgpack carries of a fact."""
+    """Convert a fact to a type that msgpack supports."""
     if value is None or isinstance(value, bool | float):
         return value
     if isinstance(value, int):

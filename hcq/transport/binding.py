@@ -289,7 +289,7 @@ def check_idle(member: PciFunction) -> None:
 
 
 def _uses(member: PciFunction) -> list[str]:
-    """What hangs on a storage or network function: mounts and interfaces."""
+    """Return the uses of a storage or network function: mounts and interfaces."""
     names = [path.name for path in member.folder.glob("net/*")]
     disks = {
         path.name

@@ -229,7 +229,7 @@ def holders(system: System, nodes: list[Path]) -> list[str]:
 
 
 def _open_files(process: Path) -> list[str]:
-    """What a process has open; nothing when it ended or is another user's."""
+    """Return the open files of a process; none when it ended or is another user's."""
     found = []
     try:
         for link in (process / "fd").iterdir():

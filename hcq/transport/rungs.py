@@ -273,7 +273,7 @@ class RemoveRescan:
             write(one.system, one.system.path("sys/bus/pci/drivers_probe"), one.address)
 
     def _while_gone(self) -> None:
-        """What is done between removal and rescan."""
+        """Run the steps between removal and rescan."""
 
     def prove(self) -> dict[str, object]:
         for bar in self._function.bars():

@@ -104,7 +104,7 @@ class RmClient:
             raise
 
     def _query_version(self) -> str:
-        """What the driver calls itself. The block has been the same since branch 535."""
+        """Return the driver's version. The block has been the same since branch 535."""
         table = abi.select("580.142")
         query = table.structs.nv_ioctl_rm_api_version_t.new(
             cmd=table.constants.NV_RM_API_VERSION_CMD_QUERY

@@ -79,7 +79,8 @@ def done(
 ) -> Kind:  # fmt: skip
     """A kind that a program brings about by what it submits."""
     made: dict[str, Any] = {
-        "layer": _HW, "source": _IOMMU, "planted": "what the program submits", "provoke": provoke,
+        "layer": _HW, "source": _IOMMU, "planted": "the program's own submission",
+        "provoke": provoke,
         "plant": lambda stand: None, "recovery": Recovery.RESET,
     }  # fmt: skip
     return Kind(

@@ -119,7 +119,7 @@ KINDS = [
     bootloader("a driver", "SYS_DRV"),
     bootloader("the secure OS", "SOS"),
     planned(
-        "PSP bootloader takes a component and is not ready again", ("PSP bootloader",),
+        "PSP bootloader accepts a component and does not become ready again", ("PSP bootloader",),
         {"bootloader_never": True}, FirmwareSilent, source=PSP, facts={"stage": "PSP bootloader"},
         state="PSP: bootloader not ready", remedy=_POWER, **powered("bootloader_never"),
     ),
@@ -164,7 +164,7 @@ KINDS = [
     message("misses a prerequisite", 0xFD, "mode1"),
     message("stays busy", 0xFC, "mode1"),
     planned(
-        "SMU is busy for a moment", ("SMU", "idle"), {"smu_busy": 3}, None, source=SMU,
+        "SMU is briefly busy", ("SMU", "idle"), {"smu_busy": 3}, None, source=SMU,
         recovery=Recovery.NONE,
     ),
     planned(
@@ -178,12 +178,12 @@ KINDS = [
         plant=_stuck,
     ),
     planned(
-        "MEC firmware stands still", ("launch",), {"mec_crashed": True}, DeviceHang,
+        "MEC firmware makes no progress", ("launch",), {"mec_crashed": True}, DeviceHang,
         source="gfx_v11_0.c (soft reset)", remedy="device.reset()", recovery=Recovery.RESET,
         cure=lambda s: None,
     ),
     planned(
-        "copy engine firmware stands still", ("copy",), {"sdma_crashed": True}, DeviceHang,
+        "copy engine firmware makes no progress", ("copy",), {"sdma_crashed": True}, DeviceHang,
         source="sdma_v6_0.c (soft reset)", remedy="device.reset()", recovery=Recovery.RESET,
         cure=lambda s: None,
     ),

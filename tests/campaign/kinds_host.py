@@ -48,7 +48,7 @@ def call(
     name = errno.errorcode[code]
     made: dict[str, Any] = {"source": _VFIO, "layer": Layer.HOST}
     return Kind(
-        name=f"{label}: {name} ({', '.join(devices)})", planted="the made-up kernel", error=error,
+        name=f"{label}: {name} ({', '.join(devices)})", planted="the simulated kernel", error=error,
         devices=devices, stages=tuple(stages), variants=stages, remedy=remedy,
         plant=lambda stand: stand.machine.fail_at(label, os_error(code), stand.variant),
         recovery=Recovery.GO_ON, struck=lambda stand: stand.machine.hit,
@@ -143,7 +143,7 @@ def refusal(
         stand.__dict__.update(again.__dict__)
 
     return Kind(
-        name=name, layer=layer, planted="the made-up kernel", devices=("vfio",), stages=("open",),
+        name=name, layer=layer, planted="the simulated kernel", devices=("vfio",), stages=("open",),
         plant=lambda stand: change(stand.machine), error=error, remedy=remedy, source=_VFIO,
         recovery=Recovery.REOPEN, cure=cure,
     )  # fmt: skip
@@ -240,7 +240,7 @@ LINES = [
     lines("Ctrl-C at a line of the driver", KeyboardInterrupt),
     lines("memory of the process runs out at a line of the driver", MemoryError),
     Kind(
-        name="Ctrl-C at a system call", layer=Layer.HOST, planted="the made-up kernel",
+        name="Ctrl-C at a system call", layer=Layer.HOST, planted="the simulated kernel",
         devices=_ALL, stages=("open", "dma", "config", "reset", "close"), error=KeyboardInterrupt,
         plant=lambda s: s.machine.fail_at("*", KeyboardInterrupt(), s.variant), may_cope=True,
         cure=lambda s: setattr(s.machine, "plan", None),

@@ -109,7 +109,7 @@ KINDS = [
          planted="the IOMMU's addresses used up", layer=Layer.MEMORY,
          provoke=lambda s: s.allocate_host(), recovery=Recovery.GO_ON, source="Linux iommu/iova.c",
          cure=lambda s: setattr(s.chip.iommu, "_next", 1 << 20)),
-    link("device memory is used up", ("idle",), nothing, OutOfMemory, planted="1 GiB of 256 MiB",
+    link("device memory is exhausted", ("idle",), nothing, OutOfMemory, planted="1 GiB of 256 MiB",
          layer=Layer.MEMORY, provoke=lambda s: s.device.alloc(1 << 30), recovery=Recovery.GO_ON,
          source="hcq.Device.alloc"),
     link("power fails and comes back while the card boots",

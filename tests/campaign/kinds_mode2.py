@@ -40,7 +40,7 @@ def in_mode2(name: str, plan: dict[str, Any], error: type[UgpuError], **fields: 
 def loses_firmware(device: str, rung: str, *, lost: bool) -> Kind:
     return Kind(
         name=f"graphics core loses its firmware, {rung} helps", layer=Layer.POWER,
-        planted="`chip.gfx.rlc.reset()`, engines stand still", devices=(device,),
+        planted="`chip.gfx.rlc.reset()`, engines make no progress", devices=(device,),
         stages=("launch", "copy"), plant=_lose_firmware, error=DeviceHang, lost=lost,
         state="RLC: autoload not complete", remedy="device.reset()", source=_MODE2,
         objections=("before gc is up",) if lost else (),

@@ -44,7 +44,7 @@ def way(
         stand.__dict__.update(again.__dict__)
 
     made: dict[str, Any] = {
-        "layer": Layer.LINK, "planted": "a made-up host", "devices": ("thunderbolt",),
+        "layer": Layer.LINK, "planted": "a simulated host", "devices": ("thunderbolt",),
         "stages": ("open",), "source": _PCI, "recovery": Recovery.REOPEN, "cure": cure,
     }  # fmt: skip
     return Kind(name=name, plant=change, error=error, remedy=remedy, **(made | fields))
@@ -64,7 +64,7 @@ def _resource(first: int, last: int, flags: int) -> Callable[[Any], object]:
 
 
 def _security(level: str) -> Callable[[Any], object]:
-    """A level under which the firmware makes no tunnel: the enclosure has no functions."""
+    """A level under which the firmware does not create a tunnel: the enclosure has no functions."""
 
     def change(stand: Any) -> None:
         bus = stand.machine.root / "sys/bus/thunderbolt/devices"
@@ -132,7 +132,7 @@ KINDS = [
         layer=Layer.HOST, facts={"security": "user"}),
     way("enclosure is not authorised, bolt runs", _bolt, AccessDenied,
         f"boltctl enroll --policy auto {ID}", source="man boltctl", layer=Layer.HOST),
-    *(way(f"security level {level} makes no tunnel", _security(level), AccessDenied,
+    *(way(f"security level {level} does not create a tunnel", _security(level), AccessDenied,
           "firmware setup", source=_BUS, layer=Layer.HOST, facts={"security": level})
       for level in ("dponly", "usbonly", "nopcie")),
     way("tunnel to the enclosure is lost", lambda s: s.drop(), DeviceNotFound,
@@ -157,7 +157,7 @@ KINDS = [
         source=_SPEC, facts={"step": "header type"}),
     way("header type of the card's switch is an endpoint's", _config(SWITCH, 14, b"\0"),
         DeviceLost, _REPLUG, source=_SPEC, facts={"step": "header type"}),
-    way("port passes no memory accesses on", _command(SOCKET, 4), DecodingOff, "rescan",
+    way("port does not forward memory accesses", _command(SOCKET, 4), DecodingOff, "rescan",
         source=_SPEC, facts={"step": "memory decoding", "command": 4}),
     way("port is not a bus master", _command(SOCKET, 2), DecodingOff, "rescan", source=_SPEC,
         facts={"step": "memory decoding", "command": 2}),
@@ -176,14 +176,14 @@ KINDS = [
         facts={"bar": 0, "size": 64 << 20, "needed": 256 << 20}),
     way("card's BAR has no address", _resource(0, (256 << 20) - 1, 0x2014_220C), BarUnassigned,
         "pci=realloc", layer=Layer.HOST, facts={"bar": 0}),
-    way("kernel gave the card's BAR up", _resource(0, 0, 0), BarUnassigned, "pci=realloc",
+    way("kernel released the card's BAR", _resource(0, 0, 0), BarUnassigned, "pci=realloc",
         layer=Layer.HOST, facts={"bar": 0}),
     way("cable of the enclosure is pulled", lambda s: s.unplug(), DeviceLost, "",
         stages=("config",), source=_BUS),
     way("tunnel is lost while the card is open", lambda s: s.drop(), DeviceLost, "",
         stages=("config",), source=_BUS),
-    way("system asks for the card in the enclosure back", lambda s: s.ask_back(), DeviceLost, "",
-        stages=("config",), source="Linux include/uapi/linux/vfio.h, VFIO_PCI_REQ_IRQ_INDEX",
-        layer=Layer.HOST,
+    way("system requests the release of the card in the enclosure", lambda s: s.ask_back(),
+        DeviceLost, "", stages=("config",), layer=Layer.HOST,
+        source="Linux include/uapi/linux/vfio.h, VFIO_PCI_REQ_IRQ_INDEX",
         facts={"reason": "the system asks for it back: it is being unplugged or unbound"}),
 ]  # fmt: skip

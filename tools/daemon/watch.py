@@ -222,7 +222,7 @@ class Watch:
                  serial=serial, link=state)  # fmt: skip
 
     def _best_of(self, card: str, kind: str) -> tuple[Link | None, float]:
-        """What a link was at best, and when that was last seen."""
+        """Return the best link so far, and when it was last seen."""
         if (card, kind) not in self._best:
             query = "SELECT lanes, generation, time FROM link WHERE card = ? AND kind = ?"
             rows = self._read(query, card, kind)

@@ -122,7 +122,7 @@ class Decoder:
         return Decoded(call, words, own, tuple(pointed), _status(own), tuple(remarks))
 
     def _subject(self, own: Block) -> tuple[str, str | None]:
-        """What an allocation or a control is about, and the block it points to."""
+        """Return the subject of an allocation or a control, and the block it points to."""
         values = own.before or {}
         if "hClass" in values:
             number = values["hClass"]

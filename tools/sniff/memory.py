@@ -256,7 +256,7 @@ class Image:
         yield from self._banks(table, raw)
 
     def _banks(self, table: abi.Descriptor, raw: bytes) -> Iterator[str]:
-        """What lies in constant banks, row by row; rows of zeros are left out."""
+        """Yield the content of constant banks, row by row; rows of zeros are left out."""
         first: bytes | None = None
         for bank in range(table.field("CONSTANT_BUFFER_VALID").count):
             if not table.get(raw, "CONSTANT_BUFFER_VALID", bank):

@@ -27,7 +27,7 @@ def _check_value(value: int, bits: int) -> None:
 
 
 class _BarWindow:
-    """What all BARs share: bounds, alignment, and 64-bit accesses made of two."""
+    """Common behaviour of all BARs: bounds, alignment, and 64-bit accesses made of two."""
 
     def __init__(self, chip: Chip, index: int) -> None:
         self._chip = chip

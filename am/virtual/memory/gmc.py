@@ -41,7 +41,7 @@ class Piece(NamedTuple):
 
 
 class _View(NamedTuple):
-    """What the registers say about untranslated addresses; ends are exclusive."""
+    """Configuration of untranslated addresses in the registers; ends are exclusive."""
 
     l1_enabled: bool
     aperture: tuple[int, int]  # empty unless SYSTEM_ACCESS_MODE lets it bypass the tables

@@ -64,7 +64,7 @@ def column_blocks(columns: int, block: int) -> int:
 
 
 class _ByGroup:
-    """Who does what in one kernel."""
+    """Assignment of work to threads in one kernel."""
 
     def __init__(
         self, computation: Computation, parts: Online, target: TargetSpec, wanted: Attention

@@ -38,7 +38,8 @@ def attention(computation: Computation, parts: Online, target: TargetSpec) -> Ke
 
 
 def _panel(size: int, most: int) -> int:
-    """How many broadcast elements a panel takes: a divisor of the size, or a middling number."""
+    """Return the number of broadcast elements in a panel: a divisor of the size, or a medium
+    number."""
     return next((n for n in range(min(most, size), 3, -1) if size % n == 0), min(4, size))
 
 

@@ -201,7 +201,7 @@ class _OnUnits:
         ]
 
     def seen(self, start: Index) -> Validity:
-        """What holds where the group's rows may see one of the next keys."""
+        """Return conditions that hold where the group's rows may see one of the next keys."""
         row, key = Range("row", self.group_rows), Range("key", self.tall)
         places = {**self.places, self.parts.rows: self.first_row + row.index()}
         places[self.parts.keys] = start + key.index()
@@ -239,8 +239,9 @@ class _OnUnits:
         ]
 
     def pieces(self, start: Index) -> list[tuple[Memory, int, list[tuple[Index, Value]]]]:
-        """What this thread copies of the next keys, depth fastest, and values, keys fastest: for
-        each memory the size of its buffer, and places in it with their vectors."""
+        """Return the part of the next keys, depth fastest, and values, keys fastest, that this
+        thread copies: for each memory the size of its buffer, and places in it with their
+        vectors."""
         parts = self.parts
         keys = self.factor(parts.right, parts.keys, self.all_keys, parts.depth, self.deep)
         of_keys: list[tuple[Index, Value]] = []

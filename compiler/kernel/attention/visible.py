@@ -70,7 +70,7 @@ def _common(left: Validity, right: Validity) -> Validity:
 
 
 def _when(condition: Value, outcome: bool) -> Validity:
-    """What surely holds where a bool has this outcome."""
+    """Return conditions that hold where a bool has this outcome."""
     op, sources = condition.op, condition.sources
     if op == ("and" if outcome else "or"):
         return both(_when(sources[0], outcome), _when(sources[1], outcome))

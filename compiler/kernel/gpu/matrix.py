@@ -146,7 +146,7 @@ class _Slice:
     threads: int
 
     def pieces(self, slice_start: Index) -> list[tuple[Index, Value]]:
-        """What this thread copies of a slice: places in a buffer, and vectors."""
+        """Return the part of a slice that this thread copies: places in a buffer, and vectors."""
         return self._straight(slice_start) if self.deep else self._turned(slice_start)
 
     def _straight(self, slice_start: Index) -> list[tuple[Index, Value]]:

@@ -72,7 +72,8 @@ def _across(chain: Chain) -> bool:
 
 
 def _widths(computation: Computation, chain: Chain, target: TargetSpec) -> tuple[int, ...]:
-    """How many elements a thread may move at once; the last is the most that is worth it."""
+    """Return the numbers of elements that a thread may move at once; the last is the largest that
+    is worthwhile."""
     memories = [*computation.inputs, *computation.outputs]
     most = vector_width([m.dtype for m in memories], target.vector_bytes)
     passes = [ranges for ranges, _ in chain.passes() if ranges]
@@ -205,7 +206,7 @@ class _ByLanes:
         return first, (start + ranges[-1].size) // width * width - start
 
     def steps(self, ranges: tuple[Range, ...]) -> int:
-        """How many pieces of a pass each thread takes."""
+        """Return the number of pieces of a pass that each thread processes."""
         return -(-(elements(ranges) // self.width) // self.lanes)
 
     def hold(self, left: int) -> None:
@@ -270,7 +271,8 @@ class _ByLanes:
         return [If(exists, tuple(statements))] if exists else statements
 
     def at_ends(self, ranges: tuple[Range, ...], number: int, slot: int) -> list[Statement]:
-        """What lies before a row's first vector and after its last, an element for a thread."""
+        """Return statements for the elements before a row's first vector and after its last, one
+        element per thread."""
         first, stop = self.ends[ranges]
         before, after = self.lane, stop + self.lane
         few = at_least_zero(constant(self.width - 2) - self.lane)

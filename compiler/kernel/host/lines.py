@@ -135,7 +135,7 @@ def _conditions(image: Value, column: Range) -> Validity:
 
 
 def _parted(image: Value, conditions: Validity) -> tuple[Value, Value]:
-    """What an image is where its conditions hold, and where they do not."""
+    """Return an image's values where its conditions hold, and where they do not."""
 
     def held(node: Value, sources: tuple[Value, ...]) -> Value | None:
         if node.op == "gate" and node.arg == conditions:

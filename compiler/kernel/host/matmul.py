@@ -332,7 +332,7 @@ class _Blocked:
         return row * self.pitch + column
 
     def result(self, places: Mapping[Range, Index], total: Index) -> Store:
-        """What becomes of the total that the tile has at an index."""
+        """Return the store of the total that the tile has at an index."""
         computation = self.computation
         known = load(self.tile, total)
         root = substitute(computation.value, places)

@@ -35,7 +35,8 @@ def scan(computation: Computation, target: TargetSpec) -> Kernel:
 
 
 class _Parts:
-    """What is added up, and how. based: whether something is added to each total."""
+    """Operands of a running total, and their combination. based: whether something is added to each
+    total."""
 
     def __init__(self, computation: Computation) -> None:
         self.operation, self.along = computation.value.arg
@@ -56,7 +57,7 @@ class _Parts:
         return combine(self.operation, total, substitute(self.body, places))
 
     def result(self, total: Value, base: Value) -> Value:
-        """What is stored."""
+        """Return the stored value."""
         if self.based:
             total = combine(self.operation, base, total)
         if self.keyed:

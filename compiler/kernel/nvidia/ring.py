@@ -346,8 +346,8 @@ class _Ring:
         return [Store(self.totals, constant(i), zero) for i in range(self.totals.count)]
 
     def total(self, i: int, j: int, place: int) -> Value:
-        """What the lane holds of a fragment, 8 columns wide: rows l / 4 and 8 below, two columns of
-        each."""
+        """Return the lane's part of a fragment, 8 columns wide: rows l / 4 and 8 below, two columns
+        of each."""
         at = i * self.tiles.fragments[1] + j
         return element(load(self.totals, constant(at), lanes=self.totals.lanes), place)
 

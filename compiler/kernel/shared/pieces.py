@@ -47,7 +47,7 @@ class _Alike:
 
 @dataclass(frozen=True)
 class _Share:
-    """What some of the groups do, given their number and the thread's."""
+    """Statements of some of the groups, given their number and the thread's."""
 
     groups: int
     block: int
@@ -114,7 +114,7 @@ def _groups(kernel: Kernel) -> int:
 
 
 def _share(alike: _Alike, kernel: Kernel, group: Index, thread: Index) -> tuple[Statement, ...]:
-    """What the groups of some pieces do; `group` counts them all."""
+    """Return the statements of the groups of some pieces; `group` counts them all."""
     x, y, z = kernel.grid
     which, number = group // _groups(kernel), group % _groups(kernel)
     places = unflatten(number, (z, y, x))
@@ -175,7 +175,8 @@ def _found(pieces: Sequence[Computation]) -> list[_Alike]:
 
 
 def _memories(root: Value) -> tuple[Memory, ...] | None:
-    """What a value reads, in order; None where that is also chosen by an index from memory."""
+    """Return the memories that a value reads, in order; None where an index from memory selects
+    among them."""
     if any(isinstance(atom, Opaque) for index in indices_of(root) for atom in atoms(index)):
         return None
     found: dict[Memory, None] = {}

@@ -227,7 +227,7 @@ def _plain(index: Index) -> bool:
 
 
 def _alike(index: Index) -> Index:
-    """What must be the same in pieces of a family."""
+    """Return the index parts that must be equal in pieces of a family."""
     return index - ROW.index() * index.coefficient(ROW) - index.constant
 
 

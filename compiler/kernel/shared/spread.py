@@ -114,7 +114,7 @@ def loads(root: Value) -> Iterator[Load]:
 
 
 def _stride(access: Load, variable: Range) -> int:
-    """How far a step along the range goes in memory: 0 nowhere, 1 to a neighbour, 2 farther."""
+    """Return the class of a step along the range in memory: 0 none, 1 to a neighbour, 2 farther."""
     if variable not in access.index.ranges():
         return 0
     return 1 if access.index.coefficient(variable) in (1, -1) else 2

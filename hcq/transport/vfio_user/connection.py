@@ -168,7 +168,7 @@ class Connection:
         return self._data(self._call(Command.REGION_READ, (place,)), size)
 
     def _data(self, message: Message, size: int) -> bytes:
-        """What the answer to a read holds."""
+        """Return the data of the answer to a read."""
         message.close()
         if len(message.payload) != _ACCESS + size:
             raise TransportError(f"{self._name} replied to a read with a different size", size=size)

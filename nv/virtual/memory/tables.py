@@ -12,7 +12,7 @@ _SMALL_BYTES, _BIG_BYTES, _DIRECTORY_BYTES = 4096, 256, 4096
 
 @dataclass(eq=False)
 class _Table:
-    """What the kernel driver knows of a table: where it is, and its children by entry.
+    """The kernel driver's record of a table: its address, and its children by entry.
 
     level: index into the format's levels, or their number for a table of leaves. Children of PDE0
     are keyed by (index, page size).

@@ -246,7 +246,7 @@ def _own(number: int, half: bool, turn: int) -> Iterator[tuple[int, bool, int]]:
 
 
 def _more_cycles(op: Op) -> int:
-    """How many cycles an instruction takes beyond its first."""
+    """Return the number of cycles of an instruction beyond its first."""
     if op.name in _SEVERAL:
         return _SEVERAL[op.name] - 1
     if op.category in (2, 3) and not op.repeat:

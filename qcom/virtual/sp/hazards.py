@@ -131,7 +131,7 @@ def violations(
 
 
 def _constant_beyond(op: Op, one: Touched, readable: Readable) -> str | None:
-    """What an instruction reads of the constant file that a dispatch does not have, in words."""
+    """Describe the constants that an instruction reads beyond those of the dispatch."""
     lacking = [word for word in sorted(one.words) if not readable(word)]
     if not lacking:
         return None

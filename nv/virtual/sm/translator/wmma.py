@@ -110,7 +110,7 @@ def _sum(shape: str, kind: str) -> _Fragment:
 
 @dataclass(frozen=True)
 class _Access:
-    """What wmma.load or wmma.store moves. lead: elements from a row (column) to the next where no
+    """Access of wmma.load or wmma.store. lead: elements from a row (column) to the next where no
     stride says otherwise. by_row: the matrix lies in memory row by row."""
 
     fragment: _Fragment

@@ -18,7 +18,7 @@ _WORD = (1 << 64) - 1
 
 
 class _State:
-    """What the scopes of one instruction share. active: expressions being evaluated, innermost
+    """State shared by the scopes of one instruction. active: expressions being evaluated, innermost
     last. faults: what is odd in the bits."""
 
     __slots__ = ("active", "faults", "table")

@@ -151,7 +151,8 @@ def store_words(e: Registers, op: Op, where: Where, values: list[str]) -> None:
 
 
 def _in_a_row(e: Registers, where: Where, size: int, access: Access) -> tuple[str, str]:
-    """Whether all lanes follow each other in a page that the TLB holds, and where."""
+    """Return whether all lanes access consecutive addresses of a page in the TLB, and their
+    place."""
     first, first_high = e.lane("i32", where.low, 0), e.lane("i32", where.high, 0)
     steps = lanes([size * lane for lane in range(e.lanes)])
     wanted = e.binary("add", "i32", e.broadcast("i32", first), steps)
