@@ -88,7 +88,7 @@ def test_a_device_is_lent_once_and_waited_for(tmp_path: Path) -> None:
     clock = Manual()
     pools = [Pool(["cpu"], tmp_path, "r", clock=clock, opener=one_thread) for _ in range(2)]
     loan = pools[0].take(Demand())
-    with pytest.raises(DeviceBusy, match="lent to other tests for 3 s"):
+    with pytest.raises(DeviceBusy, match="all were in use by other tests for 3 s"):
         pools[1].take(Demand(), limit_s=3)
     loan.release()
     loan.release()

@@ -112,7 +112,10 @@ def test_refusals(cpu: Device) -> None:
         (lambda: tensor.chunk(0), "chunk: count must be positive, got 0"),
         (lambda: tensor[0].tril(), "tril: expected at least two axes"),
         (lambda: tensor.topk(4, 1), r"topk: count must be .* got 4"),
-        (lambda: tensor.roll((1, 2), 0), "roll: 2 shifts for 1 axes"),
+        (
+            lambda: tensor.roll((1, 2), 0),
+            "roll: expected as many shifts as axes, got 2 shifts for 1 axes",
+        ),
         (lambda: tensor.one_hot(3), "one_hot: expected integers"),
         (lambda: tensor.cumsum(2), "cumsum: axis 2"),
         (lambda: tensor.diag(), "diag: expected one axis"),
