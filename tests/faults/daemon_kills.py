@@ -237,7 +237,7 @@ def campaign(
     """Kill so many clients and daemons."""
     draw, score = random.Random(seed), Score()
     with contextlib.ExitStack() as ends:
-        served = [ends.enter_context(card()) for _ in range(2)]
+        served = [ends.enter_context(card("navi31")) for _ in range(2)]
         names = [f"vfio-user:{socket}" for socket, _ in served]
         os.environ["UGPU_FIRMWARE"] = str(served[0][1])
         daemon = ends.enter_context(DaemonProcess([*names, SPARE], "[lease]\ndrain_s = 0.2"))
