@@ -54,7 +54,7 @@ def test_a_boot_by_lists_sets_the_chip_up_as_one_without() -> None:
         made.close()
     plain, listed = found
     assert units[0] == units[1]
-    assert {made.space.owner(i)[1].name for i in plain if plain[i] != listed.get(i)} == set()  # type: ignore[index]
+    assert {made.space.owner(i)[1].name for i in plain if plain[i] != listed.get(i)} == set()
 
 
 #: addresses of memory that both allocate in another order, and what the queue of lists has

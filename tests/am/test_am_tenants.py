@@ -451,11 +451,11 @@ def test_what_cannot_be_shared_says_why(chip: Any) -> None:
 
 def test_a_hundred_tenants_leave_nothing(chip: Any) -> None:
     with opened(chip) as device:
-        used, maps = device.driver.memory.used, len(device.driver.transport._memory)  # type: ignore[attr-defined]
+        used, maps = device.driver.memory.used, len(device.driver.transport._memory)
         for number in range(100):
             with tenant(device, f"{number}") as one:
                 one.alloc(4096).fill(number)
         assert device.driver.memory.used == used
-        assert len(device.driver.transport._memory) == maps  # type: ignore[attr-defined]
+        assert len(device.driver.transport._memory) == maps
         work(device)
     assert chip.violations == []

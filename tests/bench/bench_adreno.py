@@ -86,7 +86,7 @@ def submissions(chip: str) -> int:
     def noted(engine: Engine, submission: object) -> object:
         nonlocal count
         count += 1
-        return run(engine, submission)  # type: ignore[arg-type]
+        return run(engine, submission)
 
     with hcq.open(f"virtual:{chip}") as device:
 

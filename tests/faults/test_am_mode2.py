@@ -156,7 +156,7 @@ def test_a_failure_in_the_middle_is_named_and_the_next_reset_keeps_memory(
             setattr(chip.faults, name, value)
         with pytest.raises(error) as raised:
             device.reset("mode2")
-        assert raised.value.facts["rung"] == "mode2 reset"  # type: ignore[attr-defined]
+        assert raised.value.facts["rung"] == "mode2 reset"
         for name, value in cure.items():
             setattr(chip.faults, name, value)
         recovery = device.reset()

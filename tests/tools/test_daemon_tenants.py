@@ -52,7 +52,7 @@ def share(running: Running, **options: Any) -> Any:
 def used(running: Running) -> int:
     device = running.daemon.owned[0].device
     assert device is not None
-    return int(device.driver.memory.used)  # type: ignore[attr-defined]
+    return int(device.driver.memory.used)
 
 
 def endless(gpu: Any) -> Any:

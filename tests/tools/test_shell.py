@@ -20,7 +20,7 @@ from tools.steps import Boot
 def boot() -> Iterator[Boot]:
     said: list[str] = []
     made = Boot("virtual:navi31", said.append)
-    made.said = said  # type: ignore[attr-defined]
+    made.said = said
     yield made
     made.close()
 
@@ -31,7 +31,7 @@ def test_a_boot_halts_where_it_is_told(boot: Boot) -> None:
     boot.watch("mp0.MP0_SMN_C2PMSG_81")
     assert boot.until("PSP bootloader")
     assert int(boot.blocks["mp0"]["MP0_SMN_C2PMSG_81"].read()) != 0
-    said: list[str] = boot.said  # type: ignore[attr-defined]
+    said: list[str] = boot.said
     assert any("MP0_SMN_C2PMSG_81: 0x00000000 ->" in line for line in said)
     assert boot.next() == "PSP ring"
     device = boot.finish()
@@ -48,7 +48,7 @@ def test_a_stage_is_repeated_and_its_registers_stay_watched(boot: Boot) -> None:
     boot.watch("mp0.MP0_SMN_C2PMSG_81")
     boot.until("PSP bootloader")
     first = boot.chip
-    said: list[str] = boot.said  # type: ignore[attr-defined]
+    said: list[str] = boot.said
     said.clear()
     assert boot.again() == "PSP bootloader" == boot.at
     assert boot.chip is not first and "after 'PSP bootloader'" in repr(boot)

@@ -225,10 +225,10 @@ def replayed(turnip: Turnip, chip: str, made: Recorded, result: int = 0) -> Iter
 
     def noted(engine: Engine, submission: object) -> object:
         nonlocal launched
-        found = run(engine, submission)  # type: ignore[arg-type]
+        found = run(engine, submission)
         launched += 1
         if result:
-            space = submission.context.node.space  # type: ignore[attr-defined]
+            space = submission.context.node.space
             seen.append(np.frombuffer(space.read(result, 4 * COUNT), np.float32))
         return found
 

@@ -74,7 +74,7 @@ def test_a_host_without_streams() -> None:
 def test_commands_that_are_none() -> None:
     for wrong in ({"cdb": b""}, {"cdb": bytes(17)}, {"cdb": b"\1", "receive": 1, "send": b"x"}):
         with pytest.raises(BadArgument):
-            Command(**wrong)  # type: ignore[arg-type]
+            Command(**wrong)
 
 
 FIXED = bytes((0x70, 0, 5, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x20, 1, 0, 0, 0, 0))
@@ -211,7 +211,7 @@ def test_an_exception_at_any_point(place: int, monkeypatch: pytest.MonkeyPatch) 
             count += 1
             if count == place:
                 raise KeyboardInterrupt
-            return real(*arguments)  # type: ignore[operator]
+            return real(*arguments)
 
         return call
 

@@ -59,7 +59,7 @@ def _raw_out(device: Device, transfer: BulkTransfer) -> None:
     bulk.write_start(0)
     value = queue.submit()
     for number in range(1, RAW_TRANSFERS + 1):
-        bulk.receive(0, [bulk.size], lambda number=number: bulk.write_start(number), _drop)  # type: ignore[misc]
+        bulk.receive(0, [bulk.size], lambda number=number: bulk.write_start(number), _drop)
     queue.timeline.wait(value)
 
 

@@ -106,10 +106,10 @@ def test_a_write_that_is_cut_off_leaves_the_next_whole() -> None:
                 raise KeyboardInterrupt
             return submit(endpoint, data, stream)
 
-        usb.submit_out = cut  # type: ignore[method-assign, assignment]
+        usb.submit_out = cut
         with pytest.raises(KeyboardInterrupt):
             bridge.fill_sram(bytes(448 << 10))
-        usb.submit_out = submit  # type: ignore[method-assign]
+        usb.submit_out = submit
         bridge.fill_sram(b"\x5a" * 4096)
         assert bridge.read_xdata(0xF000, 4096) == b"\x5a" * 4096
         usb.close()
@@ -161,9 +161,9 @@ def test_silence_is_a_timeout_and_the_next_command_works() -> None:
         usb, clock = plug_in(None, box, "uas")
         bridge = open_bridge(usb, sleep=clock.sleep)
         take = box.firmware.take
-        box.firmware.take = lambda endpoint, stream, room: b""  # type: ignore[method-assign]
+        box.firmware.take = lambda endpoint, stream, room: b""
         with pytest.raises(TransferTimeout):
             bridge.read_xdata(0x4000, 1)
-        box.firmware.take = take  # type: ignore[method-assign]
+        box.firmware.take = take
         assert len(bridge.read_xdata(0x4000, 1)) == 1
         bridge.close()
