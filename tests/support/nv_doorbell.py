@@ -1,6 +1,6 @@
 """A program that rings a doorbell on files that only bear the names of NVIDIA's nodes: a ring and a
-push buffer in a mapping of the control file, a doorbell in one of the GPU's. Its calls fail with
-ENOTTY, which is enough for who watches. Run as a script with the nodes' folder.
+push buffer in a mapping of the control file, two doorbells in ones of the GPU's, of which it rings
+the second, as CUDA does on Hopper. Its calls fail with ENOTTY, which is enough for who watches. Run as a script with the nodes' folder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tools.sniff.memory import Range, Ring
 
 DONE = 5
 ADDRESS = 0x10_0000_0000
-CLIENT, MEMORY, BELL, ENTRIES = 1, 0x77, 0x88, 64
+CLIENT, MEMORY, BELL, BAR1_BELL, ENTRIES = 1, 0x77, 0x88, 0x89, 64
 PUSH, SIZE = 4096, 8192
 
 
@@ -57,14 +57,15 @@ class _Program:
         request = ctypes.c_ulong(self.table.request(name))
         self.library.ioctl(ctypes.c_int(file), request, ctypes.byref(raw))
 
-    def map(self, file: int, size: int, handle: int) -> int:
+    def map(
+        self, file: int, size: int, handle: int, access: int = mmap.PROT_READ | mmap.PROT_WRITE
+    ) -> int:
         self.call(
             self.control, "NV_ESC_RM_MAP_MEMORY", params__hMemory=handle, params__length=size,
             fd=file,
         )  # fmt: skip
         place = self.library.mmap(
-            None, ctypes.c_size_t(size), mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file,
-            ctypes.c_long(0),
+            None, ctypes.c_size_t(size), access, mmap.MAP_SHARED, file, ctypes.c_long(0)
         )  # fmt: skip
         return int(place)
 
@@ -79,12 +80,17 @@ class _Program:
         )  # fmt: skip
         uvm = os.open(self.folder / "nvidia-uvm", os.O_RDWR)
         self.call(uvm, "UVM_MAP_EXTERNAL_ALLOCATION", base=ADDRESS, length=SIZE, hMemory=MEMORY)
-        self.call(
-            self.control, "NV_ESC_RM_ALLOC", hRoot=CLIENT, hObjectNew=BELL,
-            hClass=constants.HOPPER_USERMODE_A,
-        )  # fmt: skip
+        bells = []
+        for handle in (BELL, BAR1_BELL):
+            self.call(
+                self.control, "NV_ESC_RM_ALLOC", hRoot=CLIENT, hObjectNew=handle,
+                hClass=constants.HOPPER_USERMODE_A,
+            )  # fmt: skip
+            file = os.open(self.folder / "nvidia0", os.O_RDWR)
+            bells.append(self.map(file, 0x10000, handle, mmap.PROT_WRITE))
+            os.close(file)  # the next one gets its number
         memory = self.map(os.open(self.folder / "nvidiactl", os.O_RDWR), SIZE, MEMORY)
-        bell = self.map(os.open(self.folder / "nvidia0", os.O_RDWR), 0x10000, BELL)
+        bell = bells[1]
         pushes = ((0x2001_8000, 0xC8B5), (0x2001_80C0, 0x182), (0, 0))
         for number, words in enumerate(pushes):
             ctypes.memmove(memory + PUSH + 8 * number, struct.pack("<II", *words), 8)

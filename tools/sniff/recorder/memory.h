@@ -1,12 +1,13 @@
-/* Memory: pages of the program's mappings that changed, at each write of a doorbell. The doorbell's
- * page is made inaccessible; a write of it stops in a signal handler, which records, makes the page
- * accessible, and steps over the one instruction. Other threads may pass meanwhile unseen.
+/* Memory: pages of the program's mappings that changed, at each write of a doorbell. Pages of doorbells
+ * are made inaccessible; a write of one stops in a signal handler, which records, makes the pages
+ * accessible, and steps over the one instruction. Other threads may pass meanwhile unseen. CUDA maps two
+ * doorbells on Hopper, in BAR0 and in BAR1, for writing only, and rings the second.
  * KGSL's work is submitted by a call, at which the same is recorded. */
 #define KEPT 16
 #define MAPPINGS 256
 #define PAGE 4096u
 #define LARGEST (64u << 20)
-#define LARGEST_GPU (1u << 20)
+#define LARGEST_GPU (4u << 20)
 #define SHOT_LIMIT (8u << 20)
 
 struct mapping {
@@ -16,11 +17,18 @@ struct mapping {
   int gpu;
 };
 
-static struct mapping mappings[MAPPINGS], bell;
+struct bell {
+  char *address;
+  size_t length;
+  int access;
+};
+
+static struct mapping mappings[MAPPINGS];
+static struct bell bells[KEPT];
 static int shooting;
-static int mapping_count, bell_handle_count, bell_fd_count;
+static int mapping_count, bell_count, bell_handle_count, bell_fd_count;
 static uint32_t bell_handles[KEPT];
-static int bell_fds[KEPT];
+static int bell_fds[KEPT]; /* each is the file of one mapping to come; files are used again */
 
 static void note_bell(unsigned long request, const struct copy *own) {
   if (!shots_left || ((request >> 8) & 255) != 'F') return;
@@ -86,10 +94,21 @@ static void pass_on(const struct sigaction *old, int number, siginfo_t *info, vo
   else sigaction(number, old, NULL); /* and the instruction fails again */
 }
 
+static void open_bells(int open) {
+  for (int i = 0; i < bell_count; i++)
+    if (bells[i].address) mprotect(bells[i].address, bells[i].length, open ? bells[i].access : PROT_NONE);
+}
+
+static int in_bell(const char *where) {
+  for (int i = 0; i < bell_count; i++)
+    if (bells[i].address && where >= bells[i].address && where < bells[i].address + bells[i].length) return 1;
+  return 0;
+}
+
 static void on_segv(int number, siginfo_t *info, void *context) {
   if (reading) siglongjmp(unreadable, 1);
   char *where = info->si_addr;
-  if (!bell.address || where < bell.address || where >= bell.address + bell.length) {
+  if (!in_bell(where)) {
     pass_on(&old_segv, number, info, context);
     return;
   }
@@ -99,7 +118,7 @@ static void on_segv(int number, siginfo_t *info, void *context) {
     shots_left--;
     take_shot(where);
   }
-  mprotect(bell.address, bell.length, PROT_READ | PROT_WRITE);
+  open_bells(1);
   if (shots_left > 0) {
     stepping = 1;
     ((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] |= 0x100; /* trap after one instruction */
@@ -114,7 +133,7 @@ static void on_trap(int number, siginfo_t *info, void *context) {
   }
   stepping = 0;
   ((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] &= ~0x100ll;
-  if (shots_left > 0) mprotect(bell.address, bell.length, PROT_NONE);
+  if (shots_left > 0) open_bells(0);
 }
 
 static void note_submit(unsigned long request) {
@@ -127,28 +146,30 @@ static void note_submit(unsigned long request) {
   __sync_lock_release(&shooting);
 }
 
-static void watch_bell(char *address, size_t length) {
-  if (bell.address) return;
+static void watch_bell(char *address, size_t length, int access) {
+  if (bell_count == KEPT) return;
   struct sigaction segv = {0}, trap = {0};
   segv.sa_sigaction = on_segv;
   trap.sa_sigaction = on_trap;
   segv.sa_flags = trap.sa_flags = SA_SIGINFO | SA_NODEFER;
-  sigaction(SIGSEGV, &segv, &old_segv);
-  sigaction(SIGTRAP, &trap, &old_trap);
-  bell.address = address;
-  bell.length = length;
+  if (!bell_count) {
+    sigaction(SIGSEGV, &segv, &old_segv);
+    sigaction(SIGTRAP, &trap, &old_trap);
+  }
+  bells[bell_count++] = (struct bell){address, length, access};
   mprotect(address, length, PROT_NONE);
 }
 #else
-static void watch_bell(char *address, size_t length) { shots_left = 0; }
+static void watch_bell(char *address, size_t length, int access) { shots_left = 0; }
 static void note_submit(unsigned long request) {}
 #endif
 
-static void keep_mapping(const char *path, int fd, char *address, size_t length) {
+static void keep_mapping(const char *path, int fd, char *address, size_t length, int access) {
   if (!shots_left || length == 0) return;
   for (int i = 0; i < bell_fd_count; i++)
     if (bell_fds[i] == fd) {
-      watch_bell(address, length);
+      bell_fds[i] = bell_fds[--bell_fd_count];
+      watch_bell(address, length, access);
       return;
     }
   size_t name = strlen(path);

@@ -266,7 +266,9 @@ int munmap(void *address, size_t length) {
   for (int i = 0; i < mapping_count; i++)
     if (mappings[i].address >= (char *)address && mappings[i].address < (char *)address + length)
       mappings[i].address = NULL;
-  if (bell.address >= (char *)address && bell.address < (char *)address + length) bell.address = NULL;
+  for (int i = 0; i < bell_count; i++)
+    if (bells[i].address >= (char *)address && bells[i].address < (char *)address + length)
+      bells[i].address = NULL;
   return real(address, length);
 }
 
@@ -392,7 +394,7 @@ static void note_mmap(const char *path, int fd, size_t length, int access, int f
     void *result = real(address, length, access, flags, fd, offset);                          \
     if (!(flags & MAP_ANONYMOUS) && watched_fd(fd, path)) {                                   \
       note_mmap(path, fd, length, access, flags, offset, result);                             \
-      if (result != MAP_FAILED) keep_mapping(path, fd, result, length);                       \
+      if (result != MAP_FAILED) keep_mapping(path, fd, result, length, access);                       \
     }                                                                                         \
     return result;                                                                            \
   }
