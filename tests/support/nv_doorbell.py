@@ -1,6 +1,9 @@
 """A program that rings a doorbell on files that only bear the names of NVIDIA's nodes: a ring and a
 push buffer in a mapping of the control file, two doorbells in ones of the GPU's, of which it rings
-the second, as CUDA does on Hopper. Its calls fail with ENOTTY, which is enough for who watches. Run as a script with the nodes' folder.
+the second, as CUDA does on Hopper. Its calls fail with ENOTTY, which is enough for who watches.
+
+Run as a script with the nodes' folder, and what to do: `ring`, or `threads` for two threads that
+ring at the same time with 64-bit stores, or `replaced` where other memory takes a doorbell's place.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import mmap
 import os
 import struct
 import sys
+import threading
 from pathlib import Path
 
 from nv import abi
@@ -19,12 +23,13 @@ DONE = 5
 ADDRESS = 0x10_0000_0000
 CLIENT, MEMORY, BELL, BAR1_BELL, ENTRIES = 1, 0x77, 0x88, 0x89, 64
 PUSH, SIZE = 4096, 8192
+BELL_SIZE, ROUNDS = 0x10000, 20
 
 
 def make_nodes(folder: Path) -> Path:
     """Make the files; return the prefix to watch."""
     (folder / "nvidiactl").write_bytes(bytes(SIZE))
-    (folder / "nvidia0").write_bytes(bytes(0x10000))
+    (folder / "nvidia0").write_bytes(bytes(BELL_SIZE))
     (folder / "nvidia-uvm").write_bytes(b"")
     return folder / "nvidia"
 
@@ -69,7 +74,7 @@ class _Program:
         )  # fmt: skip
         return int(place)
 
-    def run(self) -> int:
+    def run(self, what: str) -> int:
         constants, structs = self.table.constants, self.table.structs
         params = structs.NV_CHANNEL_ALLOC_PARAMS.new(gpFifoOffset=ADDRESS, gpFifoEntries=ENTRIES)
         held = (ctypes.c_char * len(params.raw)).from_buffer(params.raw)
@@ -87,10 +92,14 @@ class _Program:
                 hClass=constants.HOPPER_USERMODE_A,
             )  # fmt: skip
             file = os.open(self.folder / "nvidia0", os.O_RDWR)
-            bells.append(self.map(file, 0x10000, handle, mmap.PROT_WRITE))
+            bells.append(self.map(file, BELL_SIZE, handle, mmap.PROT_WRITE))
             os.close(file)  # the next one gets its number
         memory = self.map(os.open(self.folder / "nvidiactl", os.O_RDWR), SIZE, MEMORY)
         bell = bells[1]
+        if what == "threads":
+            return self.together(bells)
+        if what == "replaced":
+            return self.replace(*bells)
         pushes = ((0x2001_8000, 0xC8B5), (0x2001_80C0, 0x182), (0, 0))
         for number, words in enumerate(pushes):
             ctypes.memmove(memory + PUSH + 8 * number, struct.pack("<II", *words), 8)
@@ -101,6 +110,32 @@ class _Program:
         rung = ctypes.c_uint32.from_address(bell + 0x90).value
         return DONE if rung == len(pushes) else 1
 
+    def together(self, bells: list[int]) -> int:
+        """Ring from two threads, without the interpreter's lock; memset may store twice."""
+
+        def ring_often(bell: int) -> None:
+            for _ in range(ROUNDS):
+                self.library.memset(ctypes.c_void_p(bell + 0x90), 1, ctypes.c_size_t(8))
+
+        threads = [threading.Thread(target=ring_often, args=(bell,)) for bell in bells]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        rung = ctypes.c_uint64.from_address(bells[0] + 0x90).value
+        return DONE if rung == 0x0101_0101_0101_0101 else 1
+
+    def replace(self, kept: int, bell: int) -> int:
+        """Map memory where the second doorbell was; ring the first one, and write that memory."""
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10  # MAP_FIXED
+        place = self.library.mmap(
+            ctypes.c_void_p(bell), ctypes.c_size_t(BELL_SIZE), mmap.PROT_READ | mmap.PROT_WRITE,
+            flags, -1, ctypes.c_long(0),
+        )  # fmt: skip
+        for address in (kept, bell):
+            ctypes.c_uint32.from_address(address + 0x90).value = 1
+        return DONE if place == bell else 1
+
 
 if __name__ == "__main__":
-    sys.exit(_Program(Path(sys.argv[1])).run())
+    sys.exit(_Program(Path(sys.argv[1])).run(sys.argv[2]))

@@ -24,10 +24,10 @@ from tools.sniff.recording import Call, read
 RING, PUSH, HERE = 0x10_0000_0000, 0x10_0000_1000, 0x7F00_0000_0000
 
 
-def _program(folder: Path) -> list[str]:
+def _program(folder: Path, what: str = "ring") -> list[str]:
     script = Path(nv_doorbell.__file__)
     root = script.resolve().parents[2]
-    return ["env", f"PYTHONPATH={root}", sys.executable, str(script), str(folder)]
+    return ["env", f"PYTHONPATH={root}", sys.executable, str(script), str(folder), what]
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +79,20 @@ def test_the_preload_library_stops_at_doorbells(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.skipif(preload.compiler() is None, reason="no C compiler")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="stepping knows x86-64")
+@pytest.mark.parametrize(("what", "most"), [("threads", 4 * nv_doorbell.ROUNDS), ("replaced", 1)])
+def test_doorbells_of_threads_and_ones_that_are_gone(what: str, most: int, tmp_path: Path) -> None:
+    prefix = nv_doorbell.make_nodes(tmp_path)
+    options = SniffOptions(
+        tmp_path / "calls.jsonl", tmp_path, "preload", str(prefix), 1000, driver="580.142"
+    )
+    command = _program(tmp_path, what)
+    assert run(command, options, Output(as_json=False)) == nv_doorbell.DONE
+    rung = [call.kind for call in read(options.output).calls].count("doorbell")
+    assert min(most, nv_doorbell.ROUNDS // 2) <= rung <= most
+
+
 def test_without_asking_nothing_of_memory_is_recorded(tmp_path: Path) -> None:
     if preload.compiler() is None:
         pytest.skip("no C compiler")
@@ -119,6 +133,36 @@ def test_memory_is_found_by_the_calls_that_mapped_it() -> None:
     list(image.take(_page(HERE, b"\1" * PAGE)))
     assert image.read(RING + PAGE - 8, 8) == b"\1" * 8
     assert image.read(RING + PAGE - 4, 8) is None
+
+
+def test_a_descriptor_that_methods_write_to_memory_is_told() -> None:
+    """To video memory that nobody mapped: the rest of its page is not known, and zeros."""
+    table, at = abi.qmd("4.0"), 0x20_0000_0100
+    raw = table.new(QMD_MAJOR_VERSION=4, GPC_CGA_WIDTH=2, GPC_CGA_HEIGHT=3)
+    inline = struct.unpack(f"<{len(raw) // 4}I", raw)
+    words = [
+        _header(1, 0, 1), 0xCBC0,
+        _header(1, 0x180, 4), len(raw), 1, at >> 32, at & 0xFFFF_FFFF,
+        _header(1, 0x1B0, 1), 0x41,
+        _header(3, 0x1B4, len(inline)), *inline,
+        _header(1, 0x2B4, 1), at >> 8,
+    ]  # fmt: skip
+    image = Image([])
+    image._rings.append(nv_doorbell.ring(RING))
+    image._spans.append((RING, 2 * PAGE))
+    entry = struct.pack("<II", PUSH & 0xFFFF_FFFF, PUSH >> 32 | len(words) << 10)
+    list(image.take(_page(RING, entry.ljust(PAGE, b"\0"))))
+    list(image.take(_page(PUSH, struct.pack(f"<{len(words)}I", *words).ljust(PAGE, b"\0"))))
+    told = image.rung()
+    assert f"  descriptor at {at:#x}:" in told
+    assert "    GPC_CGA_HEIGHT = 0x3" in told
+    (launch,) = image.launches
+    assert launch.raw == bytes(raw)
+
+
+def _header(operation: int, method: int, count: int) -> int:
+    """A method header for subchannel 1."""
+    return operation << 29 | count << 16 | 1 << 13 | method >> 2
 
 
 def _page(address: int, content: bytes) -> Call:

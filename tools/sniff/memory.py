@@ -1,6 +1,7 @@
 """Data that a program wrote to mapped memory before a doorbell: rings, methods, descriptors.
 
-Pages are known as they were when they had last changed; one that never did is zeros. A ring holds
+Pages are known as they were when they had last changed; one that never did is zeros. What methods
+write to memory is known too, where the program mapped it and where it did not. A ring holds
 addresses of the GPU: where those lie here is told by the calls that made and mapped the memory, and
 where no call tells, by the same address, as CUDA has it. Sources: open-gpu-doc clc56f.h (entries,
 method headers), the tables of methods and descriptors in nv.abi.
@@ -28,6 +29,10 @@ _BANK_ADDRESS = (
 _ZEROS = bytes(PAGE)
 _ENTRY = struct.Struct("<II")
 _LOAD_QMD, _SEND_PCAS = "LOAD_INLINE_QMD_DATA", "SEND_PCAS_A"
+_LOAD, _LAUNCH = "LOAD_INLINE_DATA", "LAUNCH_DMA"
+#: where inline data goes; one line of it is all that is followed
+_INLINE = ("OFFSET_OUT_UPPER", "OFFSET_OUT", "LINE_LENGTH_IN", "LINE_COUNT")
+_ROW = 8  # words of inline data on a line
 #: launch descriptors: version by the compute class's upper byte (open-gpu-doc classes/compute)
 QMD_VERSIONS = {0xC5: "2.3", 0xC6: "3.0", 0xC7: "3.0", 0xC9: "3.0", 0xCB: "4.0", 0xCD: "5.0",
                 0xCE: "5.0"}  # fmt: skip
@@ -74,6 +79,8 @@ class Image:
         self._old: dict[int, bytes] = {}  # rings as they were, by address
         self._classes: dict[int, int] = {}  # by subchannel
         self._rung = False
+        self._inline: dict[tuple[int, str], int] = {}  # methods of _INLINE, by subchannel and name
+        self._targets: dict[int, tuple[int, int]] = {}  # inline data to come: address, bytes
         self.launches: list[Launch] = []
 
     def take(self, call: Call) -> Iterator[str]:
@@ -190,18 +197,47 @@ class Image:
                 if header:
                     yield f"  header {header:#010x}"
                 continue
+            loaded: list[int] = []
             for position in range(min(count, len(words) - at)):
                 value = words[at + position]
-                if self._name(subchannel, address).startswith(_LOAD_QMD):
+                name = self._name(subchannel, address)
+                if name.startswith(_LOAD_QMD):
                     inline += struct.pack("<I", value)
+                elif name == _LOAD:
+                    loaded.append(value)
                 else:
+                    self._aim(subchannel, name, value)
                     yield self._one(subchannel, address, value)
                     yield from self._descriptor(subchannel, address, value)
                 if operation == 1 or (operation == 5 and position == 0):
                     address += 4
             at += count
+            yield from self._load(subchannel, loaded)
         if inline:
             yield from self._qmd(bytes(inline), "written by methods")
+
+    def _aim(self, subchannel: int, name: str, value: int) -> None:
+        """Follow where inline data will go."""
+        if name in _INLINE:
+            self._inline[subchannel, name] = value
+        elif name == _LAUNCH:
+            upper, lower, length, lines = (self._inline.get((subchannel, n), 0) for n in _INLINE)
+            self._targets[subchannel] = upper << 32 | lower, length if lines == 1 else 0
+
+    def _load(self, subchannel: int, words: Sequence[int]) -> Iterator[str]:
+        """Write inline data to the image; of a page that nobody mapped the rest is zeros."""
+        address, left = self._targets.get(subchannel, (0, 0))
+        raw = struct.pack(f"<{len(words)}I", *words)[:left]
+        for at in range(0, len(words), _ROW):
+            row = " ".join(f"{word:#x}" for word in words[at : at + _ROW])
+            yield f"  {subchannel}: {_LOAD} {row}"
+        self._targets[subchannel] = address + len(raw), left - len(raw)
+        while raw:
+            here = self.here(address)
+            start = here % PAGE
+            part, page = raw[: PAGE - start], self._pages.get(here & -PAGE, _ZEROS)
+            self._pages[here & -PAGE] = page[:start] + part + page[start + len(part) :]
+            raw, address = raw[len(part) :], address + len(part)
 
     def _name(self, subchannel: int, address: int) -> str:
         if address < 0x100:

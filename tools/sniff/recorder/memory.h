@@ -1,7 +1,8 @@
 /* Memory: pages of the program's mappings that changed, at each write of a doorbell. Pages of doorbells
  * are made inaccessible; a write of one stops in a signal handler, which records, makes the pages
- * accessible, and steps over the one instruction. Other threads may pass meanwhile unseen. CUDA maps two
- * doorbells on Hopper, in BAR0 and in BAR1, for writing only, and rings the second.
+ * accessible with the access that they were mapped with, and steps over the one instruction. Other threads
+ * may pass meanwhile unseen. CUDA maps two doorbells on Hopper, in BAR0 and in BAR1, for writing only, and
+ * rings the second; its rings lie in 2 MiB of video memory, mapped through BAR1.
  * KGSL's work is submitted by a call, at which the same is recorded. */
 #define KEPT 16
 #define MAPPINGS 256
@@ -47,23 +48,33 @@ static void note_bell(unsigned long request, const struct copy *own) {
 #if defined(__x86_64__)
 static __thread sigjmp_buf unreadable;
 static __thread volatile int reading, stepping;
-static struct sigaction old_segv, old_trap;
+static struct sigaction old_segv, old_trap, old_bus;
 
+/* Non-temporal loads (SSE4.1): of write-combining memory, such as BAR1, they fetch 64 bytes at a time. */
 static int read_page(const char *from, uint64_t page[PAGE / 8]) {
   if (sigsetjmp(unreadable, 1)) {
     reading = 0;
     return 0;
   }
   reading = 1;
-  for (unsigned i = 0; i < PAGE / 8; i++) page[i] = ((const volatile uint64_t *)from)[i];
+  for (unsigned i = 0; i < PAGE; i += 16)
+    __asm__ volatile("movntdqa (%0), %%xmm0\n\tmovdqa %%xmm0, (%1)"
+                     : : "r"(from + i), "r"((char *)page + i) : "xmm0", "memory");
   reading = 0;
   return 1;
 }
 
+/* Record what changed, unless as many were recorded as were asked for; one thread at a time. */
 static void take_shot(const void *where) {
-  static uint64_t page[PAGE / 8];
+  static _Alignas(16) uint64_t page[PAGE / 8];
   size_t told = 0;
   struct text t = {0};
+  while (__sync_lock_test_and_set(&shooting, 1)) sched_yield();
+  if (shots_left <= 0) {
+    __sync_lock_release(&shooting);
+    return;
+  }
+  shots_left--;
   start_line(&t, "doorbell");
   add_string(&t, "path", prefix);
   add(&t, ",\"address\":%llu", (unsigned long long)(uintptr_t)where);
@@ -86,6 +97,7 @@ static void take_shot(const void *where) {
       told += PAGE;
     }
   }
+  __sync_lock_release(&shooting);
 }
 
 static void pass_on(const struct sigaction *old, int number, siginfo_t *info, void *context) {
@@ -114,10 +126,8 @@ static void on_segv(int number, siginfo_t *info, void *context) {
   }
   int before = errno;
   int writes = (((ucontext_t *)context)->uc_mcontext.gregs[REG_ERR] & 2) != 0;
-  if (shots_left > 0 && writes) {
-    shots_left--;
-    take_shot(where);
-  }
+  /* Stepping already: another thread closed the pages before this one's instruction. */
+  if (writes && !stepping) take_shot(where);
   open_bells(1);
   if (shots_left > 0) {
     stepping = 1;
@@ -136,27 +146,31 @@ static void on_trap(int number, siginfo_t *info, void *context) {
   if (shots_left > 0) open_bells(0);
 }
 
+static void on_bus(int number, siginfo_t *info, void *context) {
+  if (reading) siglongjmp(unreadable, 1);
+  pass_on(&old_bus, number, info, context);
+}
+
 static void note_submit(unsigned long request) {
-  if (shots_left <= 0 || !find_rule('s', (uint32_t)request)) return;
-  while (__sync_lock_test_and_set(&shooting, 1)) sched_yield();
-  if (shots_left > 0) {
-    shots_left--;
-    take_shot(NULL);
-  }
-  __sync_lock_release(&shooting);
+  if (shots_left > 0 && find_rule('s', (uint32_t)request)) take_shot(NULL);
 }
 
 static void watch_bell(char *address, size_t length, int access) {
-  if (bell_count == KEPT) return;
-  struct sigaction segv = {0}, trap = {0};
+  int place = 0;
+  while (place < bell_count && bells[place].address) place++;
+  if (place == KEPT) return;
+  struct sigaction segv = {0}, trap = {0}, bus = {0};
   segv.sa_sigaction = on_segv;
   trap.sa_sigaction = on_trap;
-  segv.sa_flags = trap.sa_flags = SA_SIGINFO | SA_NODEFER;
+  bus.sa_sigaction = on_bus;
+  segv.sa_flags = trap.sa_flags = bus.sa_flags = SA_SIGINFO | SA_NODEFER;
   if (!bell_count) {
     sigaction(SIGSEGV, &segv, &old_segv);
     sigaction(SIGTRAP, &trap, &old_trap);
+    sigaction(SIGBUS, &bus, &old_bus);
   }
-  bells[bell_count++] = (struct bell){address, length, access};
+  bells[place] = (struct bell){address, length, access};
+  if (place == bell_count) bell_count++;
   mprotect(address, length, PROT_NONE);
 }
 #else
@@ -187,4 +201,12 @@ static void keep_mapping(const char *path, int fd, char *address, size_t length,
   if (place == mapping_count) mapping_count++;
   else free(mappings[place].sums);
   mappings[place] = (struct mapping){address, length, sums, gpu};
+}
+
+/* What begins in a range is mapped there no more. */
+static void forget_mappings(const char *address, size_t length) {
+  for (int i = 0; i < mapping_count; i++)
+    if (mappings[i].address >= address && mappings[i].address < address + length) mappings[i].address = NULL;
+  for (int i = 0; i < bell_count; i++)
+    if (bells[i].address >= address && bells[i].address < address + length) bells[i].address = NULL;
 }

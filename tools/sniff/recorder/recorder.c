@@ -263,12 +263,7 @@ static void add_blocks(struct text *t, struct blocks *b) {
 int munmap(void *address, size_t length) {
   static int (*real)(void *, size_t);
   if (!real) real = (int (*)(void *, size_t))dlsym(RTLD_NEXT, "munmap");
-  for (int i = 0; i < mapping_count; i++)
-    if (mappings[i].address >= (char *)address && mappings[i].address < (char *)address + length)
-      mappings[i].address = NULL;
-  for (int i = 0; i < bell_count; i++)
-    if (bells[i].address >= (char *)address && bells[i].address < (char *)address + length)
-      bells[i].address = NULL;
+  forget_mappings(address, length);
   return real(address, length);
 }
 
@@ -392,6 +387,7 @@ static void note_mmap(const char *path, int fd, size_t length, int access, int f
     char path[PATH_MAX];                                                                      \
     if (!real) real = (void *(*)(void *, size_t, int, int, int, off_t))dlsym(RTLD_NEXT, #name); \
     void *result = real(address, length, access, flags, fd, offset);                          \
+    if (flags & MAP_FIXED && result != MAP_FAILED) forget_mappings(address, length);          \
     if (!(flags & MAP_ANONYMOUS) && watched_fd(fd, path)) {                                   \
       note_mmap(path, fd, length, access, flags, offset, result);                             \
       if (result != MAP_FAILED) keep_mapping(path, fd, result, length, access);                       \
