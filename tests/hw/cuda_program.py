@@ -1,12 +1,15 @@
-"""A small program on CUDA's driver library, to be recorded: one launch, one copy, or one graph;
-or, with `bank`, what a kernel finds in constant bank 0.
+"""A small program on CUDA's driver library, to be recorded: one launch, one copy, one graph,
+or one launch of clusters (compute capability 9.0 or later); or, with `bank`, what a kernel finds in
+constant bank 0.
 
     ugpu sniff -o launch.jsonl -- python -m tests.hw.cuda_program launch
 
 It needs libcuda.so.1, which comes with the kernel driver, and nothing else: no toolkit, no PyTorch.
 The kernel is the contract suite's `scale`, from the same PTX that our driver loads, so that what
-differs between two recordings is the drivers and not the work. Names and arguments: CUDA Driver API
-reference, modules "Memory Management", "Execution Control" and "Graph Management".
+differs between two recordings is the drivers and not the work. Clusters run `tell`, whose groups
+say who they are. Names, arguments and structures: CUDA Driver API reference, modules "Memory
+Management", "Execution Control", "Graph Management" and "Data types" (CUlaunchConfig,
+CUlaunchAttribute).
 """
 
 from __future__ import annotations
@@ -17,10 +20,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tests.hw import bank
-from tests.support import ptx_kernels
+from tests.support import cluster_kernel, ptx_kernels
 
 COUNT = 64
 NO_CUDA = 3
+#: the launch of clusters, in groups
+GRID, CLUSTER, BLOCK = (8, 4), (2, 2), 32
+_ROWS, _COLUMNS = GRID[0] * GRID[1], 16
+_CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
+_CLUSTER_CAPABILITY = (9, 0)
 _CAPTURE_RELAXED = 2
 #: CUdevice_attribute: compute capability
 _MAJOR, _MINOR = 75, 76
@@ -28,6 +36,34 @@ _MAJOR, _MINOR = 75, 76
 
 class CudaFailed(Exception):
     """A call of the library did not return CUDA_SUCCESS."""
+
+
+class NoClusters(Exception):
+    """The GPU has no clusters of groups."""
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute whose value, a union of 64 bytes, is a cluster's dimensions."""
+
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("padding", ctypes.c_char * 4),
+        ("cluster", ctypes.c_uint * 3),
+        ("rest", ctypes.c_char * 52),
+    )
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("count", ctypes.c_uint),
+    )
 
 
 class Library(Protocol):
@@ -102,6 +138,27 @@ class Program:
         self._call("cuMemcpyDtoH_v2", found, out, ctypes.c_size_t(4 * count))
         sys.stdout.write(bank.dump(self.capability, list(found)) + "\n")
 
+    def cluster(self) -> None:
+        """Run tell(out) in clusters, and compare what its groups heard. NoClusters below 9.0."""
+        if self.capability < _CLUSTER_CAPABILITY:
+            raise NoClusters("capability {}.{} has no clusters; 9.0 has".format(*self.capability))
+        module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+        text = cluster_kernel.text("sm_{}{}".format(*self.capability)).encode() + b"\0"
+        self._call("cuModuleLoadData", ctypes.byref(module), text)
+        self._call("cuModuleGetFunction", ctypes.byref(kernel), module, b"tell")
+        out, size = ctypes.c_uint64(), ctypes.c_size_t(4 * _ROWS * _COLUMNS)
+        heard = (ctypes.c_int32 * (_ROWS * _COLUMNS))(*[-1] * (_ROWS * _COLUMNS))
+        self._call("cuMemAlloc_v2", ctypes.byref(out), size)
+        self._call("cuMemcpyHtoD_v2", out, heard, size)
+        attribute = LaunchAttribute(id=_CLUSTER_DIMENSION, cluster=(*CLUSTER, 1))
+        config = LaunchConfig((*GRID, 1), (BLOCK, 1, 1), 0, None, ctypes.pointer(attribute), 1)
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(out))
+        self._call("cuLaunchKernelEx", ctypes.byref(config), kernel, pointers, None)
+        self._call("cuCtxSynchronize")
+        self._call("cuMemcpyDtoH_v2", heard, out, size)
+        if list(heard) != cluster_kernel.expected(GRID, CLUSTER).ravel().tolist():
+            raise CudaFailed("the clusters computed wrongly")
+
     def check(self) -> None:
         """Wait, copy back, compare."""
         self._call("cuCtxSynchronize")
@@ -116,6 +173,9 @@ class Program:
         if what == "bank":
             self.bank()
             return
+        if what == "cluster":
+            self.cluster()
+            return
         if what == "copy":
             self._call("cuCtxSynchronize")
             return
@@ -127,19 +187,19 @@ class Program:
 
 
 WORKS = ("launch", "copy", "graph")
-_ALL = (*WORKS, "bank")
+_ALL = (*WORKS, "cluster", "bank")
 
 
 def main(arguments: Sequence[str], library: Library | None = None) -> int:
-    """Do one work; NO_CUDA without the library or without a GPU."""
+    """Do one work; NO_CUDA without the library, or where the GPU cannot do the work."""
     if len(arguments) != 1 or arguments[0] not in _ALL:
         sys.stderr.write(f"usage: python -m tests.hw.cuda_program {'|'.join(_ALL)}\n")
         return 2
     try:
         Program(library or ctypes.CDLL("libcuda.so.1")).run(arguments[0])
-    except (OSError, CudaFailed) as error:
+    except (OSError, CudaFailed, NoClusters) as error:
         sys.stderr.write(f"cuda_program: {error}\n")
-        return NO_CUDA if isinstance(error, OSError) else 1
+        return 1 if isinstance(error, CudaFailed) else NO_CUDA
     return 0
 
 

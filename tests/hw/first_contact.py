@@ -6,8 +6,8 @@ In this order, each in a process of its own with a time of its own, so that one 
 only itself: what the machine says of itself; our driver step by step (tests.hw.ladder); what CUDA
 does to launch a kernel, to copy and to replay a graph, recorded where libcuda is; what our driver
 does for the same, recorded and compared; the whole suite; and in the time that is kept for it CUDA
-once more, with what it writes before its doorbells, its launch beside ours. FOLDER gets few files,
-none above 15 MiB, written as things come:
+once more, with what it writes before its doorbells: a launch of clusters and the plain one, each
+beside ours. FOLDER gets few files, none above 15 MiB, written as things come:
 
     summary.md            the steps, how each went, the end of what it said
     machine.json          tests.hw.machine
@@ -45,7 +45,9 @@ MACHINE_S, LADDER_S, RECORD_S, SHOW_S = 30.0, 300.0, 30.0, 20.0
 SUITE_S = 5 * 60.0
 LADDER_ENDS_S = 15.0
 #: kept for the recordings at the end
-MEMORY_S = 70.0
+MEMORY_S = 120.0
+#: a recording with memory, and at how many doorbells; CUDA rings many before the first launch
+RECORD_MEMORY_S, SHOTS = 45.0, 160
 #: what the suite is left at least by the steps before it, where there is as much
 SUITE_LEAST_S = 2.5 * 60.0
 MOST_ARCHIVE = 15 << 20
@@ -152,9 +154,10 @@ class Visit:
         """
         path = self.recordings / f"{name}.jsonl"
         sniff = ["tools.cli", "sniff", "--driver", self.driver, "-o", str(path)]
-        sniff += ["--memory", "64"] if memory else []
+        sniff += ["--memory", str(SHOTS)] if memory else []
         sniff += ["device", self.device] if by else ["--", sys.executable, *command]
-        done = self.step(f"record {name}", sniff, RECORD_S, None if by else NO_CUDA)
+        limit = RECORD_MEMORY_S if memory else RECORD_S
+        done = self.step(f"record {name}", sniff, limit, None if by else NO_CUDA)
         if not path.exists() or done.code == NO_CUDA:
             return None
         shown = self.step(f"decode {name}", ["tools.cli", "sniff", "show", str(path)], SHOW_S)
@@ -162,15 +165,16 @@ class Visit:
         self.write_texts()
         return path
 
-    def record_launch(self) -> Path | None:
-        """Our driver at the launch that CUDA is recorded with."""
-        path = self.recordings / "ours-launch.jsonl"
+    def record_launch(self, work: str) -> Path | None:
+        """Our driver at a launch that CUDA is recorded with."""
+        name = f"ours-{work}"
+        path = self.recordings / f"{name}.jsonl"
         command = ["tests.hw.our_launch", self.device, str(path), "--driver", self.driver]
-        self.step("record ours-launch", command, RECORD_S)
-        if not path.exists():
+        done = self.step(f"record {name}", [*command, "--work", work], RECORD_S, NO_CUDA)
+        if not path.exists() or done.code == NO_CUDA:
             return None
-        shown = self.step("decode ours-launch", ["tools.cli", "sniff", "show", str(path)], SHOW_S)
-        self.texts.append(f"==== ours-launch\n{shown.output}")
+        shown = self.step(f"decode {name}", ["tools.cli", "sniff", "show", str(path)], SHOW_S)
+        self.texts.append(f"==== {name}\n{shown.output}")
         self.write_texts()
         return path
 
@@ -240,17 +244,16 @@ class Visit:
         cuda = [self.record(f"cuda-{work}", ["-m", "tests.hw.cuda_program", work])
                 for work in WORKS]  # fmt: skip
         ours = self.record("ours", [], by="device", memory=True)
-        launch = self.record_launch()
+        ours_at = {"launch": self.record_launch("launch")}
         for each in cuda:
             self.compare(each, ours)
         self.examine()
         # At the end: a sandbox may not bear with stepping over a doorbell.
-        for work, plain in zip(WORKS, cuda, strict=True):
-            if plain is not None:
-                path = self.record(f"cuda-{work}-memory", ["-m", "tests.hw.cuda_program", work],
-                                   memory=True)  # fmt: skip
-                if work == "launch":
-                    self.compare(path, launch)
+        ours_at["cluster"] = self.record_launch("cluster")
+        for work in ("cluster", *WORKS) if any(cuda) else ():
+            path = self.record(f"cuda-{work}-memory", ["-m", "tests.hw.cuda_program", work],
+                               memory=True)  # fmt: skip
+            self.compare(path, ours_at.get(work))
         return int(any(step.outcome == "failed" for step in self.steps))
 
 

@@ -15,7 +15,7 @@ from nv.assemble import assemble
 from nv.cubin import parse_cubin
 from tests.hw import bank, cuda_program, our_launch
 from tools.sniff import launches, recording
-from tools.sniff.command import _decoded, _launches, compare
+from tools.sniff.command import _decoded, _launches, compare, show
 from tools.sniff.memory import Launch
 
 CAPABILITIES = ((7, 5), (8, 6), (8, 9), (9, 0), (12, 0))
@@ -113,6 +113,28 @@ def test_our_launch_is_recorded_with_its_descriptor(chip: str, tmp_path: Path) -
     said: Any = Said()
     assert compare(path, path, said) == 0
     assert any("the last launch of each: constant bank 0" in line for line in said.lines)
+
+
+@pytest.mark.parametrize("chip", ["gh100", "gb202"])
+def test_clusters_of_ours_are_recorded_with_their_descriptor(chip: str, tmp_path: Path) -> None:
+    path = tmp_path / "ours.jsonl"
+    assert our_launch.main([f"virtual:{chip}", str(path), "--work", "cluster"]) == 0
+    (launch,) = _launches(*_decoded(path))
+    assert [
+        launch.table.get(launch.raw, f"GPC_CGA_{name}") for name in ("WIDTH", "HEIGHT", "DEPTH")
+    ] == [2, 2, 1]
+    said: Any = Said()
+    show(path, said)
+    compare(path, path, said)
+    told = "\n".join(said.lines)
+    for name in ("GPC_CGA_WIDTH = 0x2", "QMD_TYPE = ", "bank 0: ", "  GPC_CGA_HEIGHT: 0x2 | 0x2"):
+        assert name in told
+    assert "constant bank 0\n" in told
+
+
+def test_clusters_of_a_device_without_them_are_absent(tmp_path: Path) -> None:
+    path = tmp_path / "ours.jsonl"
+    assert our_launch.main(["virtual:tu102", str(path), "--work", "cluster"]) == our_launch.NO_CUDA
 
 
 def test_a_library_that_is_not_there_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,6 +154,7 @@ def test_first_contact_brings_everything_home(
     assert "NV_ESC" not in (folder / "calls.txt").read_text()  # decoded
     assert "HOPPER_COMPUTE_A" in (folder / "calls.txt").read_text()
     assert "| record ours-launch | well |" in summary
+    assert "| record ours-cluster | well |" in summary
     with tarfile.open(folder / "recordings.tar") as archive:
         assert "recordings/ours.jsonl.gz" in archive.getnames()
     (report,) = folder.glob("virtual-*.json")

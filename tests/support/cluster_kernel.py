@@ -33,6 +33,11 @@ TELL = """
 """
 
 
+def text(target: str, directive: str = "", more: str = "") -> str:
+    """TELL for a target, such as sm_90."""
+    return TELL.format(target=target, directive=directive, more=more)
+
+
 def expected(grid: Sequence[int], cluster: Sequence[int]) -> NDArray[np.int32]:
     wanted = np.full((grid[0] * grid[1], 16), -1, np.int32)
     for y, x in np.ndindex(grid[1], grid[0]):
