@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import math
+import os
 import threading
 import time
 import weakref
@@ -49,8 +50,11 @@ class Clock:
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Block for this many seconds."""
-        time.sleep(seconds)
+        """Block for this many seconds; 0 only lets others have the processor."""
+        if seconds > 0:
+            time.sleep(seconds)
+        else:  # a sleep of 0 sets a timer, which takes 0.1 ms on a virtual machine
+            os.sched_yield()
 
     def work(self) -> Work:
         """Return what the model behind the transport is busy with now. Never raises."""
@@ -179,6 +183,10 @@ class ModelClock(Clock):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._parts: weakref.WeakSet[Part] = weakref.WeakSet()
+
+    def sleep(self, seconds: float) -> None:
+        """As of a clock; a sleep of 0 lets the threads of the model have the interpreter."""
+        time.sleep(seconds)
 
     def plays(self, part: Part) -> None:
         """Heed `part` for as long as it lives."""

@@ -88,6 +88,7 @@ _WARP_ERROR_MASK = 0xFFFF
 _WARP_SHIFT, _WARP_MASK = 16, 0xFF  # UNSURE: bits 23:16 of the warp's error word name the warp
 _SMS_AT_ONCE = 100  # of NV83DE_CTRL_DEBUG_READ_ALL_SM_ERROR_STATES_PARAMS
 
+_NO_FAULT = ("", "NONE", "FAULT_NONE")
 _GRAPHICS, _MMU, _PBDMA, _HANG, _FELL_OFF = 13, 31, 32, 109, 79
 _ADVICE = {
     13: "a kernel did something the multiprocessor refuses",
@@ -231,7 +232,8 @@ class Faults:
     def _channel_fault(self, queue: ChannelQueue) -> dict[str, Any] | None:
         """NV906F_CTRL_CMD_GET_MMU_FAULT_INFO, ctrl906f.h: reading it clears it.
 
-        UNSURE: that faults of copy engines get there too; a fault on a board would tell.
+        Where the channel had none, address is 0 and faultString NONE. Both, and that faults of copy
+        engines get there, observed on an H100, driver 580.159.04.
         """
         if queue.channel is None:
             return None
@@ -241,7 +243,7 @@ class Faults:
             )
             address = int(found.addrHi) << 32 | int(found.addrLo)
             kind = bytes(found.faultString).split(b"\0")[0].decode("ascii", "replace")
-            if address or kind:
+            if address or kind not in _NO_FAULT:
                 fault = kind.removeprefix("FAULT_") or f"type {found.faultType}"
                 return {"address": address, "access": None, "fault": fault}
         return None

@@ -166,8 +166,14 @@ class ChannelQueue(HardwareQueue):
         gpu = self.driver.gpu
         is_compute = self.kind is QueueKind.COMPUTE
         self.group = Group(gpu, self.engine, context_share=is_compute)
-        objects = [number for number in (self.classes.compute, self.classes.copy) if number]
+        # The graphics engine has a context only once an object of its own is there, without which
+        # UVM refuses the channel (observed on an H100).
+        graphics = gpu.client.constants.NV2080_ENGINE_TYPE_GRAPHICS
+        own = self.driver.compute_class if self.engine == graphics else 0
+        objects = [number for number in (own, self.classes.copy) if number]
         self.channel = Channel(gpu, self.group, self.memory, objects)
+        if is_compute:
+            self.group.preempt_by_instruction()
         self.group.schedule()
         self.channel.start()
         self.count = 0  # entries of the ring used so far
@@ -328,6 +334,10 @@ class ChannelQueue(HardwareQueue):
         memory.put(number % ENTRIES)
         # ORDER: x86 makes stores to image, ring and GP_PUT visible before this uncached one, which
         # drains write-combining buffers too (Intel SDM, volume 3, "Methods of Caching Available").
+        # In the GPU, writes of USERD take the way through BAR1: a doorbell there stays behind them,
+        # one in BAR0 can overtake them.
+        if not self.driver.gpu.rings_in_order:
+            memory.settle()
         self.driver.gpu.ring(channel.token)
         self.driver.looks = 0
         self.intent = None

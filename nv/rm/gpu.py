@@ -32,6 +32,7 @@ _ALL_ONES = 0xFFFF_FFFF
 _UUID_SIZE = 16
 _USERMODE_CLASSES = ("BLACKWELL_USERMODE_A", "HOPPER_USERMODE_A", "AMPERE_USERMODE_A",
                      "TURING_USERMODE_A")  # fmt: skip
+_HOPPER_PARAMETERS = "NV_HOPPER_USERMODE_A_PARAMS"
 # Values of NV2080_CTRL_GR_INFO_INDEX_SM_VERSION that do not read as major, minor.
 _CAPABILITIES = {0xA04: (12, 0), 0xA05: (12, 1)}
 
@@ -51,6 +52,7 @@ class Gpu:
         self.contexts = ContextRanges(self)
         self.file: int | None = None
         self.window: NodeMapping | None = None
+        self.bell: NodeMapping | None = None
         self.instance: Instance | None = None
         try:
             self._open(mig)
@@ -88,10 +90,27 @@ class Gpu:
             flags=number.NV2080_GPU_CMD_GPU_GET_GID_FLAGS_FORMAT_BINARY,
         )
         self.uuid = bytes(gid.data)[:_UUID_SIZE]
-        usermode = client.allocate(self.subdevice, self.choose(_USERMODE_CLASSES))
-        self.window = client.map(self.device, usermode, USERMODE_SIZE, self.path)
+        self._map_doorbell()
         self._read_shape()
         self._register()
+
+    def _map_doorbell(self) -> None:
+        """The user-mode window twice, as CUDA maps it: in BAR0, where the time can be read, and
+        from Hopper on in BAR1, where the doorbell is rung (nvidia-push-init.c: the mapping in BAR1
+        cannot be read). A machine without BAR1 gives BAR0 for both (usermode_api.c)."""
+        client, number = self.client, self.choose(_USERMODE_CLASSES)
+        usermode = client.allocate(self.subdevice, number)
+        self.window = self.bell = client.map(self.device, usermode, USERMODE_SIZE, self.path)
+        if client.abi.parameters_of_class(number) != _HOPPER_PARAMETERS:
+            return
+        parameters = client.structs[_HOPPER_PARAMETERS].new(bBar1Mapping=1)
+        behind = client.allocate(self.subdevice, number, parameters)
+        self.bell = client.map(self.device, behind, USERMODE_SIZE, self.path)
+
+    @property
+    def rings_in_order(self) -> bool:
+        """Return whether a doorbell stays behind writes to video memory that were made before."""
+        return self.bell is not self.window
 
     def _find_card(self) -> Any:  # Any: a structure's members are what the tables say
         cards = self.client.cards()
@@ -217,8 +236,8 @@ class Gpu:
 
     def ring(self, token: int) -> None:
         """Tell the GPU that a channel has new entries."""
-        assert self.window is not None
-        self.window.write32(_DOORBELL, token)
+        assert self.bell is not None
+        self.bell.write32(_DOORBELL, token)
 
     def lost(self) -> bool:
         """Return whether the GPU reads as all ones: its clock's upper half never does."""
@@ -232,8 +251,9 @@ class Gpu:
         self.closed = True
         for memory in list(self.memories):
             memory.close()
-        if self.window is not None:
-            self.window.close()
+        for mapping in (self.bell, self.window):
+            if mapping is not None:
+                mapping.close()
         with contextlib.suppress(UgpuError):
             if hasattr(self, "uuid") and not self.client.closed:
                 uvm = self.session.space

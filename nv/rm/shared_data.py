@@ -24,6 +24,11 @@ _STAMP = "lastModifiedTimestamp"
 _WRITING = (1 << 64) - 1  # RUSD_TIMESTAMP_WRITE_IN_PROGRESS
 _SEQUENCE = 0xFF << 56  # RUSD_SEQ_START: from here on a counter, odd while it is written
 _TRIES = 10
+# On driver 580.159.04 the sections behind this one lie 8 bytes further on than in 580.142, and its
+# CUDA maps 8 bytes more (recorded on an H100). No public header of that release is at hand.
+_GREW, _SHIFTS = "memRowRemap", (0, 8)
+_REFERENCE, _LAST = "clkPublicDomainInfos", "instPowerUsage"  # both are polled
+_NEAR_NS = 3600 * 10**9
 _FIRST_LIMIT_S = 2.5  # TIMEOUT: two of the longest polling intervals, RMRusdPollingInterval
 _STEP = re.compile(r"(\w+)(?:\[(\d+)\])?")
 
@@ -52,7 +57,9 @@ class SharedData:
                 client.free(gpu.subdevice, self.handle)
             raise
         self.closed = False
+        self._shift: int | None = 0
         self._await()
+        self._shift = self._find_shift()
 
     def _await(self) -> None:
         """Wait for the first samples; what still has none then is taken to be absent."""
@@ -64,26 +71,47 @@ class SharedData:
                 limit_s=_FIRST_LIMIT_S,
             )
 
+    def _find_shift(self) -> int | None:
+        """Bytes by which the sections behind _GREW lie further on than the tables say; None where
+        there is no such shift at which their times are times."""
+        view = self.mapping.view
+        known = self._at(_REFERENCE)
+        last = self._at(_LAST)
+        if view is None or known is None or last is None:
+            return 0
+        now = int.from_bytes(view[known : known + 8], "little")
+        for shift in _SHIFTS:
+            stamp = int.from_bytes(view[last + shift : last + shift + 8], "little")
+            if not stamp or stamp >= _SEQUENCE or abs(stamp - now) < _NEAR_NS:
+                return shift
+        return None
+
+    def _at(self, section: str) -> int | None:
+        """Where the time of a section lies; None where the branch has no such section."""
+        try:
+            return self.layout.offset_of(f"{section}.{_STAMP}")
+        except UgpuError:
+            return None
+
     def value(self, path: str) -> int | None:
         """A number by its place, as in "temperatures[0].temperature"; None while it has none.
 
         The section it lies in is read as a whole, between two looks at its time.
         """
         section, _, rest = path.partition(".")
-        try:
-            at = self.layout.offset_of(f"{section}.{_STAMP}")
-        except UgpuError:
-            return None  # this branch has no such section
+        at, grew = self._at(section), self._at(_GREW)
+        shift = self._shift if at is not None and grew is not None and at > grew else 0
         view = self.mapping.view
-        if view is None:
+        if at is None or shift is None or view is None:
             return None
+        at += shift
         for _ in range(_TRIES):
             before = int.from_bytes(view[at : at + 8], "little")
             if before == 0:
                 return None
             if before == _WRITING or (before >= _SEQUENCE and before & 1):
                 continue
-            copy = self.layout.view(bytes(view[: self.layout.size]))
+            copy = self.layout.view(bytes(view[shift:]).ljust(self.layout.size, b"\0"))
             if int.from_bytes(view[at : at + 8], "little") == before:
                 return _member(copy, f"{section}.{rest}")
         return None
