@@ -151,7 +151,7 @@ class NvDriver(Driver):
         return ptx_target(f"sm_{major}{minor}{own}", self.gpu.sm_count)
 
     def _copy_engines(self) -> list[int]:
-        """Copy engines of their own, rather than the graphics engine's."""
+        """Copy engines of their own, rather than the graphics engine's; the fastest first."""
         client, gpu = self.gpu.client, self.gpu
         number = client.constants
         listed = client.ask(gpu.subdevice, "NV2080_CTRL_CMD_GPU_GET_ENGINES_V2")
@@ -161,7 +161,19 @@ class NvDriver(Driver):
         for engine in sorted(listed.engineList[: listed.engineCount]):
             if first <= engine <= last and not self._is_graphics_copy(engine):
                 found.append(engine)
-        return found
+        return sorted(found, key=self._physical_engines, reverse=True)
+
+    def _physical_engines(self, engine: int) -> int:
+        """Return how many physical copy engines work for one: 2 of them copy 41 GB/s within an
+        H200, 12 of them 224. 0 where the driver does not tell."""
+        try:
+            found = self.gpu.client.ask(
+                self.gpu.subdevice, "NV2080_CTRL_CMD_CE_GET_CE_PCE_MASK", ceEngineType=engine
+            )
+        except DriverRefused as error:
+            log.debug("%s: copy engine %d: %s", self.name, engine, error)
+            return 0
+        return int(found.pceMask).bit_count()
 
     def _is_graphics_copy(self, engine: int) -> bool:
         """Return whether a copy engine shares the graphics engine's ring: it works too, but waits

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from hcq.command import Launch, Relocation
 from hcq.errors import BadArgument, NotSupported
 from nv import abi
-from nv.clusters import Bits, ClusterFields, cluster_of, fill_bank
+from nv.clusters import Bits, ClusterFields, cluster_of, clusters_of, fill_bank
 from nv.cooperative import groups_that_fit
 from nv.cubin import KernelCode
 from nv.families import STACK_START, ClusterWords, Family
@@ -283,9 +283,10 @@ def encode_launch(image: Pushbuffer, launch: Launch) -> None:
         holes += reference.relocations(start // 4)
     shape = details.shape
     qmd = bytearray(details.qmd)
-    struct.pack_into("<I", qmd, shape.grid[0], launch.grid[0])
-    struct.pack_into("<H", qmd, shape.grid[1], launch.grid[1])
-    struct.pack_into("<H", qmd, shape.grid[2], launch.grid[2])
+    width, height, depth = clusters_of(launch.grid, cluster)
+    struct.pack_into("<I", qmd, shape.grid[0], width)
+    struct.pack_into("<H", qmd, shape.grid[1], height)
+    struct.pack_into("<H", qmd, shape.grid[2], depth)
     struct.pack_into("<H", qmd, shape.block[0], launch.block[0])
     struct.pack_into("<H", qmd, shape.block[1], launch.block[1])
     struct.pack_into(shape.block_depth, qmd, shape.block[2], launch.block[2])
