@@ -32,7 +32,7 @@ _ALL_ONES = 0xFFFF_FFFF
 _UUID_SIZE = 16
 _USERMODE_CLASSES = ("BLACKWELL_USERMODE_A", "HOPPER_USERMODE_A", "AMPERE_USERMODE_A",
                      "TURING_USERMODE_A")  # fmt: skip
-_HOPPER_PARAMETERS = "NV_HOPPER_USERMODE_A_PARAMS"
+_WITH_BAR1 = _USERMODE_CLASSES[:2]
 # Values of NV2080_CTRL_GR_INFO_INDEX_SM_VERSION that do not read as major, minor.
 _CAPABILITIES = {0xA04: (12, 0), 0xA05: (12, 1)}
 
@@ -101,9 +101,10 @@ class Gpu:
         client, number = self.client, self.choose(_USERMODE_CLASSES)
         usermode = client.allocate(self.subdevice, number)
         self.window = self.bell = client.map(self.device, usermode, USERMODE_SIZE, self.path)
-        if client.abi.parameters_of_class(number) != _HOPPER_PARAMETERS:
+        known = client.constants
+        if number not in [known[name] for name in _WITH_BAR1 if name in known]:
             return
-        parameters = client.structs[_HOPPER_PARAMETERS].new(bBar1Mapping=1)
+        parameters = client.structs.NV_HOPPER_USERMODE_A_PARAMS.new(bBar1Mapping=1)
         behind = client.allocate(self.subdevice, number, parameters)
         self.bell = client.map(self.device, behind, USERMODE_SIZE, self.path)
 

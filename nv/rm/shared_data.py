@@ -80,11 +80,14 @@ class SharedData:
         if view is None or known is None or last is None:
             return 0
         now = int.from_bytes(view[known : known + 8], "little")
-        for shift in _SHIFTS:
-            stamp = int.from_bytes(view[last + shift : last + shift + 8], "little")
-            if not stamp or stamp >= _SEQUENCE or abs(stamp - now) < _NEAR_NS:
+        stamps = {
+            shift: int.from_bytes(view[last + shift : last + shift + 8], "little")
+            for shift in _SHIFTS
+        }
+        for shift, stamp in stamps.items():
+            if stamp >= _SEQUENCE or abs(stamp - now) < _NEAR_NS:
                 return shift
-        return None
+        return None if any(stamps.values()) else 0
 
     def _at(self, section: str) -> int | None:
         """Where the time of a section lies; None where the branch has no such section."""

@@ -23,6 +23,9 @@ _WRITING = (1 << 64) - 1
 _IDLE = {"clock": (345, 1593, 765, 345), "power": 70_000, "temperature": 30 << 8}
 _BUSY = {"clock": (1980, 2619, 1545, 1980), "power": 480_000, "temperature": 52 << 8}
 _LIMIT_MW = 700_000
+# Of branch 580, sections behind this one lie further on in 580.159.04 (observed on an H100) than in
+# 580.142. UNSURE: since which release between the two.
+_GREW, _GROWN, _GROWN_SINCE, _GROWN_BRANCH = "memRowRemap", 8, (580, 159), 580
 _POWER, _CLOCK, _THERMAL, _PERF, _MEMORY = "POWER", "CLOCK", "THERMAL", "PERF", "MEMORY"
 
 
@@ -38,13 +41,18 @@ class Publisher:
             for name in (_CLOCK, _PERF, _MEMORY, _POWER, _THERMAL)
             if f"NV00DE_RUSD_POLL_{name}" in abi.constants
         }
-        self.pages = SystemPages(self.layout.size)
+        version = tuple(int(part) for part in gpu.machine.options.driver.split("."))
+        grown = _GROWN if version[0] == _GROWN_BRANCH and version >= _GROWN_SINCE else 0
+        self.pages = SystemPages(self.layout.size + _GROWN)
         pages = self.pages
         self.backing = Backing(
             pages.size, SIZE_4K, pages.address, pages.address, None, pages.view, pages,
             read_only=True,
         )  # fmt: skip
         self.block: Struct = self.layout.view(pages.view[: self.layout.size])
+        behind = self.layout.view(pages.view[grown : grown + self.layout.size])
+        order = list(self.layout.fields)
+        self._behind = dict.fromkeys(order[order.index(_GREW) + 1 :], behind)
         self.masks: dict[object, int] = {}  # what each object asks for
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None  # the last one
@@ -108,7 +116,7 @@ class Publisher:
         name, _, rest = section.partition("[")
         if name not in self.layout.fields:
             return
-        part = self.block[name]
+        part = self._behind.get(name, self.block)[name]
         if rest:
             part = part[int(rest[:-1])]
         part["lastModifiedTimestamp"] = _WRITING

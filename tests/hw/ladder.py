@@ -21,7 +21,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -214,7 +214,10 @@ def copy_engines(device: str) -> Iterator[Fact]:
         yield "engines", engines
         number = made.gpu.client.constants.NV2080_ENGINE_TYPE_GRAPHICS
         for engine in [*engines, number]:
-            yield f"engine {engine}", _copied(made, engine)
+            told = _copied(made, engine)
+            if isinstance(told, dict):
+                told["physical engines"] = made._physical_engines(engine)
+            yield f"engine {engine}", told
 
 
 def _copied(made: Bare, engine: int) -> object:
@@ -251,26 +254,6 @@ def compute_host(device: str) -> Iterator[Fact]:
     """The same with descriptor and constant bank in host memory."""
     with bare(device) as made:
         made.command_placement = Placement.HOST
-        yield from _launched(made)
-
-
-def compute_untyped(device: str) -> Iterator[Fact]:
-    """The same with QMD_TYPE 0, as Mesa's NVK has it on Hopper."""
-    with bare(device) as made:
-        if "QMD_TYPE" not in abi.qmd(made.family.qmd).fields:
-            yield "not for", f"descriptors of version {made.family.qmd}"
-            return
-        made.family = replace(made.family, grid_type=0)
-        yield from _launched(made)
-
-
-def compute_qmd3(device: str) -> Iterator[Fact]:
-    """The same with a descriptor of version 3.0, which Hopper's header defines beside 4.0."""
-    with bare(device) as made:
-        if made.family.qmd != "4.0":
-            yield "not for", f"descriptors of version {made.family.qmd}"
-            return
-        made.family = replace(made.family, qmd="3.0")
         yield from _launched(made)
 
 
@@ -324,7 +307,7 @@ def fault(device: str) -> Iterator[Fact]:
 
 RUNGS: tuple[Callable[[str], Iterator[Fact]], ...] = (
     files, client, assembler, memory_driver, identity, memory, copy_engines, compute, compute_host,
-    compute_untyped, compute_qmd3, whole, fault, sensors,
+    whole, fault, sensors,
 )  # fmt: skip
 
 

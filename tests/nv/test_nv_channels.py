@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from hcq.command import CommandBuffer
-from hcq.errors import BadArgument
+from hcq.errors import BadArgument, ChipError, DriverRefused
 from hcq.layout import Struct
 from hcq.memory import Placement
 from hcq.queue import QueueKind
 from nv.queue import OwnImage
+from nv.rm.channel import Channel, ChannelMemory, Group
 from nv.rm.client import RmClient
 from nv.rm.memory import allocate
 from nv.rm.session import Region
@@ -130,12 +131,50 @@ def test_commands_lie_in_one_of_two_places() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [({"qmd": "3.0"}, 0), ({"grid_type": 0}, 1), ({}, 0)],
-    ids=["version 3.0", "no type", "as it is"],
+    [({"qmd": "3.0"}, "version 3.0"), ({"grid_type": 0}, "QMD_TYPE is QUEUE")],
+    ids=["version 3.0", "no type"],
 )
-def test_descriptors_that_boards_of_hopper_take(changes: dict[str, Any], said: int) -> None:
-    """Mesa's NVK launches with QMD_TYPE 0: the model runs it, and counts a violation."""
+def test_descriptors_that_hopper_does_not_take(changes: dict[str, Any], said: str) -> None:
+    """An H100 computed nothing with them, without an error."""
     with powered() as machine, opened(machine) as device:
         device.driver.family = replace(device.driver.family, **changes)
+        with pytest.raises(ChipError):
+            work(device)
+        assert any(said in report.text for report in machine.log)
+        device.driver.family = replace(device.driver.family, qmd="4.0", grid_type=2)
+
+
+def test_a_channel_on_the_graphics_engine_is_registered_once_it_has_a_context() -> None:
+    """As on an H100; a copy channel there has one too, since the driver makes an object for it."""
+    with powered() as machine, opened(machine) as device:
+        driver = device.driver
+        number = driver.gpu.client.constants.NV2080_ENGINE_TYPE_GRAPHICS
+        queue = driver._make_queue("copy here", QueueKind.COPY, number)
+        assert queue.progress().reached == 1
+        group = Group(driver.gpu, number, context_share=False)
+        memory = ChannelMemory(driver.gpu)
+        with pytest.raises(DriverRefused, match="NV_ERR_INVALID_OBJECT"):
+            Channel(driver.gpu, group, memory, [])
+        group.close()
+        memory.close()
+
+
+def test_copy_queues_are_on_the_fastest_engines() -> None:
+    with powered() as machine, opened(machine) as device:
+        driver = device.driver
+        engines = [queue.engine for queue in driver._queues[QueueKind.COPY]]
+        speeds = [driver._physical_engines(engine) for engine in engines]
+        assert speeds == sorted(speeds, reverse=True) and speeds[0] > speeds[-1] > 0
+
+
+@pytest.mark.parametrize(("chip", "in_order"), [("gh100", True), ("ga102", False)])
+def test_the_doorbell_stays_behind_writes_of_video_memory(
+    chip: str, in_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In BAR1 from Hopper on; where there is only BAR0, USERD is read before it is rung."""
+    settled: list[ChannelMemory] = []
+    monkeypatch.setattr(ChannelMemory, "settle", lambda memory: settled.append(memory))
+    with powered(chip) as machine, opened(machine) as device:
+        assert device.driver.gpu.rings_in_order is in_order
         work(device)
-        assert len([line for line in machine.violations if "QMD_TYPE is QUEUE" in line]) == said
+        assert bool(settled) is not in_order

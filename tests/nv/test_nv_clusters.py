@@ -160,7 +160,6 @@ def test_reciprocals_divide_exactly(divisor: int) -> None:
 WRONG = {
     "too many": ({"GPC_CGA_WIDTH": 17}, "clusters of 17 x 1 x 1 groups; 16 is the limit"),
     "none": ({"GPC_CGA_WIDTH": 0}, "clusters of 0 x 1 x 1 groups"),
-    "the grid": ({"GPC_CGA_HEIGHT": 3}, "do not divide a grid of 4 x 1 x 1"),
     "no clusters": (
         {"QMD_TYPE": "GRID_CTA", "GPC_CGA_WIDTH": 2}, "QMD_TYPE says that there are none",
     ),

@@ -35,13 +35,14 @@ def named(device: NvDevice) -> dict[tuple[str, str], Sensor]:
     return {(sensor.name, sensor.label): sensor for sensor in device.sensors()}
 
 
-@pytest.mark.parametrize("version", PUBLISHING)
+@pytest.mark.parametrize("version", [*PUBLISHING, "580.159.04"])
 def test_clocks_power_and_temperature_are_read_on_every_branch(version: str) -> None:
     with on_driver(version) as device:
         found = named(device)
         assert found["clock_hertz", "gfx"].read() == 345e6
         assert found["clock_hertz", "memory"].read() == 1593e6
         assert found["power_watts", "gpu"].read() == 70.0
+        assert found["power_watts", "average"].read() == 70.0
         assert found["power_limit_watts", "enforced"].read() == 700.0
         assert found["temperature_celsius", "gpu"].read() == 30.0
         assert found["usage_ratio", "gfx"].read() == 0.0

@@ -122,13 +122,18 @@ def parse(raw: bytes, facts: ChipFacts) -> LaunchDescriptor:
         f"version {version[0]}.{version[1]}, where class {facts.compute_class:x} takes"
         f" {' or '.join(f'{a}.{b}' for a, b in known)}",
     )
+    _need(
+        version >= (4, 0) or facts.family != "hopper",
+        "version 3.0 on Hopper: nothing was computed there (observed on an H100)",
+    )
     read = _reader(version)
     stray = number & read.undefined
     _need(not stray, f"reserved bits are set, the first at bit {(stray & -stray).bit_length() - 1}")
-    violations = _kind(read, number)
+    violations = _kind(read, number, facts)
+    cluster = _cluster(read, number, facts)
     return LaunchDescriptor(
         version=version,
-        grid=_grid(read, number),
+        grid=_grid(read, number, cluster),
         block=_block(read, number, facts),
         program_address=_program(read, number),
         registers=_registers(read, number),
@@ -146,19 +151,23 @@ def parse(raw: bytes, facts: ChipFacts) -> LaunchDescriptor:
         invalidates_banks=tuple(
             bool(read.get(number, "CONSTANT_BUFFER_INVALIDATE", bank)) for bank in range(8)
         ),
-        cluster=_cluster(read, number, facts),
+        cluster=cluster,
         violations=violations,
     )
 
 
-def _kind(read: _Reader, number: int) -> tuple[str, ...]:
-    """Refuse what is not a grid. Mesa's NVK launches with QMD_TYPE 0 on boards of Hopper (qmd.rs,
-    Qmd4_0), where the header calls that a queue: a violation."""
+def _kind(read: _Reader, number: int, facts: ChipFacts) -> tuple[str, ...]:
+    """Refuse what is not a grid. Mesa's NVK launches with QMD_TYPE 0 (qmd.rs, Qmd4_0), which the
+    header calls a queue: an H100 computed nothing, other chips were not seen; a violation there."""
     violations: tuple[str, ...] = ()
     if read.has("QMD_TYPE"):
         kind = read.get(number, "QMD_TYPE")
         _need(
             kind in (_UNTYPED, _GRID_CTA, _GRID_GPC_CGA), f"QMD_TYPE {kind} is not a grid of groups"
+        )
+        _need(
+            kind != _UNTYPED or facts.family != "hopper",
+            "QMD_TYPE is QUEUE (0), expected GRID_CTA (2): nothing was computed (H100)",
         )
         if kind == _UNTYPED:
             violations = ("launch descriptor: QMD_TYPE is QUEUE (0), expected GRID_CTA (2)",)
@@ -169,12 +178,16 @@ def _kind(read: _Reader, number: int) -> tuple[str, ...]:
     return violations
 
 
-def _grid(read: _Reader, number: int) -> tuple[int, int, int]:
+def _grid(read: _Reader, number: int, cluster: tuple[int, int, int] | None) -> tuple[int, int, int]:
+    """Return the sizes of a grid in groups. A grid of clusters counts them instead (observed on an
+    H200, driver 580.159.04)."""
     names = ("GRID_WIDTH", "GRID_HEIGHT", "GRID_DEPTH")
     if not read.has(names[0]):
         names = ("CTA_RASTER_WIDTH", "CTA_RASTER_HEIGHT", "CTA_RASTER_DEPTH")
     width, height, depth = (read.get(number, name) for name in names)
     _need(width and height and depth, f"a grid of {width} x {height} x {depth}")
+    x, y, z = cluster or (1, 1, 1)
+    width, height, depth = width * x, height * y, depth * z
     _need(width < 1 << 31, f"a grid {width} wide")
     return width, height, depth
 
@@ -195,11 +208,6 @@ def _cluster(read: _Reader, number: int, facts: ChipFacts) -> tuple[int, int, in
     groups = width * height * depth
     _need(groups, text)
     _need(groups <= facts.most_cluster, f"{text}; {facts.most_cluster} is the limit")
-    grid = _grid(read, number)
-    _need(
-        not any(a % b for a, b in zip(grid, (width, height, depth), strict=True)),
-        f"{text} do not divide a grid of {' x '.join(map(str, grid))}",
-    )
     return width, height, depth
 
 

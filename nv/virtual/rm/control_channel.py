@@ -84,7 +84,7 @@ def _reset(channel: ChannelObject, params: Struct) -> None:
 def _mmu_fault(channel: ChannelObject, params: Struct) -> None:
     fault = channel.mmu_fault
     params.addrHi = params.addrLo = params.faultType = 0
-    set_text(params.faultString, "")
+    set_text(params.faultString, "NONE")  # observed on an H100
     if fault is not None:
         params.addrHi, params.addrLo = fault.page >> 32, fault.page & 0xFFFF_FFFF
         params.faultType = int(fault.kind)

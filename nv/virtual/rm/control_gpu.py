@@ -11,7 +11,7 @@ from typing import Any
 
 from hcq.layout import Struct
 from nv.virtual.chip import ENGINE_COPY0, ENGINE_GR0, VirtualGpu
-from nv.virtual.rm.channels import ChannelObject, ComputeObject
+from nv.virtual.rm.channels import ChannelGroup, ChannelObject, ComputeObject
 from nv.virtual.rm.classes import classes_of
 from nv.virtual.rm.contexts import BUFFERS
 from nv.virtual.rm.resources import Device, Subdevice, need_gpu
@@ -236,6 +236,27 @@ def _copy_caps(sub: Subdevice, params: Struct) -> None:
     params.capsTbl = [graphics | 0x04 | 0x08 | 0x20 | 0x40, 0]  # SYSMEM_READ, _WRITE, SYSMEM, P2P
 
 
+def _physical_copy_engines(sub: Subdevice, params: Struct) -> None:
+    """Those that work for one copy engine: as on an H200 the last has most, the others two each.
+    UNSURE: of other chips."""
+    gpu = need_gpu(sub)
+    runlist = gpu.runlist_of(params.ceEngineType)
+    if runlist is None or params.ceEngineType < ENGINE_COPY0:
+        raise RmError(Status.INVALID_ARGUMENT, f"no copy engine of type {params.ceEngineType:#x}")
+    number, last = params.ceEngineType - ENGINE_COPY0, gpu.options.copy_engines - 1
+    params.pceMask = 0xFFF if number == last else 0x5000 << number % 2
+
+
+def _preemption_mode(sub: Subdevice, params: Struct) -> None:
+    """ctrl2080gr.h; kernels are preempted at any instruction in every mode: see docs/tasks.md."""
+    require(params.flags in (1, 2, 3), Status.INVALID_ARGUMENT, f"flags {params.flags:#x}")
+    found = sub.client.find(params.hChannel)
+    if not isinstance(found, ChannelGroup | ChannelObject):
+        raise RmError(Status.INVALID_CHANNEL, f"expected a channel or a group, got {found!r}")
+    for name in ("gfxpPreemptMode", "cilpPreemptMode"):
+        require(params[name] <= 2, Status.INVALID_ARGUMENT, f"{name} {params[name]}")
+
+
 def _partitions(sub: Subdevice, params: Struct) -> None:
     params.validPartitionCount = 0
 
@@ -272,6 +293,8 @@ HANDLERS: dict[str, Any] = {
     "NV2080_CTRL_CMD_GPU_GET_SIMULATION_INFO": _simulation,
     "NV2080_CTRL_CMD_GPU_GET_PARTITIONS": _partitions,
     "NV2080_CTRL_CMD_CE_GET_CAPS_V2": _copy_caps,
+    "NV2080_CTRL_CMD_CE_GET_CE_PCE_MASK": _physical_copy_engines,
+    "NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE": _preemption_mode,
     "NV2080_CTRL_CMD_GPU_GET_ACTIVE_PARTITION_IDS": _active_partitions,
     "NV2080_CTRL_CMD_GPU_GET_MAX_SUPPORTED_PAGE_SIZE": _page_size,
     "NV2080_CTRL_CMD_MC_GET_ARCH_INFO": _architecture,

@@ -232,6 +232,8 @@ class UvmFile:
         if known is not None:
             self.contexts.unmap(known[1])
         graphics = any(isinstance(child, ComputeObject) for child in channel.children.values())
+        on_graphics = channel.runlist is gpu.runlists[0]
+        require(graphics or not on_graphics, Status.INVALID_OBJECT, "no graphics context yet")
         if graphics:
             base, length = block.base, block.length
             bad = not length or base % 4096 or length % 4096 or not base
