@@ -56,6 +56,7 @@ from hcq.program import Program
 from hcq.queue import HardwareQueue, Resident
 from hcq.recovery import Healer
 from hcq.retired import Retired
+from hcq.templates import encode_submission
 from hcq.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -187,6 +188,7 @@ class Core(Closing):
         end."""
         used = uses(commands)
         encoded: CommandBuffer | None = None
+        parameters: list[int] | None = None
         while True:
             with self.lock:
                 self.check_usable()
@@ -196,13 +198,12 @@ class Core(Closing):
                     self.followers.submitted(commands, captured)
                     if self.capturing is not None and captured:
                         return self.capturing.record(hardware, commands)
-                    end = Signal(hardware.timeline, Symbol("signal"))
-                    encoded = hardware.encode([*commands, end])
+                    encoded, parameters = encode_submission(hardware, commands)
                     encoded.launches = launches_of(commands)
                 self.complete()
                 if hardware.room(len(encoded.words)):
                     value = hardware.timeline.last + 1
-                    hardware.submit(encoded, values_of(encoded, value))
+                    hardware.submit(encoded, values_of(encoded, value, parameters))
                     hardware.timeline.last = value
                     self.launches += encoded.launches
                     return value

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hcq.buffer import Buffer
-from hcq.command import Reference, Symbol
+from hcq.command import CommandBuffer, Reference, Symbol
 from hcq.errors import BadArgument, NoKernel
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Kernel:
     local_size: int = 0
     private_size: int = 0
     details: Any = None  # driver-specific: opaque to everyone else
+    templates: dict[Any, CommandBuffer] = field(default_factory=dict, repr=False)  # hcq.templates
 
     def __repr__(self) -> str:
         return f"<Kernel {self.name} at {self.address:#x}, {self.kernarg_size} bytes of arguments>"

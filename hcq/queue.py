@@ -80,6 +80,7 @@ class HardwareQueue(ABC):
     name: str
     timeline: Timeline
     intent: object | None = None
+    reuses_launches = False  # a launch's image may serve for others of its shape: hcq.templates
 
     @abstractmethod
     def encode(self, commands: Sequence[Command]) -> CommandBuffer:

@@ -114,6 +114,7 @@ class ChannelQueue(HardwareQueue):
 
     driver: NvDriver
     intent: Submission | None = None
+    reuses_launches = True
 
     def __init__(
         self, driver: NvDriver, name: str, kind: QueueKind, engine: int, classes: Classes

@@ -1,0 +1,63 @@
+"""Launches that are encoded once: a kernel that is launched again in the same shape differs in its
+arguments alone.
+
+The first launch of a shape is encoded with a symbol for each word of its arguments; later ones only
+fill these in. A kernel keeps the images of its last few shapes, and they go with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hcq.command import Command, CommandBuffer, Launch, Reference, Signal, Symbol
+from hcq.queue import HardwareQueue
+
+_MOST_ARGUMENTS = 256  # bytes; longer ones take longer to fill in than to encode
+_MOST_SHAPES = 16  # of one kernel
+
+
+def encode_submission(
+    hardware: HardwareQueue, commands: Sequence[Command]
+) -> tuple[CommandBuffer, list[int] | None]:
+    """Return the image of `commands` followed by the signal of their end, and what its parameters
+    are; None where it has none. Both are for `values_of`."""
+    if len(commands) == 1 and hardware.reuses_launches:
+        (launch,) = commands
+        if isinstance(launch, Launch) and not launch.cooperative:
+            words = _arguments(launch)
+            if words is not None:
+                return _template(hardware, launch), words
+    end = Signal(hardware.timeline, Symbol("signal"))
+    return hardware.encode([*commands, end]), None
+
+
+def _arguments(launch: Launch) -> list[int] | None:
+    """Words of a launch's arguments; None where they are too many, or not known yet."""
+    size = len(launch.kernarg)
+    if size % 4 or size > _MOST_ARGUMENTS:
+        return None
+    found = list(memoryview(launch.kernarg).cast("I")) if size else []
+    for reference in launch.references:
+        buffer, at = reference.symbol.buffer, reference.offset // 4
+        if buffer is None or reference.width != 8 or reference.offset % 4:
+            return None
+        address = int(buffer.address) + reference.symbol.addend
+        found[at : at + 2] = address & 0xFFFF_FFFF, address >> 32 & 0xFFFF_FFFF
+    return found
+
+
+def _template(hardware: HardwareQueue, launch: Launch) -> CommandBuffer:
+    kept = launch.kernel.templates
+    key = hardware, launch.grid, launch.block, launch.dynamic_local, launch.cluster
+    found = kept.get(key)
+    if found is None:
+        words = range(len(launch.kernarg) // 4)
+        references = tuple(Reference(4 * word, 4, Symbol("parameter", slot=word)) for word in words)
+        whole = replace(launch, kernarg=bytes(len(launch.kernarg)), references=references)
+        end = Signal(hardware.timeline, Symbol("signal"))
+        found = hardware.encode([whole, end])
+        if len(kept) >= _MOST_SHAPES:
+            kept.pop(next(iter(kept)), None)
+        kept[key] = found
+    return found
