@@ -173,8 +173,6 @@ class ChannelQueue(HardwareQueue):
         own = self.driver.compute_class if self.engine == graphics else 0
         objects = [number for number in (own, self.classes.copy) if number]
         self.channel = Channel(gpu, self.group, self.memory, objects)
-        if is_compute:
-            self.group.preempt_by_instruction()
         self.group.schedule()
         self.channel.start()
         self.count = 0  # entries of the ring used so far

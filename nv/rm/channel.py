@@ -9,20 +9,17 @@ nvtypes' NvNotification, alloc_channel.h NV_CHANNELGPFIFO_NOTIFICATION_TYPE_ERRO
 from __future__ import annotations
 
 import contextlib
-import logging
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hcq.errors import DriverRefused, UgpuError
+from hcq.errors import UgpuError
 from hcq.memory import Placement
 from nv import abi
 from nv.rm.contexts import ContextRange
 from nv.rm.gpu import Gpu
 from nv.rm.memory import Memory, allocate
 from nv.rm.session import Region
-
-log = logging.getLogger(__name__)
 
 ENTRIES = 1024  # of the ring; a power of two
 # Newest first, the order of the driver's own clients (nvidia-push-init.c, gpFifoDmaClasses): of the
@@ -85,23 +82,6 @@ class Group:
         client = self.gpu.client
         block = client.structs.NVA06C_CTRL_GPFIFO_SCHEDULE_PARAMS.new(bEnable=1)
         client.control(self.handle, "NVA06C_CTRL_CMD_GPFIFO_SCHEDULE", block)
-
-    def preempt_by_instruction(self) -> None:
-        """Let the engine leave a running kernel at any instruction (CILP), as CUDA's channels do:
-        by default it waits for the kernel's end, and a kernel that runs on while another channel
-        waits is stopped with Xid 109 (observed on an H100, driver 580.159.04)."""
-        client = self.gpu.client
-        number = client.constants
-        try:
-            client.ask(
-                self.gpu.subdevice,
-                "NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE",
-                flags=number.NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_FLAGS_CILP_SET,
-                hChannel=self.handle,
-                cilpPreemptMode=number.NV2080_CTRL_SET_CTXSW_PREEMPTION_MODE_COMPUTE_CILP,
-            )
-        except DriverRefused as error:
-            log.warning("%s: long kernels keep others from running: %s", self.gpu.path, error)
 
     def close(self) -> None:
         with contextlib.suppress(UgpuError):

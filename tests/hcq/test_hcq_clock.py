@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 
@@ -157,3 +158,14 @@ def test_hardware_is_never_too_slow() -> None:
     clock = Clock()
     assert clock.work() is Work.NONE
     assert clock.now() <= clock.now()
+
+
+def test_a_sleep_of_nothing_sets_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a virtual machine one takes 0.1 ms, more than most waits for a GPU."""
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    Clock().sleep(0)
+    assert not slept
+    Clock().sleep(0.25)
+    ModelClock().sleep(0)  # the threads of a model need the interpreter
+    assert slept == [0.25, 0]

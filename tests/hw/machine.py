@@ -36,6 +36,8 @@ PACKAGES = (
 )  # fmt: skip
 PROGRAMS = ("nvidia-smi", "nvcc", "ptxas", "cc", "gcc", "clang", "nvidia-modprobe", "dmesg")
 _KERNEL_WORDS = re.compile(r"NVRM|Xid|nvidia|IOMMU|oom-killer", re.IGNORECASE)
+#: what names one board; reports are published
+_IDENTITY = re.compile(r"Serial Number|GPU-[0-9a-f]{8}|GPU PDI|\bUUID\b", re.IGNORECASE)
 
 
 def _read(path: Path, most: int = MOST_TEXT) -> str | None:
@@ -128,7 +130,12 @@ def kernel_log(root: Path = ROOT) -> list[str] | str:
     asked = process.run(["dmesg", "--color=never"], 10, folder=root)
     if asked.trouble:
         return f"not readable: {asked.trouble}"
-    return [line for line in asked.output.splitlines() if _KERNEL_WORDS.search(line)][-MOST_LINES:]
+    return anonymous(filter(_KERNEL_WORDS.search, asked.output.splitlines()))[-MOST_LINES:]
+
+
+def anonymous(lines: Iterable[str]) -> list[str]:
+    """Leave out the lines that name one board: serial number, UUID."""
+    return [line for line in lines if not _IDENTITY.search(line)]
 
 
 def management() -> str:
@@ -136,7 +143,7 @@ def management() -> str:
     if shutil.which("nvidia-smi") is None:
         return "not there"
     asked = process.run(["nvidia-smi", "-q"], 30, folder=ROOT)
-    return asked.trouble or asked.output[:MOST_OUTPUT]
+    return asked.trouble or "\n".join(anonymous(asked.output.splitlines()))[:MOST_OUTPUT]
 
 
 def resource_manager() -> dict[str, object]:

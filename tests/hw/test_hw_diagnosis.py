@@ -287,3 +287,14 @@ def test_a_copy_engine_that_cannot_be_had_leaves_the_others(
     told = [value for key, value in facts.items() if key != "engines"]
     assert "OutOfMemory" in told[0] or "DriverRefused" in told[0], told[0]
     assert [value["right"] for value in told[1:]] == [True, True]
+
+
+def test_reports_do_not_name_one_board() -> None:
+    lines = [
+        "    Serial Number                                      : 1753024029283",
+        "    GPU UUID                                           : GPU-facbf655-0c04-8468-108a",
+        "[   47.8] NVRM: GPU at PCI:0000:00:06: GPU-facbf655-0c04-8468-108a-986422890b85",
+        "[   47.8] NVRM: Xid (PCI:0000:00:06): 31, pid=758, channel 0x0100000a, MMU Fault",
+        "    VBIOS Version                                      : 96.00.DA.00.0C",
+    ]
+    assert machine.anonymous(lines) == lines[3:]
