@@ -225,7 +225,7 @@ class Image:
             self._targets[subchannel] = upper << 32 | lower, length if lines == 1 else 0
 
     def _load(self, subchannel: int, words: Sequence[int]) -> Iterator[str]:
-        """Write inline data to the image; of a page that nobody mapped the rest is zeros."""
+        """Write inline data to the image; the rest of a page that is not mapped is zeros."""
         address, left = self._targets.get(subchannel, (0, 0))
         raw = struct.pack(f"<{len(words)}I", *words)[:left]
         for at in range(0, len(words), _ROW):
