@@ -2,8 +2,8 @@
 
 Sources: open-gpu-doc classes/compute/clcbc0qmd.h, clcdc0qmd.h (QMD_TYPE, GPC_CGA_*); PTX ISA 8.x,
 "Cluster Dimension Directives"; nv.families for the words of the constant bank. The sizes of a grid
-count clusters where QMD_TYPE is GRID_GPC_CGA, those in the constant bank groups (observed on an
-H200, driver 580.159.04).
+count clusters where QMD_TYPE is GRID_GPC_CGA, those in the constant bank groups (recorded from CUDA
+on an H200, driver 580.159.04).
 """
 
 from __future__ import annotations

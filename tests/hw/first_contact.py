@@ -47,7 +47,7 @@ LADDER_ENDS_S = 15.0
 #: kept for the recordings at the end
 MEMORY_S = 120.0
 #: a recording with memory, and at how many doorbells; CUDA rings many before the first launch
-RECORD_MEMORY_S, SHOTS = 45.0, 160
+RECORD_MEMORY_S, SHOTS = 45.0, 240
 #: what the suite is left at least by the steps before it, where there is as much
 SUITE_LEAST_S = 2.5 * 60.0
 MOST_ARCHIVE = 15 << 20

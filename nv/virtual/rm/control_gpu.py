@@ -249,8 +249,7 @@ def _physical_copy_engines(sub: Subdevice, params: Struct) -> None:
 
 def _preemption_mode(sub: Subdevice, params: Struct) -> None:
     """ctrl2080gr.h. Changes nothing: an H200 never left a kernel for another process's, whatever
-    the mode, but for the mode that CUDA asks for it needs more than this call; see docs/tasks.md,
-    nv-preemption. UNSURE: what."""
+    the mode, without a trap handler: see docs/tasks.md, nv-preemption."""
     require(params.flags in (1, 2, 3), Status.INVALID_ARGUMENT, f"flags {params.flags:#x}")
     found = sub.client.find(params.hChannel)
     if not isinstance(found, ChannelGroup | ChannelObject):
