@@ -79,6 +79,7 @@ class RingQueue(HardwareQueue):
     driver: AmDriver
     shift = 0
     intent: Submission | None = None
+    reuses_launches = True
     #: whether the engine may read the write pointer from memory too
     polls_pointer = True
     #: whether the low half of a doorbell may be written alone, where the high half stays

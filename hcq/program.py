@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,9 @@ from hcq.errors import BadArgument, NoKernel
 if TYPE_CHECKING:
     from hcq.core import Core
     from hcq.device import Device
+
+
+_SIZES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,23 @@ class Kernel:
     private_size: int = 0
     details: Any = None  # driver-specific: opaque to everyone else
     templates: dict[Any, CommandBuffer] = field(default_factory=dict, repr=False)  # hcq.templates
+
+    @cached_property
+    def places(self) -> list[tuple[int, int, bool, str]] | None:
+        """Where each argument lies, how large it is, whether it may be an address, and kinds of
+        NumPy scalars that it may be; None where the arguments are not declared, or do not lie one
+        behind the other at their natural alignment."""
+        if self.arguments is None:
+            return None
+        found, end = [], 0
+        for each in self.arguments:
+            if each.size not in _SIZES or each.offset % each.size or each.offset < end:
+                return None
+            kinds = {"integer": "biu", "float": "f", "": "biuf"}.get(each.kind, "")
+            is_address = each.size == 8 and each.is_address in (None, True)
+            found.append((each.offset, each.size, is_address, "" if each.is_address else kinds))
+            end = each.offset + each.size
+        return found if end <= self.kernarg_size else None
 
     def __repr__(self) -> str:
         return f"<Kernel {self.name} at {self.address:#x}, {self.kernarg_size} bytes of arguments>"
@@ -152,6 +173,31 @@ def _structure(kernel: Kernel, position: int, value: bytes | bytearray | np.void
     return data
 
 
+def _pack_plain(
+    kernel: Kernel, args: Sequence[object]
+) -> tuple[bytes, tuple[Reference, ...]] | None:
+    """Pack buffers and NumPy scalars that are as declared, which is the usual case; None for all
+    else, right or wrong."""
+    places = kernel.places
+    if places is None or len(args) != len(places):
+        return None
+    block = bytearray(kernel.kernarg_size)
+    references = []
+    for value, (offset, size, address, kinds) in zip(args, places, strict=True):
+        if isinstance(value, Buffer):
+            if not address:
+                return None
+            references.append(Reference(offset, 8, Symbol("buffer", buffer=value)))
+        elif isinstance(value, np.generic):
+            dtype = value.dtype
+            if dtype.kind not in kinds or dtype.itemsize != size:
+                return None
+            block[offset : offset + size] = value.tobytes()
+        else:
+            return None
+    return bytes(block), tuple(references)
+
+
 def pack_arguments(kernel: Kernel, args: Sequence[object]) -> tuple[bytes, tuple[Reference, ...]]:
     """Lay `args` out at natural alignment and check them against what the kernel declares.
 
@@ -162,6 +208,9 @@ def pack_arguments(kernel: Kernel, args: Sequence[object]) -> tuple[bytes, tuple
     guess. Where the code object tells integers from floats, so must the scalars; their sign is not
     asked for.
     """
+    packed = _pack_plain(kernel, args)
+    if packed is not None:
+        return packed
     block = bytearray()
     references: list[Reference] = []
     if kernel.arguments is not None and len(args) != len(kernel.arguments):

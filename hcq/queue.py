@@ -363,6 +363,10 @@ class Queue:
 
 
 def _three(what: str, sizes: Sequence[int]) -> tuple[int, int, int]:
+    if type(sizes) is tuple and len(sizes) == 1 and type(sizes[0]) is int:
+        size = sizes[0]  # the usual case
+        if 0 <= size < 1 << 31:
+            return size, 1, 1
     try:
         given = tuple(operator.index(size) for size in sizes)
     except TypeError:

@@ -189,3 +189,32 @@ def test_a_structure_lies_where_it_is_declared() -> None:
         pack_arguments(kernel(32, None), values)
     with pytest.raises(BadArgument, match="must be a float of 16 bytes, got a structure of 16"):
         pack_arguments(kernel(16, (Argument(0, 16, "s", kind="float"),)), (record,))
+
+
+_declared = st.builds(
+    Argument,
+    st.integers(0, 24), st.sampled_from((1, 2, 3, 4, 8, 16)), st.just("x"),
+    st.sampled_from((None, False, True)), st.sampled_from(("", "integer", "float")),
+)  # fmt: skip
+_value = st.one_of(
+    st.sampled_from((np.uint8, np.int16, np.uint32, np.float32, np.float64, np.int64, np.bool_))
+    .flatmap(lambda kind: st.integers(0, 1).map(kind)),
+    st.builds(buffer, st.just(0x1000)), st.none(), st.just(7), st.just(b"abcd"),
+    st.builds(Parameter, st.integers(0, 2), st.sampled_from((4, 8))),
+)  # fmt: skip
+
+
+@given(st.lists(_declared, max_size=3), st.lists(_value, max_size=3), st.integers(0, 40))
+def test_the_quick_way_packs_as_the_thorough_one(
+    declared: list[Argument], values: list[object], size: int
+) -> None:
+    def packed(quick: bool) -> object:
+        takes = kernel(size, tuple(declared))
+        if not quick:
+            takes.__dict__["places"] = None
+        try:
+            return pack_arguments(takes, values)
+        except BadArgument as error:
+            return str(error)
+
+    assert packed(True) == packed(False)

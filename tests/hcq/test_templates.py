@@ -18,9 +18,9 @@ from tests.support.kernels import contract_object
 COUNT = 64
 
 
-@pytest.fixture
-def device() -> Iterator[Device]:
-    with hcq.open("virtual:gh100") as opened:
+@pytest.fixture(params=["gh100", "navi31"])
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    with hcq.open(f"virtual:{request.param}") as opened:
         yield opened
 
 
