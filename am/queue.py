@@ -80,8 +80,7 @@ class RingQueue(HardwareQueue):
     shift = 0
     intent: Submission | None = None
     reuses_launches = True
-    #: whether the engine may read the write pointer from memory too
-    polls_pointer = True
+    polls_pointer = True  # the engine may read the write pointer from memory too
     #: whether the low half of a doorbell may be written alone, where the high half stays
     half_doorbells = False
 
