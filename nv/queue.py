@@ -177,7 +177,11 @@ class ChannelQueue(HardwareQueue):
         self.channel.start()
         self.count = 0  # entries of the ring used so far
         self._head = self._tail = 0  # positions in the arena; they only rise
-        self.run_setup(self.driver.setup_words(self))
+        words = self.driver.setup_words(self)
+        if is_compute:
+            self._run_first(words)
+        else:
+            self.run_setup(words)
 
     def tear_down(self) -> None:
         """Free the channel; what it ran ends. Its memory goes after it."""
@@ -196,6 +200,19 @@ class ChannelQueue(HardwareQueue):
             if kept is not None:
                 kept.close()
             self._pending.popleft()
+
+    def _run_first(self, words: Sequence[int]) -> None:
+        """Have methods run before the first submission of a new channel, by an entry that the GPU
+        is not told of until then: with work in this channel it would stop a kernel of another
+        process that runs on (Xid 109), though this process may only copy."""
+        assert self.memory is not None
+        count = len(words)
+        self._words[:count] = words
+        self._head = -(-4 * count // _IMAGE_ALIGN) * _IMAGE_ALIGN
+        self.memory.entries[0] = self.arena.address | count << _LENGTH_SHIFT
+        self.count = 1
+        end = self.timeline.last + 1  # of the first submission
+        self._pending.append(Submission(1, self.arena.address, count, self._head, end, ()))
 
     def run_setup(self, words: Sequence[int]) -> None:
         """Run methods of the driver's own when all before has ended, and wait for them."""
