@@ -132,7 +132,9 @@ class ChannelMemory:
 
     def settle(self) -> None:
         """Return once what was written to USERD is there. A read over the bus."""
-        _ = self._userd[_PUT]
+        mapping = self.userd.mapping
+        assert mapping is not None  # it is reachable
+        mapping.read32(4 * _PUT)
 
     @property
     def got(self) -> int:

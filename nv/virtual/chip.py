@@ -106,7 +106,8 @@ class VirtualGpu:
         own = range(GRAPHICS_COPY_ENGINES, options.copy_engines)
         names = ["GR0", *(f"CE{number}" for number in own)]
         self.runlists = [
-            Runlist(i, f"gpu{index}-{name}", self._idle) for i, name in enumerate(names)
+            Runlist(i, f"gpu{index}-{name}", self._idle, options.switch_limit_s)
+            for i, name in enumerate(names)
         ]
         self._channels: dict[int, Channel] = {}  # by work submit token
         self._numbers: dict[int, set[int]] = {runlist.number: set() for runlist in self.runlists}
@@ -200,7 +201,14 @@ class VirtualGpu:
         elif not channel.enabled:
             self.violations.append(f"doorbell of channel {channel.number}, which is not scheduled")
         elif channel.error is None:
+            channel.ring()
             self.runlists[token >> 16 & 0x7F].ring(channel)
+
+    def settle(self) -> None:
+        """Writes to video memory over the bus that were made until now arrive."""
+        if self.options.doorbell_overtakes:
+            for channel in list(self._channels.values()):
+                channel.settle()
 
     def kick(self) -> None:
         """Memory changed that a channel may wait for, on this GPU or another."""

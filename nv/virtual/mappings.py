@@ -37,9 +37,11 @@ class MemoryMapping:
         backing.users += 1  # a mapping keeps memory alive whose object is freed
 
     def read32(self, offset: int) -> int:
-        """Read a word."""
+        """Read a word; of video memory, once the writes before it have arrived."""
         _check(offset, self.size, closed=self.view is None)
         assert self.view is not None
+        if self._backing.gpu is not None:
+            self._machine.gpus[self._backing.gpu].settle()
         return int(_WORD.unpack_from(self.view, offset)[0])
 
     def write32(self, offset: int, value: int) -> None:
@@ -64,19 +66,28 @@ class MemoryMapping:
 
 
 class DoorbellMapping:
-    """The page of a usermode object: the time, and the doorbell, which works at once."""
+    """The page of a usermode object: the time, and the doorbell, which works at once.
+
+    In BAR0, a write can overtake one to video memory, which lies behind BAR1. A page in BAR1 can be
+    written alone. Source: open-gpu-kernel-modules 580.142 nvidia-push-init.c (AllocUserMode).
+    """
 
     address = 0
     view: memoryview | None = None
 
-    def __init__(self, gpu: VirtualGpu, size: int) -> None:
+    def __init__(self, gpu: VirtualGpu, size: int, *, in_bar1: bool) -> None:
         self.size = size
         self._gpu = gpu
+        self._in_bar1 = in_bar1
         self.closed = False
 
     def read32(self, offset: int) -> int:
-        """Read a register: the time; all else reads zero."""
+        """Read a register: the time; all else reads zero. A violation in BAR1; UNSURE: what is read
+        there."""
         _check(offset, self.size, closed=self.closed)
+        if self._in_bar1:
+            self._gpu.violations.append(f"read of {offset:#x} of a usermode page in BAR1")
+            return 0
         if self._gpu.lost:
             return 0xFFFF_FFFF
         if offset == _TIME_0:
@@ -91,6 +102,8 @@ class DoorbellMapping:
         if offset != DOORBELL:
             self._gpu.violations.append(f"write of {value:#x} to {offset:#x} of the usermode page")
             return
+        if self._in_bar1:
+            self._gpu.settle()
         self._gpu.ring(value)
 
     def close(self) -> None:

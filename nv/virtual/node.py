@@ -37,12 +37,13 @@ _XFER = 0xD3  # NV_ESC_IOCTL_XFER_CMD
 
 @dataclass(eq=False)
 class MapContext:
-    """Mapping that a file may make after RM_MAP_MEMORY. gpu: of a doorbell page."""
+    """Mapping that a file may make after RM_MAP_MEMORY. gpu, in_bar1: of a doorbell page."""
 
     size: int
     backing: Backing | None = None
     offset: int = 0
     gpu: VirtualGpu | None = None
+    in_bar1: bool = False
 
 
 @dataclass(eq=False)
@@ -62,9 +63,9 @@ class OpenFile:
         """Let `map` map this memory."""
         self.context = MapContext(size, backing, offset)
 
-    def set_doorbell_context(self, gpu: VirtualGpu, size: int) -> None:
+    def set_doorbell_context(self, gpu: VirtualGpu, size: int, *, in_bar1: bool) -> None:
         """Let `map` map the GPU's doorbell page."""
-        self.context = MapContext(size, gpu=gpu)
+        self.context = MapContext(size, gpu=gpu, in_bar1=in_bar1)
 
     @property
     def is_control(self) -> bool:
@@ -185,7 +186,7 @@ class VirtualNode:
     def _mapping(self, context: MapContext, size: int) -> MemoryMapping | DoorbellMapping:
         if context.backing is None:
             assert context.gpu is not None
-            return DoorbellMapping(context.gpu, size)
+            return DoorbellMapping(context.gpu, size, in_bar1=context.in_bar1)
         return MemoryMapping(self.machine, context.backing, context.offset, size)
 
     def release(self, handle: int) -> None:

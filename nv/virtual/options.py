@@ -12,6 +12,8 @@ from nv.virtual.sm_contract import Multiprocessors
 DRIVERS = ("535.183.01", "550.163.01", "570.144", "580.142", "595.45.04")
 
 GRAPHICS_COPY_ENGINES = 2
+# NV_REG_STR_RM_CTXSW_TIMEOUT_DEFAULT in nvrm_registry.h, ticks of 1024 ns (580.142)
+SWITCH_LIMIT_S = 0x3FFFFF * 1024e-9
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,11 @@ class MachineOptions:
     slower, see nv.virtual.engines.coherence.
     poison: a 32-bit word that fills the video memory of new objects, such as a NaN, which shows in
     results that depend on unwritten memory; None: scrubbed, as by the kernel driver.
+    doorbell_overtakes: whether a doorbell in BAR0 reaches the GPU before the last write of GP_PUT
+    to video memory, unless the program read video memory by `read32` in between: loads through a
+    view are not seen. On an H100 one in some hundreds does.
+    switch_limit_s: context switch timeout: seconds for which a grid that is not preempted may keep
+    the engine from other groups, before its own is stopped with Xid 109.
     multiprocessors: makes a GPU's SMs; None for those that execute PTX.
     """
 
@@ -44,3 +51,5 @@ class MachineOptions:
     coherence: bool = False
     multiprocessors: Callable[[ChipFacts], Multiprocessors] | None = None
     poison: int | None = None
+    doorbell_overtakes: bool = False
+    switch_limit_s: float = SWITCH_LIMIT_S

@@ -117,11 +117,20 @@ class Attention(Abort):
 
     @property
     def aside(self) -> bool:
-        """The grid is to stand aside."""
-        return bool(self._aside[0])
+        """The work is to stand aside."""
+        return self.in_grid_aside
 
     @aside.setter
     def aside(self, value: bool) -> None:
+        self.in_grid_aside = value
+
+    @property
+    def in_grid_aside(self) -> bool:
+        """A grid that runs is to stand aside: what its warps look at."""
+        return bool(self._aside[0])
+
+    @in_grid_aside.setter
+    def in_grid_aside(self, value: bool) -> None:
         self._aside[0] = value
 
     def wait_aside(self) -> None:

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 import numpy as np
 
 import hcq
+from hcq.buffer import Buffer
 from hcq.device import Device
+from hcq.memory import Placement
 from nv.device import NvDevice
 from nv.virtual.gpu import build_machine
 from nv.virtual.machine import VirtualMachine
@@ -52,6 +54,19 @@ def work(device: Device) -> None:
             queue.launch(program["scale"], grid=(COUNT // 64,), block=(64,), args=arguments)
         device.synchronize()
         assert (result.numpy(np.uint32) == 3 * values).all()
+
+
+@contextmanager
+def hanging(device: NvDevice) -> Iterator[Buffer]:
+    """A real kernel that loops until a word in memory changes; the word."""
+    with (
+        device.load(contract_object(device.target)) as program,
+        device.alloc(64, placement=Placement.HOST) as flag,
+    ):
+        flag.fill(0)
+        with device.queue() as queue:
+            queue.launch(program["spin"], grid=(4,), block=(64,), args=(flag,))
+        yield flag
 
 
 def left_behind(machine: VirtualMachine) -> dict[str, int]:

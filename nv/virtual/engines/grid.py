@@ -147,7 +147,7 @@ class GridRunner:
 
     def _end(self, grid: GridLaunch, outcome: SmOutcome) -> None:
         if self._channel.stopped or outcome.ending is SmEnding.ABORTED:
-            raise Aborted
+            raise self._aborted()
         if outcome.ending is SmEnding.BAD_LAUNCH:
             raise refuse(f"{grid.entry}: {outcome.detail}")
         if outcome.ending is SmEnding.MMU_FAULT:
@@ -328,12 +328,18 @@ class GridRunner:
             attention.in_program = True
             try:
                 while not attention.ending:  # an endless loop
-                    if attention.aside:
+                    if attention.in_grid_aside:
                         attention.wait_aside()
                     time.sleep(1e-3)
             finally:
                 attention.in_program = False
-            raise Aborted
+            raise self._aborted()
+
+    def _aborted(self) -> Exception:
+        """Why a grid was ended from outside: its channel is gone, or it kept the engine."""
+        if self._channel.attention.timed_out and not self._channel.stopped:
+            return ChannelError(*_XIDS[Fault.CONTEXT_SWITCH])
+        return Aborted()
 
 
 def _culprit_of(grid: GridLaunch, outcome: SmOutcome) -> Culprit | None:

@@ -56,8 +56,16 @@ class Channel:
     """One channel. Its runlist's thread calls `advance`; the kernel driver does the rest."""
 
     def __init__(
-        self, gpu: VirtualGpu, number: int, class_id: int, space: AddressSpace, userd: int
+        self,
+        gpu: VirtualGpu,
+        number: int,
+        class_id: int,
+        space: AddressSpace,
+        userd: int,
+        *,
+        late: bool = False,
     ) -> None:
+        """late: whether a doorbell can overtake a write of GP_PUT."""
         self.gpu = gpu
         self.number = number
         self.class_id = class_id
@@ -75,6 +83,8 @@ class Channel:
         self.entries_done = 0
         self._get = 0
         self._userd = userd
+        self._late = late
+        self._seen_put = self._next_put = 0  # at the doorbell, and at the next one
         self._bound: dict[int, Engine] = {}  # by subchannel
         self._last: Engine | None = None  # that methods went to
         self._host = HostMethods(self)
@@ -127,7 +137,18 @@ class Channel:
         self.error = error
         self.on_error(error)
 
+    def settle(self) -> None:
+        """What was written to USERD is there."""
+        self._seen_put = self._next_put = self._memory_put()
+
+    def ring(self) -> None:
+        """A doorbell, before which the last write of GP_PUT may not have arrived."""
+        self._seen_put, self._next_put = self._next_put, self._memory_put()
+
     def _read_put(self) -> int:
+        return self._seen_put if self._late else self._memory_put()
+
+    def _memory_put(self) -> int:
         return ctypes.c_uint32.from_address(self._userd + GP_PUT).value
 
     def _run(self) -> Generator[Waiting | None, None, None]:

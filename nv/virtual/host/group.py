@@ -1,16 +1,18 @@
 """A group of channels as host schedules it: a TSG, which has an engine for a time slice at a time.
 
 Source: open-gpu-kernel-modules 580.142 kernel_channel_group.c and volta/gv100/dev_ram.h (the
-default of 128 << 3 microseconds), ctrla06c.h (time slices, preemption).
+default of 128 << 3 microseconds), ctrla06c.h (time slices, preemption), ctrl2080gr.h
+(NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE).
 """
 
 from __future__ import annotations
 
+import enum
 import threading
 import time
 from typing import TYPE_CHECKING
 
-from hcq.clock import Work
+from hcq.clock import Clock, Patience, Work
 from nv.virtual.sm_contract import Attention
 
 if TYPE_CHECKING:
@@ -20,17 +22,64 @@ if TYPE_CHECKING:
 DEFAULT_TIMESLICE_US = 128 << 3
 
 
+class Preemption(enum.IntEnum):
+    """When the compute engine leaves a running grid for another group's work.
+
+    NV2080_CTRL_SET_CTXSW_PREEMPTION_MODE_COMPUTE. WFI: once it is idle. UNSURE: CTA; its name says
+    between groups of threads, the header says "at the instruction level", as of CILP.
+    """
+
+    WFI = 0
+    CTA = 1
+    CILP = 2
+
+
 class ChannelAttention(Attention):
-    """Conditions that the running work of one channel checks."""
+    """Conditions that the running work of one channel checks.
+
+    timed_out: its grid is to end, since it has kept the engine for too long.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.group: TimeSliceGroup | None = None
+        self.timed_out = False
+        self._asked = False
+
+    @property
+    def aside(self) -> bool:
+        return self._asked
+
+    @aside.setter
+    def aside(self, value: bool) -> None:
+        group = self.group
+        self._asked = value
+        self.in_grid_aside = value and group is not None and group.preemption is not Preemption.WFI
+
+    def clear(self) -> None:
+        self.timed_out = False
+        super().clear()
+
+    def time_out(self) -> None:
+        """End the grid that runs, as the kernel driver does after a context switch timeout."""
+        self.timed_out = True
+        self.set()
 
     def wait_aside(self) -> None:
         """Give the engine to the next group, and wait for the next slice or for the end."""
         if self.group is not None:
             self.group.runlist.stand_aside(self.group)
+
+
+class _Switching(Clock):
+    """Time in which a group should leave the engine; what its grid needs of the model's own time
+    does not count."""
+
+    def __init__(self, group: TimeSliceGroup) -> None:
+        self._group = group
+
+    def work(self) -> Work:
+        return self._group.work
 
 
 class TimeSliceGroup:
@@ -46,6 +95,8 @@ class TimeSliceGroup:
         self.channels: list[Channel] = []
         self.running: Channel | None = None  # its work may stand aside, and then has no engine
         self.aside = False  # asked to stand aside
+        self.preemption = Preemption.WFI  # the default: observed on an H100
+        self.patience: Patience | None = None  # with a grid that keeps the engine
         self.until = 0.0  # end of its slice; 0 until one of its threads has taken it up
         self.began = 0.0  # when it got the engine
         self.turn = 0
@@ -72,8 +123,19 @@ class TimeSliceGroup:
     def ask_aside(self, value: bool) -> None:
         """Ask the running work to stand aside, or let it go on."""
         self.aside = value
+        self.patience = None
         if self.running is not None:
             self.running.attention.aside = value
+
+    def leaves_in_time(self, limit_s: float) -> bool:
+        """Called again and again of a group that was asked to stand aside; False once its grid,
+        which is not preempted, has kept the engine for longer than the limit."""
+        if self.preemption is not Preemption.WFI or not self.in_program:
+            self.patience = None
+            return True
+        if self.patience is None:
+            self.patience = Patience(_Switching(self), limit_s)
+        return not self.patience.over()
 
     def next_channel(self) -> Channel | None:
         """The next channel with something to do, in turn."""

@@ -1,9 +1,12 @@
 """One engine's runlist: groups of channels that have the engine by turns, a time slice each.
 
 Work that runs when its slice is over, and another group waits, stands aside: a grid at its next
-backward branch or group of threads, other work at its next entry of the ring. It goes on where it
-was when its turn comes again, so that a grid that never ends costs the others half of the time and
-no more. What hosts do with a group that cannot be put aside (Xid 109) can be planted.
+backward branch or group of threads, where its group's preemption mode is not WFI, other work at its
+next entry of the ring. It goes on where it was when its turn comes again, so that a grid that never
+ends costs the others half of the time and no more.
+
+A grid of a group with WFI, the default, keeps the engine until it ends. After the context switch
+timeout it is stopped with Xid 109 (observed on an H100, driver 580.159.04).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from hcq.clock import Work
 from hcq.threads import start
-from nv.virtual.host.group import TimeSliceGroup
+from nv.virtual.host.group import Preemption, TimeSliceGroup
 
 if TYPE_CHECKING:
     from nv.virtual.host.channel import Channel
@@ -32,10 +35,14 @@ class Runlist:
 
     A group's thread starts with its first doorbell. `idle_hook` is called whenever nothing runs and
     nothing is left to do. A bug of the model itself ends the thread and stays in `error`.
+    switch_limit_s: the context switch timeout.
     """
 
-    def __init__(self, number: int, name: str, idle_hook: Callable[[], None]) -> None:
+    def __init__(
+        self, number: int, name: str, idle_hook: Callable[[], None], switch_limit_s: float
+    ) -> None:
         self.number = number
+        self._switch_limit_s = switch_limit_s
         self.name = name
         self.error: BaseException | None = None
         self.switches = 0  # times that running work stood aside
@@ -136,10 +143,24 @@ class Runlist:
 
     def preempt(self, group: TimeSliceGroup) -> None:
         """Take the engine from a group, as if its slice were over, and wait until it is."""
+
+        def lasts() -> bool:
+            if self._owner is not group or not group.aside:
+                return False
+            self._end_late(group)
+            return True
+
         with self._wake:
             if self._owner is group and group.working:
                 group.ask_aside(True)
-                self._wait_while(lambda: self._owner is group and group.aside, group)
+                self._wait_while(lasts, group)
+
+    def set_preemption(self, group: TimeSliceGroup, mode: Preemption) -> None:
+        """Set when a running grid leaves the engine; holds for one that runs too."""
+        with self._wake:
+            group.preemption = mode
+            if group.aside:
+                group.ask_aside(True)
 
     def _wait_while(self, lasts: Callable[[], bool], group: TimeSliceGroup) -> bool:
         """Wait a few seconds at most, unless this thread is the group's own."""
@@ -221,7 +242,14 @@ class Runlist:
             return max(left, _LEAST_WAIT_S)
         if not owner.aside:
             owner.ask_aside(True)
-        return owner.timeslice_s + _LEAST_WAIT_S
+        self._end_late(owner)
+        return min(owner.timeslice_s, self._switch_limit_s / 10) + _LEAST_WAIT_S
+
+    def _end_late(self, owner: TimeSliceGroup) -> None:
+        """Stop the grid of a group that should have left the engine long ago."""
+        channel = owner.running
+        if not owner.leaves_in_time(self._switch_limit_s) and channel is not None:
+            channel.attention.time_out()
 
     def _take(self, group: TimeSliceGroup) -> bool:
         """Wait for the engine; False when that is in vain."""

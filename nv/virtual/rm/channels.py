@@ -150,6 +150,7 @@ class ChannelObject(RmObject):
             _methods_of(request.class_id),
             self.vaspace.space,
             self._userd.host + offset,
+            late=self.machine.options.doorbell_overtakes and self._userd.gpu is not None,
         )
         channel.ring_address, channel.ring_entries = params.gpFifoOffset, params.gpFifoEntries
         channel.on_error = self._recover
@@ -161,8 +162,8 @@ class ChannelObject(RmObject):
                 held.users += 1
         self.vaspace.hold()
         # A channel without a group has one of its own.
-        slices = TimeSliceGroup(self.runlist) if self.group is None else self.group.slices
-        self.gpu.add_channel(slices, channel)
+        self.slices = TimeSliceGroup(self.runlist) if self.group is None else self.group.slices
+        self.gpu.add_channel(self.slices, channel)
         params.cid = number
 
     def _vaspace(self, params: Struct) -> VaSpace:
@@ -240,6 +241,17 @@ class ChannelObject(RmObject):
         self.bound = self.bound or enable
         if enable and self.channel.pending:
             self.runlist.kick()
+
+    @property
+    def has_context(self) -> bool:
+        """Return whether there is a graphics context for the channel: one of a group, which the
+        first object of a graphics class makes (kernel_graphics_context.c)."""
+        members = [self] if self.group is None else self.group.channels()
+        return self.runlist.number == 0 and any(
+            isinstance(child, ComputeObject)
+            for channel in members
+            for child in channel.children.values()
+        )
 
     @property
     def token(self) -> int:

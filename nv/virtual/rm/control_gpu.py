@@ -11,6 +11,8 @@ from typing import Any
 
 from hcq.layout import Struct
 from nv.virtual.chip import ENGINE_COPY0, ENGINE_GR0, VirtualGpu
+from nv.virtual.host.group import Preemption
+from nv.virtual.options import GRAPHICS_COPY_ENGINES
 from nv.virtual.rm.channels import ChannelGroup, ChannelObject, ComputeObject
 from nv.virtual.rm.classes import classes_of
 from nv.virtual.rm.contexts import BUFFERS
@@ -22,6 +24,8 @@ from nv.virtual.userspace import copy_in, copy_out
 
 _GID_BINARY = 2  # NV2080_GPU_CMD_GPU_GET_GID_FLAGS_FORMAT, bits 1:0: ASCII 0, BINARY 2
 _PAIR = 8  # bytes of an index and its value
+_GRCE, _SHARED = 0x01, 0x02  # NV2080_CTRL_CE_CAPS_CE
+_CILP, _GFXP = 1, 2  # NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_FLAGS
 # MC_GET_ARCH_INFO: architecture and implementation (ctrl2080mc.h)
 _ARCHITECTURE = {
     "tu102": (0x160, 0x2), "ga102": (0x170, 0x2), "ad102": (0x190, 0x2), "gh100": (0x180, 0x0),
@@ -227,35 +231,56 @@ def _pci(sub: Subdevice, params: Struct) -> None:
     params.pciExtDeviceId = gpu.facts.pci_device
 
 
+def _copy_engine(gpu: VirtualGpu, engine_type: int) -> int:
+    number: int = engine_type - ENGINE_COPY0
+    if not 0 <= number < gpu.options.copy_engines:
+        raise RmError(Status.INVALID_ARGUMENT, f"no copy engine of type {engine_type:#x}")
+    return number
+
+
 def _copy_caps(sub: Subdevice, params: Struct) -> None:
+    """As recorded on an H100, driver 580.159.04, where copy engines 2 and 3 share the physical ones
+    of 0 and 1. UNSURE: of other chips."""
     gpu = need_gpu(sub)
-    runlist = gpu.runlist_of(params.ceEngineType)
-    if runlist is None or params.ceEngineType < ENGINE_COPY0:
-        raise RmError(Status.INVALID_ARGUMENT, f"no copy engine of type {params.ceEngineType:#x}")
-    graphics = 0x01 if runlist.number == 0 else 0  # GRCE
-    params.capsTbl = [graphics | 0x04 | 0x08 | 0x20 | 0x40, 0]  # SYSMEM_READ, _WRITE, SYSMEM, P2P
+    number = _copy_engine(gpu, params.ceEngineType)
+    graphics = number < GRAPHICS_COPY_ENGINES
+    others = set(range(gpu.options.copy_engines)) - {number}
+    shared = any(_physical(gpu, number) & _physical(gpu, other) for other in others)
+    # SYSMEM, P2P, BL_SIZE_GT_64K_SUPPORTED, then SUPPORTS_NONPIPELINED_BL, SUPPORTS_PIPELINED_BL
+    params.capsTbl = [_GRCE * graphics | _SHARED * shared | 0x20 | 0x40 | 0x80, 0x01 | 0x02]
 
 
 def _physical_copy_engines(sub: Subdevice, params: Struct) -> None:
-    """Those that work for one copy engine: as on an H200 the last has most, the others two each.
-    UNSURE: of other chips."""
     gpu = need_gpu(sub)
-    runlist = gpu.runlist_of(params.ceEngineType)
-    if runlist is None or params.ceEngineType < ENGINE_COPY0:
-        raise RmError(Status.INVALID_ARGUMENT, f"no copy engine of type {params.ceEngineType:#x}")
-    number, last = params.ceEngineType - ENGINE_COPY0, gpu.options.copy_engines - 1
-    params.pceMask = 0xFFF if number == last else 0x5000 << number % 2
+    params.pceMask = _physical(gpu, _copy_engine(gpu, params.ceEngineType))
+
+
+def _physical(gpu: VirtualGpu, number: int) -> int:
+    """The mask of those that work for one copy engine: as on an H200 the last has most, the others
+    two each, which two engines share. UNSURE: of other chips."""
+    last = number == gpu.options.copy_engines - 1
+    return 0xFFF if last else 0x5000 << number % 2
 
 
 def _preemption_mode(sub: Subdevice, params: Struct) -> None:
-    """ctrl2080gr.h. Changes nothing: an H200 never left a kernel for another process's, whatever
-    the mode, without a trap handler: see docs/tasks.md, nv-preemption."""
-    require(params.flags in (1, 2, 3), Status.INVALID_ARGUMENT, f"flags {params.flags:#x}")
-    found = sub.client.find(params.hChannel)
-    if not isinstance(found, ChannelGroup | ChannelObject):
-        raise RmError(Status.INVALID_CHANNEL, f"expected a channel or a group, got {found!r}")
-    for name in ("gfxpPreemptMode", "cilpPreemptMode"):
-        require(params[name] <= 2, Status.INVALID_ARGUMENT, f"{name} {params[name]}")
+    """When a running grid leaves the engine; ctrl2080gr.h. hChannel is a channel, or the group of
+    several (rpc.c, and CUDA on an H100). A mode without its flag is ignored.
+
+    UNSURE: each status but NOT_SUPPORTED; the checks are the firmware's. Graphics is not modelled.
+    """
+    flags = params.flags
+    require(flags and not flags & ~(_CILP | _GFXP), Status.INVALID_ARGUMENT, f"flags {flags:#x}")
+    found = sub.client.find(params.hChannel, Status.INVALID_CHANNEL)
+    if not isinstance(found, ChannelGroup | ChannelObject) or found.gpu is not need_gpu(sub):
+        raise RmError(
+            Status.INVALID_CHANNEL, f"expected a channel or a group of this GPU, got {found!r}"
+        )
+    require(found.runlist.number == 0, Status.NOT_SUPPORTED, "a copy engine has no such mode")
+    for flag, name in ((_CILP, "cilpPreemptMode"), (_GFXP, "gfxpPreemptMode")):
+        if flags & flag:
+            require(params[name] <= 2, Status.INVALID_ARGUMENT, f"{name} {params[name]}")
+    if flags & _CILP:
+        found.runlist.set_preemption(found.slices, Preemption(params.cilpPreemptMode))
 
 
 def _partitions(sub: Subdevice, params: Struct) -> None:

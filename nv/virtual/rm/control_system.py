@@ -1,7 +1,7 @@
 """Controls of a client: versions, which GPUs there are, what they can do to each other.
 
 Source: open-gpu-kernel-modules 580.142 src/common/sdk/nvidia/inc/ctrl/ctrl0000/ctrl0000gpu.h,
-ctrl0000system.h.
+ctrl0000system.h, ctrl0000client.h; src/nvidia/src/kernel/rmapi/client_resource.c.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hcq.layout import Struct
+from nv.virtual.rm.memory import Memory
 from nv.virtual.rm.objects import Client
+from nv.virtual.rm.resources import UserMode
 from nv.virtual.rm.text import set_text
 from nv.virtual.status import RmError, Status, require
 from nv.virtual.userspace import copy_out
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 NO_GPU = 0xFFFF_FFFF  # NV0000_CTRL_GPU_INVALID_ID
 _P2P_READS_WRITES = 0b11  # WRITES_SUPPORTED 0, READS_SUPPORTED 1
 _OPEN_BINARY, _FORMAT = 0x2, 0x3
+_SYSTEM, _VIDEO, _REGISTERS = 1, 2, 3  # NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE
 
 
 def _gpu(client: Client, gpu_id: int) -> VirtualGpu:
@@ -104,12 +107,25 @@ def _uuid_from_id(client: Client, params: Struct) -> None:
     params.uuidStrLen = len(data)
 
 
+def _address_space(client: Client, params: Struct) -> None:
+    """Where a mapping of an object leads. The doorbell's page in BAR1 counts as video memory
+    (recorded on an H100, driver 580.159.04). UNSURE: other objects that can be mapped."""
+    found = client.find(params.hObject)
+    if isinstance(found, UserMode):
+        params.addrSpaceType = _VIDEO if found.in_bar1 else _REGISTERS
+    elif isinstance(found, Memory):
+        params.addrSpaceType = _SYSTEM if found.backing.gpu is None else _VIDEO
+    else:
+        raise RmError(Status.INVALID_OBJECT, f"{found!r} is not memory")
+
+
 def _memop(client: Client, params: Struct) -> None:
     params.enableMask = 0
 
 
 # Any: controls differ in the object that takes them
 HANDLERS: dict[str, Any] = {
+    "NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE": _address_space,
     "NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION_V2": _build_version,
     "NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS": _attached,
     "NV0000_CTRL_CMD_GPU_GET_PROBED_IDS": _probed,

@@ -41,7 +41,7 @@ def map_memory(node: VirtualNode, client: Client, params: Struct, handle: int) -
         require(file.context is None, Status.STATE_IN_USE, f"{file.path} has a mapping already")
         assert gpu is not None
         require(params.offset == 0, Status.NOT_SUPPORTED, "the usermode page starts at 0")
-        file.set_doorbell_context(gpu, params.length)
+        file.set_doorbell_context(gpu, params.length, in_bar1=found.in_bar1)
         params.pLinearAddress = 0xF000_0000 + (gpu.index << 25)
         return
     if not isinstance(found, Memory):

@@ -1,7 +1,7 @@
 """Objects that stand for a GPU: device, subdevice, address space, doorbell page, events.
 
 Source: open-gpu-kernel-modules 580.142 src/nvidia/src/kernel/gpu/device.c, subdevice.c, mem_mgr/
-vaspace_api.c, bus/usermode_api.c; src/common/sdk/nvidia/inc/nvos.h for flags.
+vaspace_api.c; src/common/sdk/nvidia/inc/nvos.h for flags.
 """
 
 from __future__ import annotations
@@ -118,9 +118,22 @@ class VaSpace(RmObject):
 
 
 class UserMode(RmObject):
-    """The usermode class: one page with the doorbell."""
+    """The usermode class: one page with the doorbell. in_bar1: it lies in BAR1, not in BAR0.
+
+    Source: open-gpu-kernel-modules 580.142 src/nvidia/src/kernel/gpu/fifo/usermode_api.c.
+    """
 
     internal = "UserModeApi"
+
+    def __init__(self, request: Allocation) -> None:
+        super().__init__(request)
+        params = request.params  # from Hopper on, and optional
+        self.in_bar1 = params is not None and bool(params.bBar1Mapping)
+        privileged = params is not None and bool(params.bPriv)
+        require(
+            self.in_bar1 or not privileged, Status.INVALID_PARAMETER, "bPriv without bBar1Mapping"
+        )
+        require(not privileged, Status.INSUFFICIENT_PERMISSIONS, "bPriv is the kernel's")
 
 
 class Event(RmObject):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hcq.layout import Struct
 from nv.virtual.faults import Fault
 from nv.virtual.memory.faults import MmuFault
-from nv.virtual.rm.channels import ChannelObject, ComputeObject
+from nv.virtual.rm.channels import ChannelObject
 from nv.virtual.rm.memory import Memory
 from nv.virtual.rm.mig import GpuInstance
 from nv.virtual.rm.objects import Client, RmObject
@@ -231,10 +231,9 @@ class UvmFile:
         )
         if known is not None:
             self.contexts.unmap(known[1])
-        graphics = any(isinstance(child, ComputeObject) for child in channel.children.values())
-        on_graphics = channel.runlist is gpu.runlists[0]
-        require(graphics or not on_graphics, Status.INVALID_OBJECT, "no graphics context yet")
-        if graphics:
+        if channel.runlist is gpu.runlists[0]:
+            # nvGpuOpsRetainChannel asks for the context's buffers (observed on an H100 too).
+            require(channel.has_context, Status.INVALID_OBJECT, "no graphics context yet")
             base, length = block.base, block.length
             bad = not length or base % 4096 or length % 4096 or not base
             require(not bad, Status.INVALID_ADDRESS, f"{base:#x}, {length} bytes")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +10,6 @@ import pytest
 
 import hcq
 from hcq import registry
-from hcq.buffer import Buffer
 from hcq.config import Config, config
 from hcq.errors import DeviceHang
 from hcq.memory import Placement
@@ -21,7 +18,7 @@ from nv.virtual.host.group import DEFAULT_TIMESLICE_US, TimeSliceGroup
 from nv.virtual.host.runlist import Runlist
 from nv.virtual.sm_contract import Attention, SmEnding, SmOutcome
 from tests.support.kernels import contract_object
-from tests.support.nv_machine import opened, powered, work
+from tests.support.nv_machine import hanging, opened, powered, work
 from tests.support.rm_program import RmProgram
 from tests.support.sm_run import Bench, body
 from tests.support.waiting import until
@@ -36,19 +33,6 @@ COUNTING = body(
     mul.wide.u32 %rd2, %t, 4; add.s64 %rd1, %rd0, %rd2; st.global.u32 [%rd1], %r1;
     """,
 )
-
-
-@contextmanager
-def hanging(device: NvDevice) -> Iterator[Buffer]:
-    """A real kernel that loops until a word in memory changes; the word."""
-    with (
-        device.load(contract_object(device.target)) as program,
-        device.alloc(64, placement=Placement.HOST) as flag,
-    ):
-        flag.fill(0)
-        with device.queue() as queue:
-            queue.launch(program["spin"], grid=(4,), block=(64,), args=(flag,))
-        yield flag
 
 
 @pytest.mark.parametrize("chip", CHIPS)

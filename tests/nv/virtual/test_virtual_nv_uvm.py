@@ -209,7 +209,8 @@ def test_read_only_mappings(program: RmProgram) -> None:
     assert info.addrHi << 32 | info.addrLo == base
     assert bytes(info.faultString).split(b"\0")[0] == b"FAULT_RO_VIOLATION"
     again = program.control(program.channel, "NV906F_CTRL_CMD_GET_MMU_FAULT_INFO")
-    assert again.addrLo == 0, "reading clears it"
+    assert again.addrLo == again.addrHi == 0, "reading clears it"
+    assert bytes(again.faultString).split(b"\0")[0] == b"NONE", "as on an H100"
 
 
 def test_channels_register_after_their_objects(program: RmProgram) -> None:
@@ -348,3 +349,37 @@ def test_channels_of_one_group_share_their_context_buffers(program: RmProgram) -
         registered(other, share, 4096)
     assert refused(error) is Status.INVALID_ADDRESS
     registered(other, share, 64 << 20)
+
+
+@pytest.mark.parametrize("chip", ["tu102", "gh100", "gb202"])
+def test_a_channel_on_the_graphics_engine_registers_once_its_group_has_a_context(chip: str) -> None:
+    """nvGpuOpsRetainChannel asks for the buffers of the group's graphics context, which the first
+    compute object makes (kgrctxGetCtxBuffers; observed on an H100). A copy object makes none."""
+    with RmProgram(chip) as program:
+        program.bring_up()
+        group, _ = program.alloc(
+            program.device, 0xA06C, "NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS",
+            hVASpace=program.space, engineType=1,
+        )  # fmt: skip
+        values = {**program.channel_values(), "hContextShare": 0}
+        first, second = (
+            program.alloc(group, program.facts.gpfifo_class, "NV_CHANNEL_ALLOC_PARAMS", **values)[0]
+            for _ in range(2)
+        )
+        program.alloc(
+            first, program.facts.copy_class, "NVB0B5_ALLOCATION_PARAMETERS", version=1, engineType=9
+        )
+
+        def register(channel: int) -> None:
+            program.uvm_uuid(
+                "UVM_REGISTER_CHANNEL", "gpuUuid", rmCtrlFd=program.ctl, hClient=program.client,
+                hChannel=channel, base=0x30_0000_0000, length=1 << 30,
+            )  # fmt: skip
+
+        for channel in (first, second):
+            with pytest.raises(StatusError) as error:
+                register(channel)
+            assert refused(error) is Status.INVALID_OBJECT
+        program.alloc(second, program.facts.compute_class)
+        register(first)  # the context is the group's
+        register(second)
