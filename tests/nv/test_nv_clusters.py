@@ -114,19 +114,20 @@ def test_the_memory_of_a_group_that_has_ended() -> None:
         assert np.array_equal(told(device, tell(device), (2, 1), (2,)), expected((2, 1), (2, 1)))
 
 
-# chip -> words of QMD_TYPE, of GPC_CGA_*, their bits; bytes in constant bank 0 of %is_explicit_-
-# cluster, %cluster_nctaid, of 1 / its second and third, of %nclusterid and %cluster_nctarank. By
-# hand from open-gpu-doc clcbc0qmd.h, clcdc0qmd.h and from code that nvJitLink has made.
+# chip -> words of QMD_TYPE, of GPC_CGA_*, their bits, words of GRID_*; bytes in constant bank 0 of
+# %is_explicit_cluster, %cluster_nctaid, of 1 / its second and third, of %nclusterid and
+# %cluster_nctarank. By hand from open-gpu-doc clcbc0qmd.h, clcdc0qmd.h and from code that nvJitLink
+# has made.
 FIELDS = {
-    "gh100": ((0, 23), (67, (0, 8, 16)), (0x140, 0x144, 0x154, 0x15C, 0x188)),
-    "gb202": ((4, 23), (64, (0, 8, 16)), (0x36C, 0x2A0, 0x2B4, 0x2C0, 0x2CC)),
+    "gh100": ((0, 23), (67, (0, 8, 16)), (32, 33, 34), (0x140, 0x144, 0x154, 0x15C, 0x188)),
+    "gb202": ((4, 23), (64, (0, 8, 16)), (39, 40, 41), (0x36C, 0x2A0, 0x2B4, 0x2C0, 0x2CC)),
 }
 
 
 @pytest.mark.parametrize("chip", FIELDS)
 @pytest.mark.parametrize("cluster", [None, (2, 4, 1), (1, 1, 5)])
 def test_words_of_a_launch(chip: str, cluster: tuple[int, int, int] | None) -> None:
-    (kind_at, kind_bit), (sizes_at, bits), places = FIELDS[chip]
+    (kind_at, kind_bit), (sizes_at, bits), grid_at, places = FIELDS[chip]
     with powered(chip) as machine, opened(machine) as device:
         kernel = tell(device)
         launch = Launch(kernel, (6, 8, 10), (32, 1, 1), bytes(8), cluster=cluster)
@@ -145,6 +146,8 @@ def test_words_of_a_launch(chip: str, cluster: tuple[int, int, int] | None) -> N
         assert words[1] == (x, y, z)
         assert struct.unpack_from("<2f", bank, places[2]) == pytest.approx((1 / y, 1 / z))
         assert words[3] == (6 // x, 8 // y, 10 // z)
+        assert tuple(int(qmd[at]) for at in grid_at) == words[3]
+        assert struct.unpack_from("<3I", bank, device.driver.family.bank.grid) == (6, 8, 10)
         assert words[4][0] == x * y * z
 
 

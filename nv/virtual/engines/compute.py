@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from nv import abi
 from nv.virtual.engines.coherence import Scope
 from nv.virtual.engines.grid import GridRunner
-from nv.virtual.engines.qmd import LaunchDescriptor, parse, qmd_size, refuse
+from nv.virtual.engines.qmd import LaunchDescriptor, not_run, parse, qmd_size, refuse
 from nv.virtual.faults import Fault, Xid
 from nv.virtual.host.errors import ChannelError
 from nv.virtual.host.semaphore import store
@@ -148,16 +148,14 @@ class ComputeEngine:
         """Run all grids that were launched."""
         while self._pending:
             reverse = self.channel.gpu.options.overlap == "reverse"
-            launch = self._pending.pop(-1 if reverse else 0)
-            while True:
+            launch: LaunchDescriptor | None = self._pending.pop(-1 if reverse else 0)
+            while launch is not None:
                 self._runner.run(launch)
                 self.launches += 1
                 self._release(launch)
-                if not launch.dependents:
-                    break
                 for address in launch.dependents[1:]:
-                    self._pending.append(self._fetch(address))
-                launch = self._fetch(launch.dependents[0])
+                    self._take_in(address)
+                launch = self._fetch(launch.dependents[0]) if launch.dependents else None
 
     def _load(self, address: int, words: tuple[int, ...]) -> None:
         if self._inline is None:
@@ -202,10 +200,16 @@ class ComputeEngine:
     def _launch(self) -> None:
         if not self.has_set("SEND_PCAS_A"):
             raise ChannelError(Xid.GR_EXCEPTION, "a launch must follow SEND_PCAS_A")
-        self._pending.append(self._fetch(self.value("SEND_PCAS_A") << 8))
+        self._take_in(self.value("SEND_PCAS_A") << 8)
 
-    def _fetch(self, address: int) -> LaunchDescriptor:
-        """Take a descriptor in, as it is now."""
+    def _take_in(self, address: int) -> None:
+        """Take a descriptor in, as it is now; it runs later."""
+        launch = self._fetch(address)
+        if launch is not None:
+            self._pending.append(launch)
+
+    def _fetch(self, address: int) -> LaunchDescriptor | None:
+        """Return what a descriptor says now; None for one that is passed over."""
         facts = self.channel.gpu.facts
         for window in ("SHARED", "LOCAL"):
             name = f"SET_SHADER_{window}_MEMORY_WINDOW"
@@ -214,11 +218,14 @@ class ComputeEngine:
         raw = self.channel.space.read(address, qmd_size(facts), Client.SKED)
         launch = self._parsed.get(raw)
         if launch is None:
+            reason = not_run(raw, facts)
+            if reason is not None:
+                self.channel.gpu.violations.append(reason)
+                return None
             launch = parse(raw, facts)
             if len(self._parsed) >= 256:
                 self._parsed.clear()
             self._parsed[raw] = launch
-        self.channel.gpu.violations.extend(launch.violations)
         return launch
 
     def _release(self, launch: LaunchDescriptor) -> None:

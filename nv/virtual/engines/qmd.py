@@ -19,13 +19,13 @@ VERSIONS = {
     "turing": ((2, 2), (2, 3)),
     "ampere": ((2, 4), (3, 0)),
     "ada": ((3, 0),),
-    "hopper": ((3, 0), (4, 0)),
+    "hopper": ((4, 0),),
     "blackwell": ((5, 0),),
 }
 REGISTERS_PER_SM = 64 << 10
 LONGEST_CONSTANT_BANK = 64 << 10
 _SCHEDULE, _COPY_SCHEDULE = 1, 3  # actions on a dependent QMD
-_UNTYPED, _GRID_CTA, _GRID_GPC_CGA = 0, 2, 3
+_QUEUE, _GRID_CTA, _GRID_GPC_CGA = 0, 2, 3
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,8 @@ class Release:
 
 @dataclass(frozen=True)
 class LaunchDescriptor:
-    """Content of a QMD. Addresses are GPU virtual, sizes bytes; constants: (address, size). membar:
-    CWD_MEMBAR_TYPE. cluster: its groups, of a grid of clusters. violations: what hardware
-    forgives."""
+    """Content of a QMD. Addresses are GPU virtual, sizes bytes; constants: (address, size). grid:
+    in groups. membar: CWD_MEMBAR_TYPE. cluster: its groups, of a grid of clusters."""
 
     version: tuple[int, int]
     grid: tuple[int, int, int]
@@ -66,7 +65,6 @@ class LaunchDescriptor:
     membar: int
     invalidates_banks: tuple[bool, ...]
     cluster: tuple[int, int, int] | None = None
-    violations: tuple[str, ...] = ()
 
 
 class _Reader:
@@ -110,26 +108,45 @@ def _need(condition: object, text: str) -> None:
         raise refuse(text)
 
 
+def _version(number: int, facts: ChipFacts) -> tuple[int, int]:
+    main = _reader(facts.qmd)
+    minor_name = "QMD_VERSION" if main.has("QMD_VERSION") else "QMD_MINOR_VERSION"
+    return main.get(number, "QMD_MAJOR_VERSION"), main.get(number, minor_name)
+
+
+def not_run(raw: bytes, facts: ChipFacts) -> str | None:
+    """Return why a chip passes over a QMD without an error; None where it runs or refuses it.
+
+    Observed on an H100, driver 580.159.04: of QMD_TYPE QUEUE, as Mesa's NVK has it there (qmd.rs,
+    Qmd4_0), and of version 3.0, which clcbc0qmd.h defines beside 4.0, nothing was computed. UNSURE:
+    of Blackwell, whose header gives QMD_TYPE the same values; NVK and tinygrad set GRID_CTA there.
+    """
+    number = int.from_bytes(raw, "little")
+    version, main = _version(number, facts), _reader(facts.qmd)
+    if facts.family == "hopper" and version == (3, 0):
+        return "launch descriptor: version 3.0 on Hopper: not run; expected 4.0"
+    if version == facts.qmd and main.has("QMD_TYPE") and main.get(number, "QMD_TYPE") == _QUEUE:
+        return (
+            "launch descriptor: QMD_TYPE is QUEUE (0): not run; expected GRID_CTA (2) or"
+            " GRID_GPC_CGA (3)"
+        )
+    return None
+
+
 def parse(raw: bytes, facts: ChipFacts) -> LaunchDescriptor:
     """Decode and check a QMD; ChannelError says what is wrong with it."""
     number = int.from_bytes(raw, "little")
-    main = _reader(facts.qmd)
-    minor_name = "QMD_VERSION" if main.has("QMD_VERSION") else "QMD_MINOR_VERSION"
-    version = main.get(number, "QMD_MAJOR_VERSION"), main.get(number, minor_name)
+    version = _version(number, facts)
     known = VERSIONS[facts.family]
     _need(
         version in known or version == facts.qmd,
         f"version {version[0]}.{version[1]}, where class {facts.compute_class:x} takes"
         f" {' or '.join(f'{a}.{b}' for a, b in known)}",
     )
-    _need(
-        version >= (4, 0) or facts.family != "hopper",
-        "version 3.0 on Hopper: nothing was computed there (observed on an H100)",
-    )
     read = _reader(version)
     stray = number & read.undefined
     _need(not stray, f"reserved bits are set, the first at bit {(stray & -stray).bit_length() - 1}")
-    violations = _kind(read, number, facts)
+    _check_kind(read, number)
     cluster = _cluster(read, number, facts)
     return LaunchDescriptor(
         version=version,
@@ -152,30 +169,18 @@ def parse(raw: bytes, facts: ChipFacts) -> LaunchDescriptor:
             bool(read.get(number, "CONSTANT_BUFFER_INVALIDATE", bank)) for bank in range(8)
         ),
         cluster=cluster,
-        violations=violations,
     )
 
 
-def _kind(read: _Reader, number: int, facts: ChipFacts) -> tuple[str, ...]:
-    """Refuse what is not a grid. Mesa's NVK launches with QMD_TYPE 0 (qmd.rs, Qmd4_0), which the
-    header calls a queue: an H100 computed nothing, other chips were not seen; a violation there."""
-    violations: tuple[str, ...] = ()
+def _check_kind(read: _Reader, number: int) -> None:
+    """Refuse what is not a grid."""
     if read.has("QMD_TYPE"):
         kind = read.get(number, "QMD_TYPE")
-        _need(
-            kind in (_UNTYPED, _GRID_CTA, _GRID_GPC_CGA), f"QMD_TYPE {kind} is not a grid of groups"
-        )
-        _need(
-            kind != _UNTYPED or facts.family != "hopper",
-            "QMD_TYPE is QUEUE (0), expected GRID_CTA (2): nothing was computed (H100)",
-        )
-        if kind == _UNTYPED:
-            violations = ("launch descriptor: QMD_TYPE is QUEUE (0), expected GRID_CTA (2)",)
+        _need(kind in (_GRID_CTA, _GRID_GPC_CGA), f"QMD_TYPE {kind} is not a grid of groups")
     else:
         _need(not read.get(number, "IS_QUEUE"), "IS_QUEUE: queues are not modelled")
     _need(read.get(number, "QMD_GROUP_ID") == 0x3F, "QMD_GROUP_ID is not 0x3f")
     _need(read.get(number, "API_VISIBLE_CALL_LIMIT") == 1, "API_VISIBLE_CALL_LIMIT is checked")
-    return violations
 
 
 def _grid(read: _Reader, number: int, cluster: tuple[int, int, int] | None) -> tuple[int, int, int]:
