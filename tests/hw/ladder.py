@@ -56,6 +56,8 @@ RUNG_S = 15.0
 #: of all rungs; one more may take what it takes to end it (process.ASKED_S, ENDED_S)
 ALL_S = 285.0
 COUNT = 1 << 18
+#: of the copies whose rates are told, and how many of each are one piece of work
+RATE_SIZE, MODEL_SIZE, RATE_COPIES = 64 << 20, 1 << 20, 8
 Fact = tuple[str, object]
 
 
@@ -89,6 +91,10 @@ class Bare(NvDriver):
     def copy_engines(self) -> list[int]:
         """Numbers of copy engines that have a ring of their own."""
         return self._copy_engines()
+
+    def physical_engines(self, engine: int) -> int:
+        """How many physical copy engines work for one; 0 where the driver does not tell."""
+        return self._physical_engines(engine)
 
 
 @contextlib.contextmanager
@@ -208,19 +214,20 @@ def memory(device: str) -> Iterator[Fact]:
 
 
 def copy_engines(device: str) -> Iterator[Fact]:
-    """A channel on each copy engine, and a copy there and back."""
+    """A channel on each copy engine, a copy there and back, how fast it copies, and how many
+    physical engines work for it."""
     with bare(device) as made:
         engines = made.copy_engines()
         yield "engines", engines
         number = made.gpu.client.constants.NV2080_ENGINE_TYPE_GRAPHICS
         for engine in [*engines, number]:
             told = _copied(made, engine)
-            if isinstance(told, dict):
-                told["physical engines"] = made._physical_engines(engine)
+            if engine in engines:
+                told["physical engines"] = made.physical_engines(engine)
             yield f"engine {engine}", told
 
 
-def _copied(made: Bare, engine: int) -> object:
+def _copied(made: Bare, engine: int) -> dict[str, object]:
     try:
         queue = made.channel(f"engine {engine}", QueueKind.COPY, engine)
         numbers = np.arange(COUNT, dtype=np.uint32)
@@ -238,10 +245,38 @@ def _copied(made: Bare, engine: int) -> object:
             queue.timeline.wait(work.submit(), limit_s=5)
             spent = time.perf_counter() - start
             right = bool((np.frombuffer(back.view, np.uint32) == numbers).all())
-        return {"right": right, "seconds": spent, **asdict(queue.progress())}
+        rates = _rates(made, queue)
+        return {"right": right, "seconds": spent, "GB/s": rates, **asdict(queue.progress())}
     except UgpuError as error:
         made.core.reset()
-        return f"{type(error).__name__}: {error}"
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _rates(made: Bare, queue: ChannelQueue) -> dict[str, float]:
+    """GB/s of copies of 64 MiB, on a model of 1 MiB; several at a time, so that what submitting
+    takes hardly counts."""
+    found = {}
+    size = MODEL_SIZE if made.name.startswith("virtual:") else RATE_SIZE
+    with (
+        made.core.alloc(size, placement=Placement.HOST) as host,
+        made.core.alloc(size) as near,
+        made.core.alloc(size) as other,
+    ):
+        for name, destination, source in (
+            ("to the device", near, host),
+            ("within the device", other, near),
+            ("from the device", host, other),
+        ):
+            times = []
+            for copies in (1, RATE_COPIES):  # the first copy may find memory unused
+                start = time.perf_counter()
+                work = Queue(queue)
+                for _ in range(copies):
+                    work.copy(destination, source)
+                queue.timeline.wait(work.submit(), limit_s=5)
+                times.append((time.perf_counter() - start) / copies)
+            found[name] = round(size / times[-1] / 1e9, 1)
+    return found
 
 
 def compute(device: str) -> Iterator[Fact]:

@@ -56,6 +56,7 @@ def measure(torch: Any) -> dict[str, float]:  # Any: PyTorch has no part in our 
         work()
         wait()
         found[name] = COPY / _median(work, wait, 20) / 1e9
+    found["copy within the device, by a kernel"] = found["copy within the device"]
     # The goal of elementwise work is the copy bandwidth: what is read and written by a copy.
     found["elementwise float32"] = 2 * found["copy within the device"]
     torch.backends.cuda.matmul.allow_tf32 = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -77,7 +77,8 @@ def launches(device: Device, budget: Budget) -> Iterator[Result]:
 
 
 def copies(device: Device, budget: Budget) -> Iterator[Result]:
-    """Between memory of the host that the device reaches and the device's own."""
+    """Between memory of the host that the device reaches and the device's own; within the device
+    by a copy engine and by a kernel."""
     size = SMALL_COPY if budget.small else COPY
     with (
         device.alloc(size, placement=Placement.HOST) as host,
@@ -96,11 +97,29 @@ def copies(device: Device, budget: Budget) -> Iterator[Result]:
             seconds, times = median_s(copy, budget.part(0.3), 50)
             yield _rate(name, size, seconds, times, ">= 0.95" if "within" not in name else "")
         right = np.array_equal(other.numpy(dtype=np.uint8), pattern)
+        source = Tensor.from_buffer(near, (size // 4,), np.uint32)
+        work = jit(_plus_nothing)
+        for _ in range(3):
+            made = work(source)
+        device.synchronize()
+        seconds, times = median_s(partial(_run, device, work, source), budget.part(0.5), 50)
+        yield _rate("copy within the device, by a kernel", size, seconds, times)
+        right &= np.array_equal(made.numpy(), pattern.view(np.uint32))
         yield Result(TITLE, "what was copied is right", "passed" if right else "failed")
 
 
 def _copy(device: Device, destination: Buffer, source: Buffer) -> None:
     device.queue(QueueKind.COPY).copy(destination, source).submit()
+    device.synchronize()
+
+
+def _plus_nothing(given: Tensor) -> Tensor:
+    """A copy: of whole numbers, so that no bits change."""
+    return (given + 0).realize()
+
+
+def _run(device: Device, work: Callable[[Tensor], Tensor], given: Tensor) -> None:
+    work(given)
     device.synchronize()
 
 
@@ -113,13 +132,9 @@ def elementwise(device: Device, budget: Budget) -> Iterator[Result]:
     def work(given: Tensor) -> Tensor:
         return (given + 1).realize()
 
-    def step() -> None:
-        work(x)
-        device.synchronize()
-
     for _ in range(3):
-        step()
-    seconds, times = median_s(step, budget, 50)
+        _run(device, work, x)
+    seconds, times = median_s(partial(_run, device, work, x), budget, 50)
     yield _rate("elementwise float32", count * 8, seconds, times, ">= 0.9")
 
 

@@ -272,7 +272,14 @@ def test_each_rung_tells_facts(rung: Callable[[str], Iterator[ladder.Fact]]) -> 
     assert facts
     assert facts.get("right", True) is True
     if rung is ladder.copy_engines:
-        assert [value["right"] for key, value in facts.items() if key != "engines"] == [True] * 3
+        told = [value for key, value in facts.items() if key != "engines"]
+        assert [value["right"] for value in told] == [True] * 3
+        assert [value.get("physical engines") for value in told] == [12, 2, None]
+        for value in told:
+            assert list(value["GB/s"]) == [
+                "to the device", "within the device", "from the device",
+            ]  # fmt: skip
+            assert all(rate > 0 for rate in value["GB/s"].values())
     if rung is ladder.fault:
         assert [facts[name]["access"] for name in ("read", "write")] == ["read", "write"]
 
@@ -285,7 +292,8 @@ def test_a_copy_engine_that_cannot_be_had_leaves_the_others(
         machine.inject("NO_CHANNELS")
         facts = dict(ladder.copy_engines("virtual:gh100"))
     told = [value for key, value in facts.items() if key != "engines"]
-    assert "OutOfMemory" in told[0] or "DriverRefused" in told[0], told[0]
+    error = told[0]["error"]
+    assert "OutOfMemory" in error or "DriverRefused" in error, error
     assert [value["right"] for value in told[1:]] == [True, True]
 
 

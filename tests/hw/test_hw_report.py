@@ -335,6 +335,7 @@ def test_the_whole_suite_on_the_host(tmp_path: Path, capsys: pytest.CaptureFixtu
     told = json.loads((tmp_path / "cpu-device.json").read_text())
     names = {each["name"] for each in told["results"] if each["outcome"] == "measured"}
     assert {"launch and wait", "copy to the device", "elementwise float32"} <= names
+    assert {"copy within the device", "copy within the device, by a kernel"} <= names
 
 
 def test_the_peer_says_when_there_is_none() -> None:
