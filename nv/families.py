@@ -88,8 +88,9 @@ STACK_RESERVED = 0x240
 class Family:
     """One generation. compute_class: as the resource manager names it. qmd: the descriptor's
     version. reserved_shared: bytes of shared memory that each group gives to the system. grid_type:
-    value of QMD_TYPE, where the version has it, of a launch without clusters. GRID_CTA ran on an
-    H100 (mc_compute_qmd.c of maxime-peim/libcuda-research), so did 0 (Mesa's NVK, qmd.rs Qmd4_0).
+    value of QMD_TYPE, where the version has it, of a launch without clusters. With GRID_CTA
+    an H100 and an H200 ran kernels; with 0, which Mesa's NVK leaves (qmd.rs, Qmd4_0), an H100 ran
+    nothing.
     """
 
     name: str
