@@ -40,6 +40,20 @@ def opened(machine: VirtualMachine, **options: object) -> NvDevice:
     return device
 
 
+def preemptible(device: NvDevice) -> NvDevice:
+    """Ask for preemption at any instruction on the compute queue, as CUDA does. Our driver does
+    not: boards need a trap handler for it (docs/tasks.md, nv-preemption). Returns the device."""
+    gpu, group = device.driver.gpu, device.driver.compute_queue.group
+    assert group is not None
+    number = gpu.client.constants
+    gpu.client.ask(
+        gpu.subdevice, "NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE", hChannel=group.handle,
+        flags=number.NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_FLAGS_CILP_SET,
+        cilpPreemptMode=number.NV2080_CTRL_SET_CTXSW_PREEMPTION_MODE_COMPUTE_CILP,
+    )  # fmt: skip
+    return device
+
+
 def work(device: Device) -> None:
     """Load, upload, launch, download: all parts of the driver; the answer is checked."""
     values = np.arange(COUNT, dtype=np.uint32)

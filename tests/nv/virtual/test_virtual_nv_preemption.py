@@ -3,6 +3,7 @@ comes to one that does not. Facts: ctrl2080gr.h, and an H100 with driver 580.159
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,12 +11,11 @@ from typing import Any
 import pytest
 
 from hcq.errors import DeviceHang
-from nv.rm.channel import Group
 from nv.virtual.faults import Fault, Xid
 from nv.virtual.host.group import Preemption
 from nv.virtual.options import SWITCH_LIMIT_S, MachineOptions
 from nv.virtual.status import Status
-from tests.support.nv_machine import hanging, opened, powered, work
+from tests.support.nv_machine import hanging, opened, powered, preemptible, work
 from tests.support.rm_program import RmProgram, StatusError
 from tests.support.waiting import until
 
@@ -178,15 +178,19 @@ def test_what_the_control_takes() -> None:
 
 @pytest.mark.parametrize("chip", ["tu102", "gh100"])
 @pytest.mark.parametrize("preempted", [True, False])
-def test_a_program_beside_one_whose_kernel_does_not_end(
-    chip: str, preempted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Our driver asks for preemption by instruction. Without that, it names what happened."""
-    if not preempted:
-        monkeypatch.setattr(Group, "preempt_by_instruction", lambda group: None)
+def test_a_program_beside_one_whose_kernel_does_not_end(chip: str, preempted: bool) -> None:
+    """Without preemption by instruction our driver names what happened. One that only copies
+    disturbs nobody."""
     options = MachineOptions(switch_limit_s=SHORT_S)
     with powered(chip, options) as machine, opened(machine) as device, opened(machine) as other:
+        if preempted:
+            preemptible(device)
         with hanging(device) as flag:
+            with opened(machine) as third, third.alloc(64) as filled:
+                filled.fill(7)
+                assert filled.numpy().any()
+            time.sleep(2 * SHORT_S)  # what would be reported is reported by then
+            assert not machine.log
             for _ in range(10):
                 work(other)
             assert bool(machine.log) is not preempted

@@ -18,7 +18,7 @@ from nv.virtual.host.group import DEFAULT_TIMESLICE_US, TimeSliceGroup
 from nv.virtual.host.runlist import Runlist
 from nv.virtual.sm_contract import Attention, SmEnding, SmOutcome
 from tests.support.kernels import contract_object
-from tests.support.nv_machine import hanging, opened, powered, work
+from tests.support.nv_machine import hanging, opened, powered, preemptible, work
 from tests.support.rm_program import RmProgram
 from tests.support.sm_run import Bench, body
 from tests.support.waiting import until
@@ -37,7 +37,11 @@ COUNTING = body(
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_a_hanging_kernel_leaves_other_channels_their_results(chip: str) -> None:
-    with powered(chip) as machine, opened(machine) as device, opened(machine) as other:
+    with (
+        powered(chip) as machine,
+        preemptible(opened(machine)) as device,
+        preemptible(opened(machine)) as other,
+    ):
         work(device)
         with hanging(device):
             for _ in range(3):
@@ -73,7 +77,11 @@ def test_a_hang_is_bounded_where_its_waiter_names_no_limit(monkeypatch: pytest.M
 
 
 def test_work_that_was_put_aside_goes_on() -> None:
-    with powered() as machine, opened(machine) as device, opened(machine) as other:
+    with (
+        powered() as machine,
+        preemptible(opened(machine)) as device,
+        preemptible(opened(machine)) as other,
+    ):
         with hanging(device) as flag:
             work(other)
             assert machine.gpu.runlists[0].switches > 0
@@ -86,8 +94,9 @@ def test_work_that_was_put_aside_goes_on() -> None:
 
 def test_two_hanging_kernels_and_one_that_works() -> None:
     with (
-        powered() as machine, opened(machine) as first, opened(machine) as second,
-        hanging(first), hanging(second), opened(machine) as third,
+        powered() as machine,
+        preemptible(opened(machine)) as first, preemptible(opened(machine)) as second,
+        hanging(first), hanging(second), preemptible(opened(machine)) as third,
     ):  # fmt: skip
         work(third)
         for device in (first, second):
@@ -115,9 +124,13 @@ def test_a_slice_that_passed_before_its_thread_woke_up(monkeypatch: pytest.Monke
     clock = LeapingClock()
     monkeypatch.setattr("nv.virtual.host.runlist.time", clock)
     monkeypatch.setattr("nv.virtual.host.group.time", clock)
-    with powered() as machine, opened(machine) as first, opened(machine) as second:
+    with (
+        powered() as machine,
+        preemptible(opened(machine)) as first,
+        preemptible(opened(machine)) as second,
+    ):
         with hanging(first) as one, hanging(second) as two:
-            with opened(machine) as third:
+            with preemptible(opened(machine)) as third:
                 work(third)
             for flag in (one, two):
                 assert flag.view is not None
@@ -144,7 +157,7 @@ def test_no_thread_outlives_its_machine(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(threading.Thread, "join", join)
     before = set(threading.enumerate())
     with powered() as machine:
-        with opened(machine) as device:
+        with preemptible(opened(machine)) as device:
             work(device)
         names = {thread.name for thread in set(threading.enumerate()) - before}
         assert any(name.startswith("virtual-gpu") for name in names)
@@ -155,7 +168,8 @@ def test_no_thread_outlives_its_machine(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_same_kernel_in_two_programs_keeps_its_own_arguments() -> None:
     """Both run `spin`: parameters and variables are each program's own."""
     with (
-        powered() as machine, opened(machine) as first, opened(machine) as second,
+        powered() as machine,
+        preemptible(opened(machine)) as first, preemptible(opened(machine)) as second,
         hanging(first) as one, hanging(second) as two,
     ):  # fmt: skip
         assert one.view is not None and two.view is not None
@@ -170,7 +184,7 @@ def test_a_group_alone_is_never_put_aside(monkeypatch: pytest.MonkeyPatch) -> No
     clock = LeapingClock()
     monkeypatch.setattr("nv.virtual.host.runlist.time", clock)
     monkeypatch.setattr("nv.virtual.host.group.time", clock)
-    with powered() as machine, opened(machine) as device, hanging(device) as flag:
+    with powered() as machine, preemptible(opened(machine)) as device, hanging(device) as flag:
         runlist = machine.gpu.runlists[0]
         until(lambda: runlist.running, "the kernel to run")
         for _ in range(20):
@@ -183,8 +197,8 @@ def test_a_group_alone_is_never_put_aside(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_closing_a_program_ends_its_work_that_stands_aside() -> None:
-    with powered() as machine, opened(machine) as other:
-        device = opened(machine)
+    with powered() as machine, preemptible(opened(machine)) as other:
+        device = preemptible(opened(machine))
         flag = device.alloc(64, placement=Placement.HOST)
         flag.fill(0)
         program = device.load(contract_object(device.target))
