@@ -39,6 +39,7 @@ def without(kernel: Kernel, version: str, field: str) -> None:
     qmd = bytearray(details.qmd)
     abi.qmd(version).set(qmd, field, 0)
     details.qmd = bytes(qmd)
+    kernel.templates.clear()  # images that have the field
 
 
 def scale(device: NvDevice, kernel: Kernel, result: hcq.Buffer, source: hcq.Buffer) -> None:
