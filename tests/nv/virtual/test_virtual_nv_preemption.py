@@ -189,6 +189,7 @@ def test_a_program_beside_one_whose_kernel_does_not_end(chip: str, preempted: bo
                 filled.fill(7)
                 assert filled.numpy().any()
                 assert not machine.gpu.runlists[0]._waiting, "its compute channel has no work yet"
+            assert not machine.log
             for _ in range(10):
                 work(other)
             assert bool(machine.log) is not preempted
