@@ -344,7 +344,7 @@ def prepare(transport: Transport, facts: ChipFacts, classes: UnitClasses, stages
     except DeviceLost as error:
         if not transport.present():
             raise
-        log.warning("%s: %s: it may be under reset; looking again", transport.name, error)
+        log.warning("%s: %s: a reset may be in progress; trying again", transport.name, error)
         return _prepare(transport, facts, classes, stages)
 
 

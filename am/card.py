@@ -135,7 +135,7 @@ class Card:
                 if not error.facts.get("resumed_after"):
                     raise
                 # The boot before noted a component and was cut off before it handed it over.
-                log.warning("%s: a boot that was cut off does not go on: %s", self.name, error)
+                log.warning("%s: an interrupted boot cannot be continued: %s", self.name, error)
                 boot.make_fresh(units, stages)
                 units.memory.own()
                 self.generation.cold_boot(units, self.firmware, stages)
@@ -147,7 +147,7 @@ class Card:
         try:
             self.generation.warm_attach(self.units, self.stages)
         except ChipError as error:
-            log.warning("%s: not as warm as it looked: %s", self.name, error)
+            log.warning("%s: a warm attach is not possible: %s", self.name, error)
             return False
         return True
 

@@ -153,7 +153,7 @@ class AmDriver(Driver):
         try:
             proof.signals(self, self.queues.all)
         except ChipError as error:
-            log.warning("%s: not as warm as it looked: %s", self.name, error)
+            log.warning("%s: a warm attach is not possible: %s", self.name, error)
             reset.recover(self)
             self.vram_lost = False  # nothing was in it yet
 

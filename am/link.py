@@ -63,4 +63,4 @@ class Link:
                 mask = constants("pci_regs").PCI_EXP_LNKCTL_ASPMC
                 self.transport.config_write(at, control & ~mask | found, 2)
         except UgpuError as error:
-            log.debug("%s: link control is not restored: %s", self.transport.name, error)
+            log.debug("%s: link control could not be restored: %s", self.transport.name, error)

@@ -51,7 +51,7 @@ class Reporter:
         if entry.client == faults.CLIENT_GFX:
             if entry.source == faults.SOURCE_SDMA_HANG:
                 # A copy queue that waits for another queue looks like this too.
-                log.warning("%s: SDMA reports a queue that stands still", self.driver.name)
+                log.warning("%s: SDMA reports a queue that makes no progress", self.driver.name)
                 return None
             return faults.sdma_error(entry, {})
         return None

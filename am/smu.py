@@ -180,7 +180,7 @@ class Smu:
         interface = self.send("GetDriverIfVersion")
         if interface != self.interface.version:
             log.warning(
-                "SMU %s speaks interface %#x, we know %#x: sensors may read wrong",
+                "SMU %s has interface version %#x, expected %#x: sensors may be wrong",
                 version_text(self.version),
                 interface,
                 self.interface.version,

@@ -59,18 +59,18 @@ class Thermal:
     def _watch(self) -> None:
         self.limit = self.stated = 0
         if not self.chip.instances("THM"):
-            log.info("no table of the thermal controller's registers: over-temperature is not told")
+            log.info("no registers of the thermal controller: over-temperature is not reported")
             return
         try:
             sku = _PPTABLE + structs(self.smu.interface.tables).PPTable_t.offset_of(_FAN)
             table = self.smu.table("TABLE_COMBO_PPTABLE", -(-(sku + _OFFSET.size) // 4) * 4)
         except FirmwareRejected as error:
-            log.warning("over-temperature is not told: %s", error)
+            log.warning("over-temperature is not reported: %s", error)
             return
         (limit,) = _SHUTDOWN.unpack_from(table)
         if not _LEAST <= limit <= _MOST:
             log.warning(
-                "over-temperature is not told: expected a shutdown temperature of %d to %d degrees "
+                "over-temperature is not reported: expected a shutdown limit of %d to %d degrees "
                 "in the board's table, found %d",
                 _LEAST, _MOST, limit,
             )  # fmt: skip
@@ -105,7 +105,7 @@ class Thermal:
         self.limit = limit
         self.chip.thm.THM_THERMAL_INT_CTRL.update(DIG_THERM_INTH=limit, THERM_TRIGGER_MASK=0)
         what = "a fan does not turn as it should" if bad else "the fans turn again"
-        log.warning("%s: %s: it may get %d degrees Celsius hot now", device, what, limit)
+        log.warning("%s: %s: the limit is now %d degrees Celsius", device, what, limit)
 
     def stop(self) -> None:
         """Have nothing told any more."""
@@ -155,7 +155,7 @@ class Thermal:
         if not self.limit or celsius < self.limit:
             self.moments += 1
             log.warning(
-                "%s was hotter than %d degrees Celsius for a moment, and is at %d now",
+                "%s exceeded %d degrees Celsius briefly, and is at %d now",
                 device, self.limit, celsius,
             )  # fmt: skip
             return None

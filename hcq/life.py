@@ -160,7 +160,7 @@ def _close(thing: Closable) -> None:
     try:
         thing.close()
     except (UgpuError, OSError) as error:
-        log.error("%s does not close: %s", thing.name, error)
+        log.error("%s cannot be closed: %s", thing.name, error)
 
 
 def _immortal(things: Iterable[object]) -> None:

@@ -274,7 +274,7 @@ def offer(core: Core, folder: Path) -> Observer | None:
     try:
         return Observer(core, folder)
     except (OSError, UgpuError) as error:
-        log.warning("%s: telemetry is not offered to other processes: %s", core.name, error)
+        log.warning("%s: telemetry is not available to other processes: %s", core.name, error)
         return None
 
 

@@ -41,7 +41,7 @@ def source_of(image: bytes, offsets: Mapping[int, int], address: int) -> str:
         rows = _rows(_dwarf(elffile, image, offsets))
         return next((place for start, end, place in rows if start <= address < end), "")
     except Exception as error:  # see above
-        log.warning("the line tables of a program are damaged: %r", error)
+        log.warning("the line tables of a program are invalid: %r", error)
         return ""
 
 
@@ -55,7 +55,7 @@ def lines_of(image: bytes, offsets: Mapping[int, int]) -> list[tuple[int, int, s
     try:
         return list(_rows(_dwarf(elffile, image, offsets)))
     except Exception as error:  # see above
-        log.warning("the line tables of a program are damaged: %r", error)
+        log.warning("the line tables of a program are invalid: %r", error)
         return []
 
 

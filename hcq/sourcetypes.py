@@ -48,7 +48,7 @@ def with_kinds(image: bytes, kernels: Mapping[str, Arguments]) -> dict[str, Argu
             for name, parameters in _functions(unit, untyped):
                 found[name] = _merged(kernels[name], parameters)
     except Exception as error:  # pyelftools raises many kinds on damaged tables
-        log.warning("the debug information of a program is damaged: %r", error)
+        log.warning("the debug information of a program is invalid: %r", error)
         return dict(kernels)
     return found
 

@@ -183,7 +183,7 @@ class JsonLines:
                 self._file.flush()  # what is written before a crash is what one wants to read then
             except OSError as error:
                 self._full = True
-                log.warning("the trace in %s ends here: %s", self._path, error.strerror)
+                log.warning("the trace in %s was stopped: %s", self._path, error.strerror)
                 self._drop()
 
     def _drop(self) -> None:

@@ -200,7 +200,7 @@ class NvDriver(Driver):
         try:
             self.debugger = gpu.client.allocate(gpu.device, "GT200_DEBUGGER", parameters)
         except (DriverRefused, AccessDenied) as error:
-            log.info("%s: faults will be told without their place: %s", self.name, error)
+            log.info("%s: faults are reported without their location: %s", self.name, error)
 
     def _detach_debugger(self) -> None:
         debugger, self.debugger = self.debugger, 0
@@ -253,7 +253,7 @@ class NvDriver(Driver):
 
     def rebuild(self, queue: ChannelQueue) -> None:
         """Make a queue's channel anew, after freeing the one there was."""
-        log.info("%s: making %s anew", self.name, queue.name)
+        log.info("%s: recreating %s", self.name, queue.name)
         if queue.kind is QueueKind.COMPUTE:
             self._detach_debugger()
         queue.build()

@@ -32,7 +32,7 @@ def line_of(cubin: bytes, function: str, offset: int) -> int:
     try:
         return _found(elffile.ELFFile(io.BytesIO(cubin)), function, offset)
     except Exception as error:  # the parsers raise many kinds of errors on damaged tables
-        log.warning("the line table of a cubin is damaged: %r", error)
+        log.warning("the line table of a cubin is invalid: %r", error)
         return 0
 
 

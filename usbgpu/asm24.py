@@ -265,7 +265,7 @@ class CustomBridge:
             else:
                 self._bulk_out(_armed, memoryview(bytes(owed)), _CONTROL_LIMIT_S)
         except TransportError as error:
-            log.debug("a transfer that was cut off is not finished: %s", error)
+            log.debug("an interrupted transfer was not completed: %s", error)
 
     def _give_up(self, endpoint: int, pending: Sequence[Pending]) -> None:
         """After an exception, end what is under way and what the firmware still expects."""
@@ -348,7 +348,7 @@ class CustomBridge:
         try:
             self.usb.clear_halt(endpoint)
         except UgpuError as error:
-            log.debug("endpoint %#x is not cleared: %s", endpoint, error)
+            log.debug("endpoint %#x could not be cleared: %s", endpoint, error)
 
     def close(self) -> None:
         """See Bridge.close."""

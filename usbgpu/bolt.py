@@ -44,7 +44,7 @@ def devices() -> dict[str, BoltDevice]:
         import jeepney
         from jeepney.io import blocking
     except ImportError as error:
-        log.info("bolt is not asked: %s", error)
+        log.info("bolt was not queried: %s", error)
         return {}
     try:
         with _connect(blocking) as connection:

@@ -35,4 +35,4 @@ class KeptAwake:
         try:
             self._control.write_text(found)
         except OSError as error:
-            log.debug("%s is not restored: %s", self._control, error.strerror)
+            log.debug("%s could not be restored: %s", self._control, error.strerror)

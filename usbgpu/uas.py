@@ -122,7 +122,7 @@ class Uas:
         return answers
 
     def _recover(self) -> None:
-        log.debug("the USB port is reset after a transfer that failed")
+        log.debug("resetting the USB port after a failed transfer")
         self._usb.reset()
         self._prepare()
         self._unsure = False

@@ -106,7 +106,7 @@ def _protect(flash: Flash) -> None:
     try:
         flash.protect()
     except UgpuError as error:
-        log.warning("flash protection is not restored: %s", error)
+        log.warning("flash protection could not be restored: %s", error)
 
 
 def _put(flash: Flash, plan: Plan, progress: Progress) -> None:

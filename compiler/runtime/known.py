@@ -64,7 +64,7 @@ class Known:
             first, second, third = fields.pop("grid")
             return Record(grid=(first, second, third), **fields)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            log.warning("discarding a kernel's record that is not understood: %s", error)
+            log.warning("discarding the invalid record of a kernel: %s", error)
             self._disk.forget(key)
             return None
 

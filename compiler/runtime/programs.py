@@ -177,7 +177,7 @@ class Programs:
             for space in spaces(computation, target):
                 if space.contains(choices):
                     return lower(computation, target, choices)
-            log.warning("a tuned kernel's record does not fit: %s", shown(choices))
+            log.warning("a tuned kernel's record does not match: %s", shown(choices))
         return lower(computation, target)
 
     def renew(self) -> None:

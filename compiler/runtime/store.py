@@ -43,7 +43,7 @@ class Store:
         try:
             return from_text(data.decode())
         except (ValueError, TypeError) as error:
-            log.warning("discarding a tuned kernel's record that is not understood: %s", error)
+            log.warning("discarding the invalid record of a tuned kernel: %s", error)
             self.disk.forget(key)
             return None
 

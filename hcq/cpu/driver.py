@@ -298,7 +298,7 @@ class CpuDriver(Driver):
         left: list[threading.Thread] = []
         for queue in (self._compute, self._copy):
             if not queue.server.stop():
-                log.warning("%s: a kernel still runs; its thread is left behind", queue.name)
+                log.warning("%s: a kernel is still running; its thread was not joined", queue.name)
                 self._abandoned += [queue.server, queue._arena, queue.slots, list(queue._alive)]
                 left.append(queue.server.thread)
         if not self._pool.stop(self._compute.server):

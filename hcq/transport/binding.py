@@ -136,11 +136,13 @@ class Binding:
                 continue  # giving back goes on where it was stopped
             except (OSError, HostError, TransportError) as error:
                 if _leaves(step.function, error):
-                    log.info("%s leaves the bus; it is not given back", step.function.address)
+                    log.info(
+                        "%s leaves the bus and is not returned to its driver", step.function.address
+                    )
                     self._done.pop()
                     continue
                 failures.append(f"{step.function.address}: {error}")
-                log.error("%s could not be given back to %s", step.function.address, step.former)
+                log.error("%s could not be returned to %s", step.function.address, step.former)
             self._done.pop()
         if interrupt is not None:
             raise interrupt
@@ -180,7 +182,7 @@ def give_back(step: Step) -> None:
     that is not known."""
     function, system = step.function, step.function.system
     if not function.folder.is_dir():
-        log.info("%s has left the bus; there is nothing to give back", function.address)
+        log.info("%s has left the bus and need not be returned to its driver", function.address)
         return
     if function.override != step.override:
         _override(function, step.override)
@@ -210,7 +212,7 @@ def probe(function: PciFunction) -> str | None:
     try:
         write(function.system, function.system.path(PROBE), function.address)
     except TransportError:
-        log.info("no driver of the kernel takes %s", function.address)
+        log.info("no kernel driver claims %s", function.address)
     return function.driver
 
 

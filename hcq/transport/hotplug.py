@@ -85,7 +85,7 @@ def best_wake(system: System, clock: Clock) -> Wake:
 
             return UdevEvents(pyudev, system)
         except (ImportError, OSError) as error:
-            log.info("no events from udev (%s): looking %d times a second", error, 1 / _PAUSE_S)
+            log.info("no events from udev (%s): polling %d times a second", error, 1 / _PAUSE_S)
     return Pauses(clock)
 
 

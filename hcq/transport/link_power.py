@@ -45,6 +45,6 @@ def _write(system: System, function: PciFunction, name: str, value: str) -> bool
     try:
         system.write_text(path, value)
     except OSError as error:
-        log.info("pci:%s: %s of the link stays as it is: %s", function.address, name, error)
+        log.info("pci:%s: %s of the link is unchanged: %s", function.address, name, error)
         return False
     return True

@@ -304,7 +304,7 @@ class SysfsTransport(TransportLife):
 
     def _silence(self) -> None:
         if not self._config.end_bus_mastering():
-            log.info("%s is gone; there is nothing to silence", self.name)
+            log.info("%s is gone; bus mastering need not be disabled", self.name)
 
     def _free_parts(self) -> None:
         close_all((*self._memory, *self._windows.values()))

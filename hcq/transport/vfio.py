@@ -285,7 +285,7 @@ class VfioTransport(TransportLife):
     def _removal(self) -> bool:
         self.absence = "the system asks for it back: it is being unplugged or unbound"
         self.removal_requested = True
-        log.warning("%s: the system asks for the device back", self.name)
+        log.warning("%s: the system requests the device back", self.name)
         if self._interrupts is not None:
             self._interrupts.stop()
         if self._on_removal is not None:
@@ -344,7 +344,7 @@ class VfioTransport(TransportLife):
     def _silence(self) -> None:
         if not self._config.end_bus_mastering():
             self._lost = True
-            log.info("%s is gone; there is nothing to silence", self.name)
+            log.info("%s is gone; bus mastering need not be disabled", self.name)
 
     def _end_in_kernel(self) -> None:
         """Give the function back. The kernel resets it first, and takes seconds for one that does

@@ -59,7 +59,7 @@ class Memory:
         try:
             space.map_for(self.address, length, self.handle, gpus, read_only=True)
         except (DriverRefused, AccessDenied) as error:
-            log.warning("%s: code stays writable for kernels: %s", self.gpu.path, error)
+            log.warning("%s: code remains writable by kernels: %s", self.gpu.path, error)
             space.map_for(self.address, length, self.handle, gpus)
 
     def close(self) -> None:

@@ -71,7 +71,7 @@ def test_a_fan_that_does_not_turn_lowers_the_limit_until_it_turns_again(
     with caplog.at_level("WARNING"):
         chip.announcements.stall_fan()
         device.synchronize()
-    assert "a fan does not turn as it should: it may get 106 degrees" in caplog.text
+    assert "a fan does not turn as it should: the limit is now 106 degrees" in caplog.text
     assert thermal.limit == LOWERED and thermal.stated == LIMIT
     assert sensor(device, "fan_abnormal") == 1
     chip.thermal.heat(LOWERED + 2)

@@ -184,4 +184,4 @@ def test_a_client_s_end_is_whole_whatever_fails_in_it(
         device.client = None
         device.maps.clear()
         attached(server).close()
-        until(lambda: "a client's end was not whole" in caplog.text)
+        until(lambda: "a client was not cleaned up completely" in caplog.text)

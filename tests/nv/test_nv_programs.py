@@ -73,7 +73,7 @@ def test_a_driver_that_refuses_leaves_code_writable(caplog: pytest.LogCaptureFix
         device.driver.gpu.session.space.map_for = refusing  # type: ignore[method-assign]
         work(device)
         assert True in calls
-        assert "code stays writable" in caplog.text
+        assert "code remains writable" in caplog.text
 
 
 @pytest.mark.parametrize("chip", ["tu102", "gh100"])

@@ -218,4 +218,4 @@ def test_a_trace_that_fills_the_disk_is_told_of_once(
     monkeypatch.setenv("UGPU_TRACE", "/dev/full")
     assert cli.main(["info", "virtual:navi31"]) == 0
     told = capsys.readouterr().err
-    assert told.count("the trace in /dev/full ends here") == 1 and "Traceback" not in told
+    assert told.count("the trace in /dev/full was stopped") == 1 and "Traceback" not in told

@@ -137,7 +137,7 @@ class Client:
         except Disconnected as error:
             log.debug("%s: %s", self.name, error)
         except WireError as error:
-            log.info("%s is cut off: %s", self.name, error)
+            log.info("%s lost its connection: %s", self.name, error)
             self._quietly("error", *failures.to_wire(error))
             self.channel.farewell()
         except UgpuError as error:

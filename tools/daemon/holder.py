@@ -225,7 +225,7 @@ class Holder:
             if clean:
                 self.device.synchronize(limit_s=drain_s)
         except UgpuError as error:
-            log.info("%s: a lease ends with work that does not: %s", self.device.name, error)
+            log.info("%s: a lease ended with unfinished work: %s", self.device.name, error)
             clean = False
         return clean
 

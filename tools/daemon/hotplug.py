@@ -96,7 +96,7 @@ class Plugs:
         try:
             self._watcher = Watcher(self._system)
         except OSError as error:
-            log.warning("PCI cards that come and go are not noticed: %s", error)
+            log.warning("PCI hot-plug is not monitored: %s", error)
         threads.start(self._thread)
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class Plugs:
         try:
             return [(each.name, each.arrived) for each in self._watcher.changes(LOOK_S)]
         except OSError as error:
-            log.error("PCI cards that come and go are not noticed any more: %s", error)
+            log.error("PCI hot-plug is no longer monitored: %s", error)
             self._watcher.close()
             self._watcher = None
             return []

@@ -126,7 +126,7 @@ class Listeners:
             secure = context.wrap_socket(connection, server_side=True)
             self._serve(Channel(secure, STRANGER), Peer(where, None))
         except (UgpuError, OSError) as error:
-            log.info("%s did not get through TLS: %s", where, error)
+            log.info("%s failed the TLS handshake: %s", where, error)
             connection.close()
 
     def _local(self, settings: Settings) -> socket.socket:

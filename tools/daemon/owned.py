@@ -119,7 +119,7 @@ class Owned:
                 self._check(device)
                 return
             except UgpuError as error:
-                log.warning("%s: does not work after a lease, is reset: %s", self.card.name, error)
+                log.warning("%s: does not work after a lease, resetting: %s", self.card.name, error)
         device.reset()
         self._check(device)
 

@@ -55,9 +55,9 @@ class Readings:
             with self._guard:
                 self._read[name] = found, self._now()
         except UgpuError as error:
-            log.debug("%s tells no telemetry: %s", name, error)  # its state says what is wrong
+            log.debug("%s provides no telemetry: %s", name, error)  # its state says what is wrong
         except Exception:
-            log.exception("%s tells no telemetry", name)
+            log.exception("%s provides no telemetry", name)
         finally:
             with self._guard:
                 self._asked.discard(name)

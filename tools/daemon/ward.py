@@ -97,7 +97,7 @@ class Ward:
             try:
                 owned.close()
             except UgpuError as error:
-                log.error("%s does not close: %s", owned.card.name, error)
+                log.error("%s cannot be closed: %s", owned.card.name, error)
 
     def wait_until_booted(self) -> None:
         """Return when no device boots any more."""
@@ -306,7 +306,7 @@ class Ward:
         if self.history.may_reboot(name, reason, policy.reboot_every_s):
             reboot(policy.reboot, name, reason)
         else:
-            log.error("%s: the machine was rebooted for a card not long ago", name)
+            log.error("%s: the machine was recently rebooted for a card", name)
 
     def recover(self, pattern: str, rights: Rights) -> list[str]:
         """Have quarantined cards recovered again; their names. For admins."""
@@ -405,7 +405,7 @@ class Ward:
         """End quarantines, now and for the next start. Under `_barring`."""
         for name in names:
             if name in self._barred and not self.history.lift(name):
-                log.error("%s is quarantined again when ugpud starts: %s", name,
+                log.error("%s remains quarantined after the restart of ugpud: %s", name,
                           self.history.trouble)  # fmt: skip
             with self._tick:
                 self._barred.pop(name, None)
@@ -427,9 +427,9 @@ class Ward:
             self.watch.look(owned.name, owned.serial, found, link)
             self.watch.refresh(owned.name)
         except UgpuError as error:
-            log.debug("%s is not looked at: %s", owned.name, error)
+            log.debug("%s is not inspected: %s", owned.name, error)
         except Exception:
-            log.exception("%s is not looked at", owned.name)
+            log.exception("%s is not inspected", owned.name)
         finally:
             with self._tick:
                 self._looking.discard(owned.name)

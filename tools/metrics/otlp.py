@@ -119,7 +119,7 @@ class Export:
             try:
                 self._send()
             except Exception:
-                log.exception("nothing was exported")
+                log.exception("the export failed")
 
     def _send(self) -> None:
         daemon = self._daemon

@@ -188,7 +188,7 @@ class SharedFiles:
             _map(file.address, place, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
         except OutOfMemory as error:
             # The file stays where it is, and its place is never used again.
-            log.error("a client's memory cannot be given back: %s", error)
+            log.error("a client's memory cannot be released: %s", error)
             return
         _PLACES.give(file.address, place)
 

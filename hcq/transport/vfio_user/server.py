@@ -104,7 +104,7 @@ class Server:
         try:
             start(thread)
         except OutOfMemory as error:
-            log.error("a client is turned away: %s", error)
+            log.error("a client was refused: %s", error)
             peer.close()
             return None
         return thread
@@ -180,6 +180,6 @@ def _refuse(connection: socket.socket) -> None:
         first.close()
         channel.send(first.number, first.command, flags=wire.REPLY | wire.ERROR, error=errno.EBUSY)
     except (Disconnected, TransportError, OSError):
-        log.info("a second client left before it was refused")
+        log.info("a second client disconnected before it was refused")
     finally:
         channel.close()

@@ -99,9 +99,9 @@ class Session:
             memory = self._memory = ClientMemory(self.model)
             self._requests.serve(self._handle)
         except Disconnected:
-            log.info("the client left")
+            log.info("the client disconnected")
         except (TransportError, OSError) as error:
-            log.warning("the client is dropped: %s", error)
+            log.warning("the client was disconnected: %s", error)
         except UgpuError:
             log.exception("the model cannot be served")
         finally:
@@ -109,7 +109,7 @@ class Session:
             try:
                 self._leave(memory)
             except UgpuError:
-                log.exception("a client's end was not whole")
+                log.exception("a client was not cleaned up completely")
 
     def _leave(self, memory: ClientMemory | None) -> None:
         with contextlib.ExitStack() as left:  # all of it, whatever one of them raises
