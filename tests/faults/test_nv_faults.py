@@ -87,7 +87,6 @@ WHILE_OPENING: dict[Fault, type[UgpuError]] = {
     Fault.MAPPING_REFUSED: TransportError,
     Fault.LOST_DOORBELL: UgpuError,
     Fault.PUSHBUFFER: BadPacket,
-    Fault.CLASS_ERROR: BadPacket,
 }
 
 
@@ -149,6 +148,19 @@ def test_a_fault_while_opening_leaves_nothing(
         assert left_behind(machine) == clean
         with opened(machine) as device:
             work(device)
+
+
+def test_a_new_compute_channel_that_is_refused_says_so_at_its_first_work() -> None:
+    """Its first methods go with the first submission."""
+    with powered() as machine:
+        clean = left_behind(machine)
+        machine.inject(Fault.CLASS_ERROR)
+        with opened(machine) as device:
+            with pytest.raises(BadPacket):
+                work(device)
+            device.reset()
+            work(device)
+        assert left_behind(machine) == clean
 
 
 def test_other_channels_go_on_while_one_hangs() -> None:

@@ -346,7 +346,7 @@ def test_another_ones_lease_is_ended(served: Served) -> None:
         with pytest.raises(DeviceLost, match="released by admin"):
             while True:
                 lease.synchronize()
-                lease.alloc(4096).free()
+                lease.alloc(4096).close()
     until(served, "cpu#0", State.READY)
     for bad in (str(number), "x", "9" * 30, "-1"):
         assert served.ask("POST", f"/api/leases/{bad}/release", {}, token).status == 400
