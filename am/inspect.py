@@ -15,7 +15,8 @@ from am.generations.gfx11.evidence import QUEUE_REGISTERS, REGISTERS, WAVE_REGIS
 from am.gfx import MEC, Gfx
 from am.memory import PageTableFormat
 from am.nbio import Nbio
-from hcq.errors import BadArgument
+from hcq.errors import BadArgument, NotRecorded
+from hcq.fields import BoundRegister
 
 MOST_WAVES = 256
 _SLOTS_OF_SIMD = 20  # bits of VALID_AND_IDLE.WAVE_SLOT
@@ -36,27 +37,51 @@ def registers(chip: Chip) -> dict[str, int]:
 
 
 def hardware_queues(chip: Chip) -> list[dict[str, object]]:
-    """The compute queues that the MEC has active, with their registers."""
-    gfx, facts, found = Gfx(chip, Nbio(chip)), chip.generation, []
+    """The compute queues that the MEC has active, with their registers. Of a recording those that
+    it has, with None for registers that it lacks; the last entry says how many queues it lacks."""
+    gfx, facts = Gfx(chip, Nbio(chip)), chip.generation
+    found: list[dict[str, object]] = []
+    lacking = 0
     for pipe in range(facts.compute_pipes):
         for queue in range(facts.queues_per_pipe):
             with gfx.select(me=MEC, pipe=pipe, queue=queue):
-                if not chip.gc.CP_HQD_ACTIVE.read().ACTIVE:
+                try:
+                    if not chip.gc.CP_HQD_ACTIVE.read().ACTIVE:
+                        continue
+                except NotRecorded:
+                    lacking += 1
                     continue
-                values = {name: int(chip.gc[name].read()) for name in QUEUE_REGISTERS}
+                values = {name: _recorded(chip.gc[name]) for name in QUEUE_REGISTERS}
             found.append({"pipe": pipe, "queue": queue, "registers": values})
+    if lacking:
+        count = facts.compute_pipes * facts.queues_per_pipe
+        found.append({"more": f"{lacking} of {count} queues are not recorded"})
     return found
+
+
+def _recorded(register: BoundRegister) -> int | None:
+    """A register's value; None where a recording lacks it."""
+    try:
+        return int(register.read())
+    except NotRecorded:
+        return None
 
 
 def waves(chip: Chip, limit_s: float | None = None) -> Iterator[dict[str, object]]:
     """Each wave that is there: place (shader engine, array, workgroup processor, SIMD, slot), pc
-    and registers. Where `limit_s` or MOST_WAVES ends it early, the last one says so."""
-    gfx, count = Gfx(chip, Nbio(chip)), 0
+    and registers. Where `limit_s` or MOST_WAVES ends it early, the last one says so, as where a
+    recording lacks some."""
+    gfx, count, looks, lacking = Gfx(chip, Nbio(chip)), 0, 0, 0
     now = chip.clock.now
     end = None if limit_s is None else now() + limit_s
     for place in gfx.simds():
         with gfx.aim(*place):
-            there = gfx.wave_register(0, "VALID_AND_IDLE")  # a bit for each slot of the SIMD
+            looks += 1
+            try:
+                there = gfx.wave_register(0, "VALID_AND_IDLE")  # a bit for each slot of the SIMD
+            except NotRecorded:
+                lacking += 1
+                continue
             for slot in range(_SLOTS_OF_SIMD if there != ALL_ONES else 0):
                 if count == MOST_WAVES or (end is not None and now() > end):
                     yield {"more": "not looked at: the time or the room for waves was used up"}
@@ -67,6 +92,8 @@ def waves(chip: Chip, limit_s: float | None = None) -> Iterator[dict[str, object
                 values = {name: gfx.wave_register(slot, name) for name in WAVE_REGISTERS}
                 pc = values["PC_HI"] << 32 | values["PC_LO"]
                 yield {"place": [*place, slot], "pc": pc, "registers": values}
+    if lacking:
+        yield {"more": f"the waves of {lacking} of {looks} SIMDs are not recorded"}
 
 
 def walk(
@@ -74,7 +101,8 @@ def walk(
 ) -> dict[str, object]:
     """The page table entries that lead to a virtual address, as they lie in VRAM.
 
-    hub: "gc" or "mmhub". The root is what the hub's context of `vmid` names.
+    hub: "gc" or "mmhub". The root is what the hub's context of `vmid` names. Of a recording, the
+    walk ends at the first entry that it lacks.
     """
     if address < 0 or not 0 <= vmid < 16:
         raise BadArgument("expected an address and a VMID below 16", address=address, vmid=vmid)
@@ -92,7 +120,11 @@ def walk(
         if place + 8 > chip.vram.size:
             end = f"level {number} lies outside VRAM"
             break
-        entry = int.from_bytes(chip.vram.read(place, 8), "little")
+        try:
+            entry = int.from_bytes(chip.vram.read(place, 8), "little")
+        except NotRecorded as error:
+            end = f"level {number}: {error.message}"
+            break
         steps.append({"level": number, "at": place, "entry": entry})
         physical = form.physical(number, entry)
         if not form.is_table(number, entry):

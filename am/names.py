@@ -24,7 +24,7 @@ def register_names(recording: Recording) -> Names:
     facts = chips.find(recording.identity.vendor, recording.identity.device)
     if facts is None:
         return lambda window, offset: None
-    blocks = _blocks(facts, _bases(facts, recording))
+    blocks = placed_tables(facts, recording)
 
     def find(window: int, offset: int) -> Register | None:
         if window != facts.generation.register_bar or offset % 4:
@@ -60,10 +60,12 @@ def _bases(facts: ChipFacts, recording: Recording) -> Mapping[str, Sequence[int]
     return bases
 
 
-def _blocks(
-    facts: ChipFacts, bases: Mapping[str, Sequence[int]]
+def placed_tables(
+    facts: ChipFacts, recording: Recording
 ) -> list[tuple[RegisterMap, Sequence[int]]]:
-    """Each table once: blocks may share one."""
+    """Each table of registers with its bases, in dwords of the register BAR; each once, as blocks
+    may share one."""
+    bases = _bases(facts, recording)
     tables: dict[tuple[str, tuple[int, ...]], RegisterMap] = {}
     for block, table in facts.register_tables.items():
         if block in bases:

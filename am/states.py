@@ -12,13 +12,16 @@ sdma_v6_0.c, ih_v6_0.c, gmc_v11_0.c (invalidation engines), smu_v13_0.c (thermal
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from am import advice
 from am.chip import ALL_ONES, Chip
 from am.psp import noted_refusal
 from am.smu import BUSY, OK, RESPONSES
-from hcq.errors import DeviceLost, DiscoveryError, FirmwareSilent, UgpuError
+from hcq.errors import DeviceLost, DiscoveryError, FirmwareSilent, NotRecorded, UgpuError
+from hcq.fields import BoundRegister
 
 _READY = 0x8000_0000
 
@@ -26,11 +29,12 @@ _READY = 0x8000_0000
 @dataclass(frozen=True)
 class State:
     """unit: what it is of. name: for people and programs. ok: as in a chip that works, or that
-    waits to be booted. registers: what it was read from."""
+    waits to be booted; None: not known, as a recording lacks it. registers: what it was read from.
+    """
 
     unit: str
     name: str
-    ok: bool
+    ok: bool | None
     meaning: str
     remedy: str
     registers: dict[str, int]
@@ -39,7 +43,7 @@ class State:
 def states(chip: Chip) -> list[State]:
     """Each unit's state, in the order of a boot; the first that is not ok is where to look. A chip
     that does not answer at all is one state."""
-    if chip.lost():
+    if _lost(chip):
         if chip.unplaced():
             meaning = "a reset of its slot cleared the addresses of its BARs; nothing restored them"
             return [State("link", "no addresses", False, meaning, advice.PLACES, {})]
@@ -51,15 +55,33 @@ def states(chip: Chip) -> list[State]:
             else "the card has left the bus"
         )
         return [State("link", "no answer", False, meaning, advice.LINK, {})]
-    found = []
-    for look in _LOOKS:
-        try:
-            found += list(look(chip))
-        except UgpuError as error:
-            found.append(
-                State(look.__name__.strip("_"), "unreadable", False, str(error), advice.LINK, {})
-            )
-    return found
+    return [state for unit, look in _looks(chip) for state in _tried(unit, look)]
+
+
+def _lost(chip: Chip) -> bool:
+    try:
+        return chip.lost()
+    except NotRecorded:
+        return False
+
+
+def _tried(unit: str, look: Callable[[], Iterator[State]]) -> Iterator[State]:
+    """The states that `look` finds, and why it ends where it cannot read one."""
+    try:
+        yield from look()
+    except NotRecorded as error:
+        lacking = error.message.removeprefix("not recorded: ")
+        yield State(unit, "not recorded", None, lacking, "", {})
+    except UgpuError as error:
+        yield State(unit, "unreadable", False, str(error), advice.LINK, {})
+
+
+def _with(registers: dict[str, int], **more: BoundRegister) -> dict[str, int]:
+    """Values, and those of further registers that are only shown: of a recording what it has."""
+    for name, register in more.items():
+        with suppress(NotRecorded):
+            registers[name] = int(register.read())
+    return registers
 
 
 def unreached(error: UgpuError) -> State | None:
@@ -115,7 +137,7 @@ def _psp(chip: Chip) -> Iterator[State]:
         )
         return
     ring = int(mp0.MP0_SMN_C2PMSG_64.read())
-    registers |= {"C2PMSG_64": ring, "C2PMSG_58": int(mp0.MP0_SMN_C2PMSG_58.read())}
+    registers = _with(registers | {"C2PMSG_64": ring}, C2PMSG_58=mp0.MP0_SMN_C2PMSG_58)
     if ring & 0xFFFF and ring & _READY:
         yield State(
             "PSP",
@@ -171,17 +193,20 @@ def _bootloader(chip: Chip, word: int, registers: dict[str, int]) -> State:
 
 
 def _smu(chip: Chip) -> Iterator[State]:
-    flags = chip.bus.read32(chip.generation.smu_firmware_flags // 4)
-    mp1 = chip.mp1
-    registers = {
-        "MP1_FIRMWARE_FLAGS": flags,
+    mp1, registers, loaded = chip.mp1, dict[str, int](), True
+    with suppress(NotRecorded):  # then the mailbox tells
+        flags = registers["MP1_FIRMWARE_FLAGS"] = chip.bus.read32(
+            chip.generation.smu_firmware_flags // 4
+        )
+        loaded = bool(flags & 1)
+    registers |= {
         "C2PMSG_66": int(mp1.MP1_SMN_C2PMSG_66.read()),
         "C2PMSG_82": int(mp1.MP1_SMN_C2PMSG_82.read()),
         "C2PMSG_90": int(mp1.MP1_SMN_C2PMSG_90.read()),
     }
     response = registers["C2PMSG_90"]
     last = f"message {registers['C2PMSG_66']:#x}, argument {registers['C2PMSG_82']:#x}"
-    if not flags & 1:
+    if not loaded:
         yield State("SMU", "not loaded", True, "no power firmware runs yet", advice.BOOT, registers)
     elif response == 0 and registers["C2PMSG_66"]:
         yield State(
@@ -219,18 +244,16 @@ def _graphics(chip: Chip) -> Iterator[State]:
         "" if control.RLC_ENABLE_F32 else advice.MODE1,
         registers,
     )
-    yield from _mec(chip)
+    yield from _tried("MEC", partial(_mec, chip))
 
 
 def _mec(chip: Chip) -> Iterator[State]:
     gc = chip.gc
     control = gc.CP_MEC_RS64_CNTL.read()
-    registers = {
-        "CP_MEC_RS64_CNTL": int(control),
-        "CP_STAT": int(gc.CP_STAT.read()),
-        "CP_CPC_STATUS": int(gc.CP_CPC_STATUS.read()),
-        "GRBM_STATUS": int(gc.GRBM_STATUS.read()),
-    }
+    registers = _with(
+        {"CP_MEC_RS64_CNTL": int(control)}, CP_STAT=gc.CP_STAT, CP_CPC_STATUS=gc.CP_CPC_STATUS,
+        GRBM_STATUS=gc.GRBM_STATUS,
+    )  # fmt: skip
     if control.MEC_HALT:
         meaning = "its processors stand still: no driver has started it, or one has stopped it"
         yield State("MEC", "halted", True, meaning, advice.BOOT, registers)
@@ -248,48 +271,38 @@ def _mec(chip: Chip) -> Iterator[State]:
         )
 
 
-def _copy_engines(chip: Chip) -> Iterator[State]:
-    for engine in chip.copy_engines():
-        name = f"SDMA{engine.instance}"
-        control = chip.gc[f"{name}_F32_CNTL"].read()
-        status = chip.gc[f"{name}_STATUS_REG"].read()
-        registers = {f"{name}_F32_CNTL": int(control), f"{name}_STATUS_REG": int(status)}
-        if control.HALT:
-            yield State(
-                name, "halted", True, "it was not started, or was stopped", advice.BOOT, registers
-            )
-        else:
-            yield State(
-                name,
-                "idle" if status.IDLE else "at work",
-                True,
-                "nothing to copy" if status.IDLE else "it copies or waits",
-                "",
-                registers,
-            )
+def _copy_engine(chip: Chip, name: str) -> Iterator[State]:
+    control = chip.gc[f"{name}_F32_CNTL"].read()
+    status = chip.gc[f"{name}_STATUS_REG"]
+    registers = _with({f"{name}_F32_CNTL": int(control)}, **{f"{name}_STATUS_REG": status})
+    if control.HALT:
+        meaning = "it was not started, or was stopped"
+        yield State(name, "halted", True, meaning, advice.BOOT, registers)
+        return
+    idle = status.read().IDLE
+    meaning = "nothing to copy" if idle else "it copies or waits"
+    yield State(name, "idle" if idle else "at work", True, meaning, "", registers)
 
 
-def _memory(chip: Chip) -> Iterator[State]:
-    for block, prefix in (("gc", "GCVM"), ("mmhub", "MMVM")):
-        registers = getattr(chip, block)
-        status = registers[f"{prefix}_L2_PROTECTION_FAULT_STATUS"].read()
-        name = "GFXHUB" if block == "gc" else "MMHUB"
-        values = {f"{prefix}_L2_PROTECTION_FAULT_STATUS": int(status)}
-        if status:
-            low = int(registers[f"{prefix}_L2_PROTECTION_FAULT_ADDR_LO32"].read())
-            high = int(registers[f"{prefix}_L2_PROTECTION_FAULT_ADDR_HI32"].read())
-            address = (high & 0xF) << 44 | low << 12
-            yield State(
-                name,
-                "page fault",
-                False,
-                f"a {'write to' if status.RW else 'read of'} {address:#x} by VMID "
-                f"{status.VMID} faulted",
-                "find the kernel: `ugpu waves`",
-                values,
-            )
-        else:
-            yield State(name, "no fault", True, "no page fault is latched", "", values)
+def _hub(chip: Chip, block: str) -> Iterator[State]:
+    prefix, name = ("GCVM", "GFXHUB") if block == "gc" else ("MMVM", "MMHUB")
+    registers = getattr(chip, block)
+    status = registers[f"{prefix}_L2_PROTECTION_FAULT_STATUS"].read()
+    values = {f"{prefix}_L2_PROTECTION_FAULT_STATUS": int(status)}
+    if not status:
+        yield State(name, "no fault", True, "no page fault is latched", "", values)
+        return
+    low = int(registers[f"{prefix}_L2_PROTECTION_FAULT_ADDR_LO32"].read())
+    high = int(registers[f"{prefix}_L2_PROTECTION_FAULT_ADDR_HI32"].read())
+    address = (high & 0xF) << 44 | low << 12
+    yield State(
+        name,
+        "page fault",
+        False,
+        f"a {'write to' if status.RW else 'read of'} {address:#x} by VMID {status.VMID} faulted",
+        "find the kernel: `ugpu waves`",
+        values,
+    )
 
 
 def _interrupts(chip: Chip) -> Iterator[State]:
@@ -335,13 +348,16 @@ def _thermal(chip: Chip) -> Iterator[State]:
         yield State("THM", "cool enough", True, meaning, "", registers)
 
 
-_LOOKS: tuple[Callable[[Chip], Iterator[State]], ...] = (
-    _board,
-    _psp,
-    _smu,
-    _graphics,
-    _copy_engines,
-    _memory,
-    _interrupts,
-    _thermal,
-)
+def _looks(chip: Chip) -> Iterator[tuple[str, Callable[[], Iterator[State]]]]:
+    """Each unit, and what finds its state, in the order of a boot."""
+    yield "board firmware", lambda: _board(chip)
+    yield "PSP", lambda: _psp(chip)
+    yield "SMU", lambda: _smu(chip)
+    yield "RLC", lambda: _graphics(chip)
+    for engine in chip.copy_engines():
+        name = f"SDMA{engine.instance}"
+        yield name, partial(_copy_engine, chip, name)
+    yield "GFXHUB", lambda: _hub(chip, "gc")
+    yield "MMHUB", lambda: _hub(chip, "mmhub")
+    yield "IH", lambda: _interrupts(chip)
+    yield "THM", lambda: _thermal(chip)

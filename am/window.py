@@ -6,17 +6,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 
+from am import banks as selectors
 from am import chips, inspect, states
-from am.boot import Stages, first_contact
-from am.chip import Chip
+from am.boot import Stages, first_contact, read_discovery
+from am.chip import ALL_ONES, Chip
 from am.diagnosis import needs
 from am.generations.record import generation_of
 from am.regs import load
 from am.seat import QUEUE_VMID
-from hcq.errors import BadArgument, DeviceNotFound, UgpuError
+from hcq.errors import BadArgument, DeviceNotFound, FirmwareSilent, UgpuError
 from hcq.fields import RegisterBlock
 from hcq.ladder import Diagnosis, Level
 from hcq.registry import Attachment
+from hcq.transport.recorded import Banks, RecordedTransport
+from hcq.transport.recording import Recording
 
 _COMMAND = 4  # PCI command register, offset in configuration space
 
@@ -48,6 +51,34 @@ def open_window(attachment: Attachment) -> Iterator[Chip]:
                 transport.config_write(_COMMAND, command, 2)
     finally:
         transport.close()
+
+
+def banks(recording: Recording) -> Banks:
+    """Return the registers of a recorded chip that choose what others mean."""
+    return selectors.banks(recording)
+
+
+@contextmanager
+def open_recorded(transport: RecordedTransport) -> Iterator[Chip]:
+    """Reach the chip of a recording at one moment, by what was recorded alone; the transport is
+    closed in the end. NotRecorded where the size of VRAM or the discovery table was not read by
+    then; FirmwareSilent, DiscoveryError as `open_window`."""
+    with transport:
+        facts = chips.find(transport.identity.vendor, transport.identity.device)
+        if facts is None:
+            raise DeviceNotFound(f"ugpu does not support PCI id {transport.identity}")
+        chip = Chip(transport, facts)
+        with transport.constants():
+            size = chip.memory_size_mb()
+            if size in (0, ALL_ONES):
+                raise FirmwareSilent(
+                    "the board's boot firmware had not finished",
+                    vram_mb=size,
+                    c2pmsg_33=chip.bus.read32(chip.generation.ifwi_register),
+                )
+            chip.vram.size = size << 20
+            read_discovery(chip)
+        yield chip
 
 
 #: registers that reading changes: semaphores, and windows that go on to the next word
@@ -93,9 +124,14 @@ def look(chip: Chip, part: str) -> object:
 
 def named_states(attachment: Attachment) -> list[dict[str, object]]:
     """Each unit's state; of a chip that cannot be looked into the one that says why. The transport
-    is closed in the end."""
+    is closed in the end. A recording's are those of its moment."""
+    transport = attachment.transport
+    if isinstance(transport, RecordedTransport):
+        reached = open_recorded(transport)
+    else:
+        reached = open_window(attachment)
     try:
-        with open_window(attachment) as chip:
+        with reached as chip:
             return states.as_json(chip)
     except UgpuError as error:
         found = states.unreached(error)

@@ -108,6 +108,10 @@ class BadIndex(BadArgument, IndexError):
     """An index or an axis lies outside of a tensor."""
 
 
+class NotRecorded(UsageError, LookupError):
+    """A recording has no value for this place at this moment; carries source."""
+
+
 class NoKernel(BadArgument, KeyError):
     """A program has no kernel of that name. `in` and `get` of a Mapping expect a KeyError."""
 

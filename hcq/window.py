@@ -4,6 +4,8 @@ A driver that can do so names a module in its `PciDriver.window`, which has
 
     open_window(attachment)     a context manager of the chip; its RegisterBlock attributes are the
                                 blocks, and it closes the attachment's transport
+    banks(recording)            registers of a recorded chip that choose what others mean
+    open_recorded(transport)    as open_window, of a recording at one moment
     usual_blocks(chip)          the blocks of a chip by name, without a chip: names and places
     dangers()                   what writes may do, as (pattern of names, text)
     CHANGED_BY_READING          patterns of registers that reading changes
@@ -16,7 +18,7 @@ A driver that can do so names a module in its `PciDriver.window`, which has
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, cast
 
@@ -27,6 +29,8 @@ from hcq.ladder import Diagnosis
 from hcq.registry import Attachment, attach_virtual
 from hcq.transport.attach import attach_pci, identify
 from hcq.transport.base import PciIdentity
+from hcq.transport.recorded import Banks, RecordedTransport
+from hcq.transport.recording import Recording
 from hcq.transport.vfio_user.client import VfioUserTransport
 
 
@@ -36,6 +40,8 @@ class WindowModule(Protocol):
     CHANGED_BY_READING: tuple[str, ...]
 
     def open_window(self, attachment: Attachment) -> AbstractContextManager[object]: ...
+    def banks(self, recording: Recording) -> Banks: ...
+    def open_recorded(self, transport: RecordedTransport) -> AbstractContextManager[object]: ...
     def usual_blocks(self, chip: str) -> Mapping[str, RegisterBlock]: ...
     def dangers(self) -> tuple[tuple[str, str], ...]: ...
     def named_states(self, attachment: Attachment) -> list[dict[str, object]]: ...
@@ -68,6 +74,24 @@ def named_states(name: str) -> list[dict[str, object]]:
     that `open_window` cannot look into, the one state that says why."""
     attachment, module = _reached(name)
     return module.named_states(attachment)
+
+
+def recorded_transport(
+    recording: Recording,
+    title: str,
+    *,
+    at: int | None = None,
+    stage: str = "",
+    name_of: Callable[[int, int], str] | None = None,
+) -> tuple[RecordedTransport, WindowModule]:
+    """Return the state of a recorded device at one moment, and its driver's window; the caller
+    closes the transport. at, stage: see hcq.transport.recorded.entries_until. DeviceNotFound,
+    NotSupported where no driver can look into such a device."""
+    module = module_of(_driver(title, recording.identity))
+    transport = RecordedTransport(
+        recording, title, at=at, stage=stage, banks=module.banks(recording), name_of=name_of
+    )
+    return transport, module
 
 
 def module_of(driver: PciDriver) -> WindowModule:

@@ -1,7 +1,8 @@
 """`ugpu fw state|waves|ring|vm|mem`: what goes on inside a chip, or went on when it failed.
 
-Each takes a device or a bundle of evidence. A device is looked at as it is, without a boot and
-without a change; `--boot` brings it up first.
+Each takes a device, a bundle of evidence or a recording. A device is looked at as it is, without a
+boot and without a change; `--boot` brings it up first. Of a recording, each shows the state at one
+moment (tools.kept), as far as the recording has it.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import hcq
-from hcq import bundle, window
-from hcq.errors import BadArgument, NotSupported, UsageError
+from hcq import window
+from hcq.bundle import Bundle
+from hcq.errors import BadArgument, NotRecorded, NotSupported, UsageError
+from hcq.registerfile import RegisterFile
+from hcq.registry import Attachment
 
-from .bundles import file_of
 from .console import Output
+from .kept import Moment, kept
 
 _PARTS = {"states": "states.json", "queues": "hqd.json", "waves": "waves.json"}
 _MOST_BYTES = 1 << 20
@@ -46,40 +49,53 @@ def _module(name: str, chip: object) -> window.WindowModule:
     return window.module_of_chip(known)
 
 
-def part(source: str, name: str, boot: bool) -> Any:  # JSON
-    """A part of what a bundle has, of a device or a bundle. BadArgument where a bundle lacks it."""
-    path = file_of(source)
-    if path is not None:
-        found = _bundle(path)
+def opened(source: str, out: Output, at: int | None, boot: bool) -> Bundle | Moment | None:
+    """The file that a source names, None for a device; says what is to be known of a recording.
+    UsageError for a file that is to be booted, BadArgument for one that has registers alone."""
+    found = kept(source, at)
+    if found is not None and boot:
+        raise UsageError(f"{source} is a file: only devices can be booted")
+    if isinstance(found, RegisterFile):
+        raise BadArgument(
+            f"expected a device, a crash bundle or a recording, got {source}, which has registers "
+            f"alone: `ugpu reg read {source} REGISTER`"
+        )
+    if isinstance(found, Moment) and found.note:
+        out.say(found.note, style="yellow")
+    return found
+
+
+def part(source: str, found: Bundle | Moment | None, name: str, boot: bool) -> Any:  # JSON
+    """A part of what a bundle has, of a device (None), a bundle or a recording. BadArgument where a
+    bundle lacks it."""
+    if isinstance(found, Bundle):
         content = found.parts.get(_PARTS[name])
         if content is None:
             missing: Any = found.manifest["missing"]
             reason = missing.get(_PARTS[name], f"it has {', '.join(found.parts)}")
             raise BadArgument(f"{source} has no {_PARTS[name]}: {reason}")
         return json.loads(content)
+    if isinstance(found, Moment):
+        if name == "states":
+            transport, module = found.transport()
+            return module.named_states(Attachment(transport))
+        with found.chip() as (chip, module):
+            return module.look(chip, name)
     if name == "states" and not boot:
         return window.named_states(source)
     with _chip(source, boot) as (chip, module):
         return module.look(chip, name)
 
 
-def _bundle(path: Path) -> bundle.Bundle:
-    """Read a bundle; BadArgument says what a recording is for."""
-    try:
-        return bundle.read(path)
-    except BadArgument as error:
-        raise BadArgument(
-            f"expected a device or a crash bundle, got {path}: {error.message}; of a recording "
-            f"`ugpu reg read {path} REGISTER` shows registers, `ugpu record show {path}` accesses"
-        ) from error
-
-
-def states(source: str, out: Output, *, boot: bool = False) -> int:
+def states(
+    source: str, out: Output, *, boot: bool = False, at: int | None = None
+) -> int:  # fmt: skip
     """Show each firmware's and unit's state; exit code 1 where one is not as it should be."""
-    found = part(source, "states", boot)
-    rows = [(one["unit"], one["name"], "" if one["ok"] else "!", one["meaning"]) for one in found]
+    found = part(source, opened(source, out, at, boot), "states", boot)
+    marks = {True: "", False: "!", None: "?"}
+    rows = [(one["unit"], one["name"], marks[one["ok"]], one["meaning"]) for one in found]
     out.table(("unit", "state", "", "meaning"), rows)
-    wrong = [one for one in found if not one["ok"]]
+    wrong = [one for one in found if one["ok"] is False]
     if wrong:
         first = wrong[0]
         registers = ", ".join(f"{name} {value:#x}" for name, value in first["registers"].items())
@@ -90,10 +106,12 @@ def states(source: str, out: Output, *, boot: bool = False) -> int:
     return 1 if wrong else 0
 
 
-def waves(source: str, out: Output, *, boot: bool = False) -> int:
+def waves(source: str, out: Output, *, boot: bool = False, at: int | None = None) -> int:
     """Show the waves that are on the chip."""
-    found = part(source, "waves", boot)
-    _add_instructions(source, found)
+    file = opened(source, out, at, boot)
+    found = part(source, file, "waves", boot)
+    if isinstance(file, Bundle):
+        _add_instructions(file, found)
     rows = []
     for wave in found:
         if "more" in wave:
@@ -114,12 +132,9 @@ def waves(source: str, out: Output, *, boot: bool = False) -> int:
     return 0
 
 
-def _add_instructions(source: str, waves: list[dict[str, Any]]) -> None:
+def _add_instructions(file: Bundle, waves: list[dict[str, Any]]) -> None:
     """Add the text of the instruction that each wave is at, where a bundle has its program."""
-    path = file_of(source)
-    if path is None:
-        return
-    parts = bundle.read(path).parts
+    parts = file.parts
     if "program.bin" not in parts or "program.json" not in parts:
         return
     from am.virtual.isa.decoder.decode import decode
@@ -134,17 +149,22 @@ def _add_instructions(source: str, waves: list[dict[str, Any]]) -> None:
                 wave["instruction"] = text(decode(code, offset))
 
 
-def rings(source: str, out: Output, *, boot: bool = False) -> int:
+def rings(source: str, out: Output, *, boot: bool = False, at: int | None = None) -> int:
     """Show the active compute queues of the hardware: pointers and what holds them up."""
-    found = part(source, "queues", boot)
-    rows = []
+    found = part(source, opened(source, out, at, boot), "queues", boot)
+    rows: list[tuple[object, ...]] = []
     for queue in found:
-        values = queue["registers"]
-        base = (values["CP_HQD_PQ_BASE_HI"] << 32 | values["CP_HQD_PQ_BASE"]) << 8
+        if "more" in queue:
+            rows.append(("", "", "", "", queue["more"]))
+            continue
+        values: dict[str, int | None] = queue["registers"]
+        low, high = values["CP_HQD_PQ_BASE"], values["CP_HQD_PQ_BASE_HI"]
+        base = None if low is None or high is None else (high << 32 | low) << 8
         read, write = values["CP_HQD_PQ_RPTR"], values["CP_HQD_PQ_WPTR_LO"]
-        rows.append((f"{queue['pipe']}.{queue['queue']}", f"{base:#x}", read, write,
-                     "empty" if read == write else f"{write - read} words to go",
-                     f"{values['CP_HQD_ERROR']:#x}", values["CP_HQD_VMID"] & 0xF))  # fmt: skip
+        vmid = values["CP_HQD_VMID"]
+        rows.append((f"{queue['pipe']}.{queue['queue']}", _hex(base), _known(read), _known(write),
+                     _left(read, write), _hex(values["CP_HQD_ERROR"]),
+                     _known(None if vmid is None else vmid & 0xF)))  # fmt: skip
     out.table(("pipe.queue", "ring", "rptr", "wptr", "", "error", "vmid"), rows)
     if not rows:
         out.say("no compute queue is active")
@@ -152,29 +172,52 @@ def rings(source: str, out: Output, *, boot: bool = False) -> int:
     return 0
 
 
-def _kept_walk(path: Path, address: int) -> Any:  # JSON
-    content = _bundle(path).parts.get("walk.json")
+def _known(value: int | None) -> object:
+    return "not recorded" if value is None else value
+
+
+def _hex(value: int | None) -> object:
+    return _known(value) if value is None else f"{value:#x}"
+
+
+def _left(read: int | None, write: int | None) -> str:
+    if read is None or write is None:
+        return ""
+    return "empty" if read == write else f"{write - read} words to go"
+
+
+def _kept_walk(file: Bundle, address: int) -> Any:  # JSON
+    content = file.parts.get("walk.json")
     if content is None:
-        raise BadArgument(f"{path} has no walk.json: the failure names no address")
+        raise BadArgument(f"{file.path} has no walk.json: the failure names no address")
     found: Any = json.loads(content)
     if found["address"] >> _PAGE_BITS != address >> _PAGE_BITS:
         raise BadArgument(
-            f"{path} has the entries for {found['address']:#x} alone, expected its page, got "
+            f"{file.path} has the entries for {found['address']:#x} alone, expected its page, got "
             f"{address:#x}"
         )
     return found
 
 
+@contextmanager
+def _looked_into(
+    source: str, file: Moment | None, boot: bool
+) -> Iterator[tuple[Any, window.WindowModule]]:
+    """The chip of a recording or a device."""
+    with file.chip() if file is not None else _chip(source, boot) as found:
+        yield found
+
+
 def walk(
-    device: str, address: int, out: Output, *, vmid: int | None = None, hub: str = "gc",
-    boot: bool = False,
+    source: str, address: int, out: Output, *, vmid: int | None = None, hub: str = "gc",
+    boot: bool = False, at: int | None = None,
 ) -> int:  # fmt: skip
     """Show the page table entries that lead to an address; of a bundle, to that which faulted."""
-    path = file_of(device)
-    if path is not None:
-        found = _kept_walk(path, address)
+    file = opened(source, out, at, boot)
+    if isinstance(file, Bundle):
+        found = _kept_walk(file, address)
     else:
-        with _chip(device, boot) as (chip, module):
+        with _looked_into(source, file, boot) as (chip, module):
             found = module.walk(chip, address, vmid, hub)
     out.say(f"VMID {found['vmid']}: root {found['root']:#x}")  # fmt: skip
     rows = [
@@ -187,28 +230,53 @@ def walk(
     return 0 if "physical" in found else 1
 
 
-def _check_device(device: str) -> None:
-    path = file_of(device)
-    if path is not None:
-        raise BadArgument(f"expected a device, got {path}: files have no device memory")
-
-
-def read_memory(device: str, address: int, size: int, out: Output, *, boot: bool = False) -> int:
-    """Show VRAM by its own addresses, in rows of 16 bytes."""
+def read_memory(
+    source: str, address: int, size: int, out: Output, *, boot: bool = False, at: int | None = None
+) -> int:
+    """Show VRAM by its own addresses, in rows of 16 bytes; of a recording the words that it has.
+    NotRecorded where it has none of them."""
     if address % 4 or size % 4 or not 0 < size <= _MOST_BYTES:
         raise BadArgument(
             f"expected an address and a size that are multiples of 4, up to {_MOST_BYTES} bytes",
             address=address, size=size,
         )  # fmt: skip
-    _check_device(device)
-    with _chip(device, boot) as (chip, _):
-        data: bytes = chip.vram.read(address, size)
-    for start in range(0, size, _ROW):
-        row = data[start : start + _ROW]
-        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
-        out.say(f"{address + start:#012x}  {row.hex(' ', 4):<38}{text}")
-    out.result({"address": address, "bytes": data.hex()})
+    file = opened(source, out, at, boot)
+    if isinstance(file, Bundle):
+        raise BadArgument(f"expected a device or a recording, got {source}: a crash bundle has no "
+                          f"device memory but what `ugpu crash show {source}` lists")  # fmt: skip
+    with _looked_into(source, file, boot) as (chip, _):
+        if file is None:
+            data: bytes = chip.vram.read(address, size)
+            words: list[bytes | None] = [data[at : at + 4] for at in range(0, size, 4)]
+        else:
+            words = _recorded_words(chip, address, size)
+    for start in range(0, len(words), _ROW // 4):
+        row = words[start : start + _ROW // 4]
+        shown = " ".join("--------" if word is None else word.hex() for word in row)
+        letters = b"".join(b"    " if word is None else word for word in row)
+        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in letters)
+        out.say(f"{address + 4 * start:#012x}  {shown:<38}{text}")
+    lacking = sum(word is None for word in words)
+    if lacking:
+        out.say(f"{lacking} of {len(words)} words are not recorded")
+        out.result({"address": address, "words": [word and word.hex() for word in words]})
+    else:
+        out.result({"address": address, "bytes": b"".join(word or b"" for word in words).hex()})
     return 0
+
+
+def _recorded_words(chip: Any, address: int, size: int) -> list[bytes | None]:  # a driver's chip
+    words: list[bytes | None] = []
+    first: NotRecorded | None = None
+    for place in range(address, address + size, 4):
+        try:
+            words.append(chip.vram.read(place, 4))
+        except NotRecorded as error:
+            first = first or error
+            words.append(None)
+    if first is not None and not any(words):
+        raise first
+    return words
 
 
 def write_memory(
@@ -220,7 +288,8 @@ def write_memory(
         raise BadArgument("expected an address that is a multiple of 4, and 32-bit words",
                           address=address)  # fmt: skip
     data = b"".join(word.to_bytes(4, "little") for word in words)
-    _check_device(device)
+    if kept(device) is not None:
+        raise UsageError(f"{device} is a file: only memory of devices can be written")
     with _chip(device, boot) as (chip, _):
         before = chip.vram.read(address, len(data))
         out.say(f"{address:#x}: {before.hex(' ', 4)}")

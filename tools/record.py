@@ -36,6 +36,7 @@ from hcq.transport.replay import ReplayTransport
 from hcq.transport.trace import Access
 
 from .console import Output, human_size
+from .kept import cut_note, recording_of
 from .progress import shown
 from .recorded import Steps, first_difference, names_of
 
@@ -121,7 +122,7 @@ def replay(path: Path, out: Output) -> int:
 
 def show(path: Path, out: Output, *, everything: bool = False) -> int:
     """The summary, or each entry with the register's name."""
-    recording = load(path)
+    recording = load(path, partial=out)
     if everything:
         for line in Steps(recording).lines():
             out.say(line)
@@ -135,7 +136,7 @@ def show(path: Path, out: Output, *, everything: bool = False) -> int:
 
 def compare(left: Path, right: Path, out: Output) -> int:
     """Say where two recordings first differ; 1 if they do."""
-    recordings = [load(left), load(right)]
+    recordings = [load(left, partial=out), load(right, partial=out)]
     found = first_difference(*map(Steps, recordings))
     failures = [_failure(recording) for recording in recordings]
     if found is None:
@@ -150,8 +151,9 @@ def compare(left: Path, right: Path, out: Output) -> int:
     out.say(f"  >   {found.right}    ({right.name})", "green")
     for line in found.fields:
         out.say(f"      {line}")
-    for path, failure in zip((left, right), failures, strict=True):
-        out.say(f"{path.name}: {failure or 'the device came up'}")
+    for path, failure, one in zip((left, right), failures, recordings, strict=True):
+        came_up = cut_note(one) or "the device came up"
+        out.say(f"{path.name}: {failure or came_up}")
     out.result(
         {"same": False, "steps": found.same, "stage": found.stage, "what": found.what,
          "before": found.before, "left": found.left, "right": found.right, "fields": found.fields,
@@ -160,10 +162,17 @@ def compare(left: Path, right: Path, out: Output) -> int:
     return 1
 
 
-def load(path: Path) -> Recording:
-    """Read a recording; DeviceNotFound for no file, BadArgument for one that is something else."""
+def load(path: Path, partial: Output | None = None) -> Recording:
+    """Read a recording; DeviceNotFound for no file, BadArgument for one that is something else, or
+    that was cut off, unless `partial` can say so."""
     try:
-        return Recording.load(path.read_text("ascii"))
+        text = path.read_text("ascii")
+        if partial is None:
+            return Recording.load(text)
+        recording = recording_of(text, path)
+        if recording.cut:
+            partial.say(f"{path}: {cut_note(recording)}", "yellow")
+        return recording
     except OSError as error:
         raise DeviceNotFound(f"cannot open {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -19,7 +19,17 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from hcq.errors import BadArgument
-from hcq.transport.recording import Content, Entry, Failure, Moment, Recording, Stage, Wait
+from hcq.transport.recording import (
+    Content,
+    Entry,
+    Failure,
+    LongWrite,
+    Moment,
+    Recording,
+    Stage,
+    Wait,
+)
+from hcq.transport.trace import Access
 
 from . import record
 from .console import Output
@@ -33,9 +43,11 @@ _STAGES, _REGISTERS, _MEMORY = 1, 2, 3
 
 @dataclass(frozen=True)
 class Traced:
-    """An entry of a trace. time: seconds since it began; stage: of coming up, "" before and after;
-    step: by names; None for what is none."""
+    """An entry of a trace. number: of an access, from 1, or of the last one before; time: seconds
+    since it began; stage: of coming up, "" before and after; step: by names; None for what is
+    none."""
 
+    number: int
     time: float
     stage: str
     entry: Entry
@@ -49,14 +61,21 @@ class Traced:
     def __str__(self) -> str:
         shown = ", ".join(f"{name} {value:#x}" for name, value in self.fields.items() if value)
         what = str(self.step) if self.step is not None else _memory(self.entry)
-        return f"{self.time:>10.6f}  {what}" + (f"  [{shown}]" if shown else "")
+        number = self.number if isinstance(self.entry, Access | LongWrite) else ""
+        return f"{number:>6} {self.time:>10.6f}  {what}" + (f"  [{shown}]" if shown else "")
 
     def as_json(self) -> dict[str, object]:
         step = self.step
         if step is None:
-            return {"time_s": self.time, "stage": self.stage, "what": _memory(self.entry)}
+            return {
+                "access": self.number,
+                "time_s": self.time,
+                "stage": self.stage,
+                "what": _memory(self.entry),
+            }
         return {
-            "time_s": self.time, "stage": self.stage, "what": step.verb, "place": step.place,
+            "access": self.number, "time_s": self.time, "stage": self.stage,
+            "what": step.verb, "place": step.place,
             "value": step.value, "fields": self.fields, "repeated": step.repeated,
         }  # fmt: skip
 
@@ -100,18 +119,20 @@ def _has(fields: dict[str, int], wanted: str) -> bool:
 
 def traced(recording: Recording) -> Iterator[Traced]:
     """Every entry with its time and stage."""
-    steps, seconds, stage = Steps(recording), 0.0, ""
+    steps, number, seconds, stage = Steps(recording), 0, 0.0, ""
     for entry in recording.entries:
         if isinstance(entry, Moment):
             seconds = entry.seconds
             continue
         if isinstance(entry, Stage):
             stage = entry.name
-        yield Traced(seconds, stage, entry, steps.step(entry))
+        number += isinstance(entry, Access | LongWrite)
+        yield Traced(number, seconds, stage, entry, steps.step(entry))
 
 
 def folded(found: Iterator[Traced]) -> Iterator[Traced]:
-    """The same access with the same value several times in a row as one, which says how often."""
+    """The same access with the same value several times in a row as one, which says how often; its
+    number is the last one's, its time the first one's."""
     held: Traced | None = None
     for one in found:
         if isinstance(one.entry, Wait):
@@ -120,7 +141,7 @@ def folded(found: Iterator[Traced]) -> Iterator[Traced]:
         if before is not None and before == one.step and before.window is not None:
             assert held is not None
             again = Step(**{**vars(before), "repeated": before.repeated + 1})
-            held = Traced(held.time, held.stage, held.entry, again)
+            held = Traced(one.number, held.time, held.stage, held.entry, again)
             continue
         if held is not None:
             yield held
@@ -141,7 +162,7 @@ def show(path: Path, out: Output, meant: Filter | None = None) -> int:
     """Print the accesses that are meant, one a line; 1 where there is none."""
     meant = meant or Filter()
     every = meant == Filter()
-    entries = folded(traced(record.load(path)))
+    entries = folded(traced(record.load(path, partial=out)))
     found = [one for one in entries if every or meant.takes(one)]
     stage = ""
     for one in found:
@@ -161,7 +182,7 @@ def show(path: Path, out: Output, meant: Filter | None = None) -> int:
 def export(path: Path, target: Path, out: Output) -> int:
     """Write a trace for Perfetto and Chrome (Trace Event Format, JSON). BadArgument where the file
     cannot be written."""
-    events = trace_events(record.load(path))
+    events = trace_events(record.load(path, partial=out))
     try:
         with target.open("w", encoding="utf-8") as file:
             json.dump({"traceEvents": events, "displayTimeUnit": "ns"}, file)

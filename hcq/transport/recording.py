@@ -25,7 +25,8 @@ does not answer, or does again. `stage`: a step of coming up begins; `failed`: i
 how many seconds after the recording began what follows was; all three are for people. Before all
 entries may stand `command` (JSON), the program that was recorded, and `firmware NAME`, an image
 that the driver read, with its bytes. Long data is packed (zlib, base64); of long writes only the
-digest is kept, which is enough to hold a driver to them.
+digest is kept, which is enough to hold a driver to them, but for those that pack well, such as page
+tables. Every line ends with a newline: a last line without one was cut off.
 """
 
 from __future__ import annotations
@@ -43,17 +44,22 @@ from hcq.transport.base import DmaSegment, PciIdentity, ResetKind
 from hcq.transport.trace import CONFIG, Access
 
 LONG = 256  # bytes from which data is packed, and a write kept as its digest
+KEPT = 1 << 14  # bytes of a write up to which its data is kept where it packs well
+_SHOWN = 80  # characters of a line in an error
+_WELL = 4  # times smaller than its data
 LARGEST = 1 << 30  # bytes of one entry; a recording that unpacks to more is refused
 
 
 @dataclass(frozen=True)
 class LongWrite:
-    """A block written to a window, by its SHA-256 in hexadecimal."""
+    """A block written to a window, by its SHA-256 in hexadecimal; data: None where only that is
+    kept."""
 
     window: int
     offset: int
     width: int
     digest: str
+    data: bytes | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,8 @@ Entry = Access | LongWrite | Allocation | Content | Free | Reset | Wait | Presen
 class Recording:
     """Entries in order, with what is needed to stand in for the device. interrupts: vectors that
     it offers; 0 where the driver has to poll. firmware: images that the driver read, by name.
-    command: the program that was recorded, where it was one."""
+    command: the program that was recorded, where it was one. cut: the number of the incomplete
+    last line, of a file that was cut off; 0 for a whole one."""
 
     identity: PciIdentity
     windows: dict[int, int] = field(default_factory=dict)  # BAR index -> size in bytes
@@ -141,6 +148,7 @@ class Recording:
     interrupts: int = 0
     firmware: dict[str, bytes] = field(default_factory=dict)
     command: tuple[str, ...] = ()
+    cut: int = 0
 
     def save(self) -> str:
         """As text, see the module's docstring."""
@@ -159,10 +167,20 @@ class Recording:
         return "\n".join(lines) + "\n"
 
     @staticmethod
-    def load(text: str) -> Recording:
-        """Read what `save` wrote; BadArgument names the line that is wrong."""
+    def load(text: str, *, partial: bool = False) -> Recording:
+        """Read what `save` wrote; BadArgument names the line that is wrong. partial: leave out the
+        last line of a file that was cut off, and say so in `cut`; else such a file is refused."""
         recording: Recording | None = None
-        for number, line in enumerate(text.splitlines(), 1):
+        lines, cut = text.splitlines(), 0
+        if lines and not text.endswith("\n"):
+            cut = len(lines)
+            last = lines.pop()
+            if not partial:
+                raise BadArgument(
+                    f"line {cut} of the recording is incomplete: the file was cut off",
+                    line=_short(last),
+                )
+        for number, line in enumerate(lines, 1):
             words = line.split()
             try:
                 if not words:
@@ -182,9 +200,12 @@ class Recording:
                 else:
                     recording.entries.append(_entry(words))
             except (ValueError, LookupError) as error:
-                raise BadArgument(f"line {number} of the recording: {error}", line=line) from None
+                raise BadArgument(
+                    f"line {number} of the recording: {error}", line=_short(line)
+                ) from None
         if recording is None:
             raise BadArgument("expected an identity at the start of the recording")
+        recording.cut = cut
         return recording
 
 
@@ -192,11 +213,20 @@ def long_write(access: Access) -> Access | LongWrite:
     """A completed access as it is kept."""
     if not access.is_write or access.data is None or access.width < LONG:
         return access
-    digest = hashlib.sha256(access.data).hexdigest()
-    return LongWrite(access.window, access.offset, access.width, digest)
+    kept = access.data if access.width <= KEPT else None
+    return _long_write(access.window, access.offset, access.width, access.data, kept)
+
+
+def _long_write(window: int, offset: int, width: int, data: bytes, kept: bytes | None) -> LongWrite:
+    return LongWrite(window, offset, width, hashlib.sha256(data).hexdigest(), kept)
 
 
 # ---- lines -------------------------------------------------------------------------------------
+
+
+def _short(line: str) -> str:
+    """A line in an error: packed data may be long."""
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
 
 
 def _line(entry: Entry) -> str:
@@ -206,7 +236,10 @@ def _line(entry: Entry) -> str:
         return f"{str(entry).rsplit(' ', 2)[0]} {_packed(entry.data)}"
     if isinstance(entry, LongWrite):
         at = Access(entry.window, entry.offset, entry.width, True, None)
-        return f"{str(at).rsplit(' ', 2)[0]} sha256 {entry.digest}"
+        kept = _packed(entry.data) if entry.data is not None else ""
+        if not kept or len(kept) * _WELL > entry.width:
+            kept = f"sha256 {entry.digest}"
+        return f"{str(at).rsplit(' ', 2)[0]} {kept}"
     if isinstance(entry, Allocation):
         runs = " ".join(f"{run.address:#x}+{run.size:#x}" for run in entry.segments)
         return f"allocate {entry.number} {entry.size} {runs}"
@@ -280,6 +313,8 @@ def _access(words: list[str]) -> Access | LongWrite:
         raise ValueError(f"unknown access: {verb} {place}")
     window = CONFIG if place == "config" else int(place[3:])
     is_write = verb == "write"
+    if offset < 0 or width < 0:
+        raise ValueError("an access must have an offset and a width of at least 0")
     if words[4] == "sha256" and is_write:
         if len(words[5]) != 64:
             raise ValueError("a digest must have 64 digits")
@@ -288,8 +323,15 @@ def _access(words: list[str]) -> Access | LongWrite:
         data = _unpacked(words[4:])
         if len(data) != width:
             raise ValueError(f"expected {width} bytes of data, got {len(data)}")
+        if is_write and width >= LONG:
+            return _long_write(window, offset, width, data, data)
         return Access(window, offset, width, is_write, None, data)
-    return Access(window, offset, width, is_write, int(words[4], 16))
+    if not 1 <= width <= 8:
+        raise ValueError(f"a value must have 1 to 8 bytes, got {width}")
+    value = int(words[4], 16)
+    if not 0 <= value < 1 << 8 * width:
+        raise ValueError(f"the value {value:#x} does not fit {width} bytes")
+    return Access(window, offset, width, is_write, value)
 
 
 def _ascii(text: str) -> str:

@@ -13,6 +13,7 @@ from am.virtual.gpu import attach
 from hcq import bundle, window
 from hcq.bundle import Evidence
 from hcq.errors import DeviceHang, UsageError
+from hcq.registerfile import RegisterFile
 from tools import cli, inside
 from tools.console import Output
 
@@ -99,11 +100,16 @@ def test_refusals(words: list[str], text: str, capsys: pytest.CaptureFixture[str
     assert text in capsys.readouterr().err
 
 
-def test_a_recording_names_the_verbs_that_read_it(
+def test_a_file_of_registers_names_the_verb_that_reads_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "boot.rec"
-    path.write_text("a recording\n")
+    path = tmp_path / "registers.json"
+    path.write_text(RegisterFile("card", "navi31", {"gc.CP_STAT": 1}).dumps())
     for verb in (["fw", "state"], ["waves"], ["ring"]):
         assert cli.main([*verb, str(path)]) == 2
         assert f"`ugpu reg read {path} REGISTER`" in capsys.readouterr().err
+    path.write_text("a shopping list\n")
+    for verb in (["fw", "state"], ["waves"], ["ring"]):
+        assert cli.main([*verb, str(path)]) == 2
+        said = capsys.readouterr().err
+        assert "is not a recording, a crash bundle or a register file" in said

@@ -37,9 +37,12 @@ def test_every_access_with_time_name_and_fields(
     shown = lines(capsys, "show", trace)
     assert "-- PSP ring" in shown
     line = next(one for one in shown if "write RCC_DEV0_EPF0_RCC_DOORBELL_APER_EN" in one)
-    seconds, what = line.split(maxsplit=1)
+    _, seconds, what = line.split(maxsplit=2)
     assert what == "write RCC_DEV0_EPF0_RCC_DOORBELL_APER_EN 0x1  [BIF_DOORBELL_APER_EN 0x1]"
-    times = [float(one.split()[0]) for one in shown if not one.startswith("--")]
+    columns = [(one[:6].strip(), float(one[6:17])) for one in shown if not one.startswith("--")]
+    times = [seconds for _, seconds in columns]
+    numbers = [int(number) for number, _ in columns if number]
+    assert numbers == sorted(numbers) and numbers[0] == 1
     assert times == sorted(times) and 0 < float(seconds) < times[-1]
     assert any("  memory " in one and " bytes at 0x" in one for one in shown)
 

@@ -53,10 +53,14 @@ def _parts(source: Source, pattern: str) -> list[tuple[str, str]]:
 
 
 def read(
-    place: str, patterns: Sequence[str], out: Output, *, boot: bool = True, keep: Path | None = None
-) -> int:
-    """Read each register once and show value and fields; `keep`: also into a file."""
-    with open_source(place, boot=boot) as source:
+    place: str, patterns: Sequence[str], out: Output, *, boot: bool = True,
+    keep: Path | None = None, at: int | None = None,
+) -> int:  # fmt: skip
+    """Read each register once and show value and fields; `keep`: also into a file. at: of a
+    recording, see tools.kept."""
+    with open_source(place, boot=boot, at=at) as source:
+        if source.note:
+            out.say(source.note, style="yellow")
         chosen = list(dict.fromkeys(part for one in patterns for part in _parts(source, one)))
         values = {name: source.read(name) for name in dict.fromkeys(name for name, _ in chosen)}
         if keep is not None:
@@ -256,10 +260,15 @@ def _at(blocks: Mapping[str, hcq.fields.RegisterBlock], offset: int) -> list[str
     return names
 
 
-def diff(left: str, right: str, patterns: Sequence[str], out: Output, *, boot: bool = True) -> int:
+def diff(
+    left: str, right: str, patterns: Sequence[str], out: Output, *, boot: bool = True,
+    at: int | None = None,
+) -> int:  # fmt: skip
     """Show the registers whose values differ, in the order of the first source; exit code 1 where
-    one does. Devices need patterns; of two files all registers that both have are compared."""
-    one, two = (_values(place, patterns, boot) for place in (left, right))
+    one does. Devices need patterns; of two files all registers that both have are compared. at: of
+    the first source, a recording, see tools.kept."""
+    one = _values(left, patterns, boot, at)
+    two = _values(right, patterns, boot)
     by_bare = {bare_name(name): value for name, value in two.items()}
     rows, results, compared = [], [], 0
     for name, ours in one.items():
@@ -286,8 +295,10 @@ def diff(left: str, right: str, patterns: Sequence[str], out: Output, *, boot: b
     return 1 if rows else 0
 
 
-def _values(place: str, patterns: Sequence[str], boot: bool) -> dict[str, RegisterValue]:
-    with open_source(place, boot=boot) as source:
+def _values(
+    place: str, patterns: Sequence[str], boot: bool, at: int | None = None
+) -> dict[str, RegisterValue]:
+    with open_source(place, boot=boot, at=at) as source:
         if isinstance(source, Live) and not patterns:
             raise UsageError(f"{place} is a device: pass the registers to read, such as 'gc.CP_*'")
         return {name: source.read(name) for name in _chosen(source, patterns or ["*"])}

@@ -1,8 +1,8 @@
 """Where registers are read: a device, booted or as it is; a recording; a crash bundle; a file that
 `--save` wrote.
 
-A source is named on the command line by what `hcq.open` takes, or by a file; FILE@STAGE is a
-recording as far as the end of a stage of the boot ("boot.rec@PSP ring").
+A source is named on the command line by what `hcq.open` takes, or by a file; see tools.kept for
+recordings at one moment.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import hcq
-from hcq import bundle, window
+from hcq import window
+from hcq.bundle import Bundle
 from hcq.errors import BadArgument, NotSupported
 from hcq.fields import RegisterBlock, RegisterValue
 from hcq.registerfile import RegisterFile
-from hcq.transport.recording import LongWrite, Recording, Stage
+from hcq.transport.recorded import entries_until
+from hcq.transport.recording import Reset
 from hcq.transport.trace import Access
 
-from ..bundles import file_of
+from ..kept import Moment, kept
 from ..recorded import register_finder
 
 MOST = 200  # registers of a device that one pattern may match
@@ -36,6 +38,7 @@ class Source(Protocol):
 
     title: str
     chip: str  # as in virtual:<chip>; "" where it is not known
+    note: str  # for people, what they should know about it
 
     def matching(self, pattern: str) -> list[str]:
         """The names that a pattern ("gc.CP_*", "CP_STAT") means, in the source's order; BadArgument
@@ -57,6 +60,7 @@ class Live:
                 "its kernel driver or firmware controls them"
             )
         self.title = title
+        self.note = ""
         self.blocks = blocks
         self.chip = str(getattr(getattr(chip, "facts", None), "name", ""))
 
@@ -75,8 +79,11 @@ class Live:
 class Kept:
     """Values of a file, in its order."""
 
-    def __init__(self, title: str, values: Mapping[str, RegisterValue], chip: str = "") -> None:
+    def __init__(
+        self, title: str, values: Mapping[str, RegisterValue], chip: str = "", note: str = ""
+    ) -> None:
         self.title = title
+        self.note = note
         self.chip = chip
         self.values = values
 
@@ -133,13 +140,12 @@ def _near(block: RegisterBlock, name: str) -> str:
 
 
 @contextmanager
-def open_source(text: str, *, boot: bool = True) -> Iterator[Source]:
+def open_source(text: str, *, boot: bool = True, at: int | None = None) -> Iterator[Source]:
     """Open what `text` names. boot: bring a device up as `hcq.open` does; else look at it as it
-    is (hcq.window)."""
-    name, _, stage = text.partition("@")
-    path = file_of(name)
-    if path is not None:
-        yield _of_file(path, stage)
+    is (hcq.window). at: of a recording, see tools.kept."""
+    found = kept(text, at)
+    if found is not None:
+        yield _of_file(text, found)
     elif boot:
         with hcq.open(text) as device:
             yield Live(text, getattr(device, "chip", None))
@@ -148,23 +154,17 @@ def open_source(text: str, *, boot: bool = True) -> Iterator[Source]:
             yield Live(text, chip)
 
 
-def _of_file(path: Path, stage: str) -> Kept:
-    if path.name.endswith(bundle.SUFFIX):
-        content = bundle.read(path).parts.get(REGISTERS)
-        if content is None:
-            raise BadArgument(f"{path} has no {REGISTERS}; its manifest says why")
-        kept = RegisterFile.loads(content, str(path))
-        values = {**kept.values, **_queues(bundle.read(path).parts.get(QUEUES, b"[]"))}
-        return _of_values(str(path), replace(kept, values=values))
-    try:
-        text = path.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise BadArgument(f"{path} is neither a recording nor a register file") from error
-    if not text.startswith("{"):
-        return _of_recording(path, Recording.load(text), stage)
-    if stage:
-        raise BadArgument(f"{path} contains one state; stages (@{stage}) require a recording")
-    return _of_values(str(path), RegisterFile.loads(text, str(path)))
+def _of_file(title: str, found: Bundle | Moment | RegisterFile) -> Kept:
+    if isinstance(found, Moment):
+        return _of_recording(found)
+    if isinstance(found, RegisterFile):
+        return _of_values(title, found)
+    content = found.parts.get(REGISTERS)
+    if content is None:
+        raise BadArgument(f"{found.path} has no {REGISTERS}; its manifest says why")
+    registers = RegisterFile.loads(content, str(found.path))
+    values = {**registers.values, **_queues(found.parts.get(QUEUES, b"[]"))}
+    return _of_values(str(found.path), replace(registers, values=values))
 
 
 def _queues(content: bytes) -> dict[str, int]:
@@ -173,30 +173,28 @@ def _queues(content: bytes) -> dict[str, int]:
     return {
         f"gc[{queue['pipe']}.{queue['queue']}].{name}": value
         for queue in found
+        if "more" not in queue
         for name, value in queue["registers"].items()
     }
 
 
-def _of_recording(path: Path, recording: Recording, stage: str) -> Kept:
-    """The last value of each register, read or written, at the end of a stage or of all."""
+def _of_recording(moment: Moment) -> Kept:
+    """The last value of each register, read or written, at that moment, since the last reset."""
+    recording = moment.recording
     find = register_finder(recording)
     values: dict[str, RegisterValue] = {}
-    stages: list[str] = []
-    for entry in recording.entries:
-        if isinstance(entry, Stage):
-            if stage and stages and stages[-1] == stage:
-                break
-            stages.append(entry.name)
-        if not isinstance(entry, Access) or isinstance(entry, LongWrite) or entry.value is None:
+    for entry in entries_until(recording, at=moment.at, stage=moment.stage):
+        if isinstance(entry, Reset) and not entry.refusal:
+            values.clear()
+        if not isinstance(entry, Access) or entry.value is None:
             continue
         register = find(entry.window, entry.offset)
         if register is not None:
             values[register.name] = register.decode(entry.value & 0xFFFF_FFFF)
-    if stage and stage not in stages:
-        raise BadArgument(f"{path} has no stage {stage!r}, expected one of {', '.join(stages)}")
     if not values:
-        raise BadArgument(f"{path} has no access to a named register")
-    return Kept(f"{path}@{stage}" if stage else str(path), values)
+        note = f"; {moment.note}" if moment.note else ""
+        raise BadArgument(f"{moment.title} has no access to a named register{note}")
+    return Kept(moment.title, values, note=moment.note)
 
 
 def save(path: Path, source: Source, values: Mapping[str, RegisterValue]) -> None:

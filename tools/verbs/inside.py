@@ -10,9 +10,11 @@ from ..console import Output
 from .verb import register
 
 SOURCE = (
-    "a device as it is (pci:ADDRESS, vfio-user:PATH, virtual:CHIP), or a crash bundle (a file, or "
-    "its number in `ugpu crash ls`)"
+    "a device as it is (pci:ADDRESS, vfio-user:PATH, virtual:CHIP), a crash bundle (a file, or "
+    "its number in `ugpu crash ls`), or a recording (FILE, or FILE@STAGE for its state after a "
+    "stage of the boot)"
 )
+AT = "of a recording: the state after access number N (as `ugpu trace show` numbers them)"
 
 
 def number(text: str) -> int:
@@ -22,6 +24,7 @@ def number(text: str) -> int:
 def _source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", help=SOURCE)
     parser.add_argument("--boot", action="store_true", help="boot the device first")
+    parser.add_argument("--at", type=number, metavar="N", help=AT)
 
 
 def _shell(parser: argparse.ArgumentParser) -> None:
@@ -48,25 +51,25 @@ def _fw(parser: argparse.ArgumentParser) -> None:
 
 
 @register("debug", "the state of each firmware and unit, with its meaning and remedy", _fw,
-          usage="ugpu fw state SOURCE [--boot]", source_at=1)  # fmt: skip
+          usage="ugpu fw state SOURCE [--boot] [--at N]", source_at=1)  # fmt: skip
 def fw(arguments: argparse.Namespace, out: Output) -> int:
     from .. import inside
 
-    return inside.states(arguments.source, out, boot=arguments.boot)
+    return inside.states(arguments.source, out, boot=arguments.boot, at=arguments.at)
 
 
 @register("debug", "the waves on a chip: place, program counter, kernel", _source, source_at=0)
 def waves(arguments: argparse.Namespace, out: Output) -> int:
     from .. import inside
 
-    return inside.waves(arguments.source, out, boot=arguments.boot)
+    return inside.waves(arguments.source, out, boot=arguments.boot, at=arguments.at)
 
 
 @register("debug", "the active compute queues of a chip, with their pointers", _source, source_at=0)
 def ring(arguments: argparse.Namespace, out: Output) -> int:
     from .. import inside
 
-    return inside.rings(arguments.source, out, boot=arguments.boot)
+    return inside.rings(arguments.source, out, boot=arguments.boot, at=arguments.at)
 
 
 def _vm(parser: argparse.ArgumentParser) -> None:
@@ -78,12 +81,13 @@ def _vm(parser: argparse.ArgumentParser) -> None:
 
 
 @register("debug", "the page table entries that lead to an address", _vm, source_at=1,
-          usage="ugpu vm walk SOURCE ADDRESS [--vmid N] [--hub gc|mmhub] [--boot]")  # fmt: skip
+          usage="ugpu vm walk SOURCE ADDRESS [--vmid N] [--hub gc|mmhub]\n       "
+          "             [--boot] [--at N]")  # fmt: skip
 def vm(arguments: argparse.Namespace, out: Output) -> int:
     from .. import inside
 
     return inside.walk(arguments.source, arguments.address, out, vmid=arguments.vmid,
-                       hub=arguments.hub, boot=arguments.boot)  # fmt: skip
+                       hub=arguments.hub, boot=arguments.boot, at=arguments.at)  # fmt: skip
 
 
 def _mem(parser: argparse.ArgumentParser) -> None:
@@ -95,8 +99,8 @@ def _mem(parser: argparse.ArgumentParser) -> None:
 
 
 @register("debug", "read or write VRAM at VRAM addresses", _mem,
-          usage="ugpu mem read DEVICE ADDRESS [SIZE]\n       "
-          "ugpu mem write DEVICE ADDRESS WORD ... [--yes]", source_at=1)  # fmt: skip
+          usage="ugpu mem read SOURCE ADDRESS [SIZE] [--boot] [--at N]\n       "
+          "ugpu mem write DEVICE ADDRESS WORD ... [--boot] [--yes]", source_at=1)  # fmt: skip
 def mem(arguments: argparse.Namespace, out: Output) -> int:
     from .. import inside
 
@@ -105,7 +109,9 @@ def mem(arguments: argparse.Namespace, out: Output) -> int:
     )  # fmt: skip
     if arguments.word == "read" and len(values) <= 1:
         size = values[0] if values else 256
-        return inside.read_memory(source, address, size, out, boot=boot)
+        return inside.read_memory(source, address, size, out, boot=boot, at=arguments.at)
     if arguments.word == "write" and values:
+        if arguments.at is not None:
+            raise UsageError("--at is for recordings, which cannot be written")
         return inside.write_memory(source, address, values, out, boot=boot, yes=arguments.yes)
-    raise UsageError("usage: ugpu mem read DEVICE ADDRESS [SIZE], or write DEVICE ADDRESS WORD ...")
+    raise UsageError("usage: ugpu mem read SOURCE ADDRESS [SIZE], or write DEVICE ADDRESS WORD ...")

@@ -10,17 +10,18 @@ from hcq.errors import UsageError
 from ..console import Output
 from .verb import register
 
-USAGE = """ugpu reg read SOURCE REGISTER ... [--save FILE]
+USAGE = """ugpu reg read SOURCE REGISTER ... [--at N] [--save FILE]
        ugpu reg write DEVICE REGISTER[.FIELD]=NUMBER ... [--yes]
        ugpu reg watch DEVICE REGISTER ... [--every SECONDS] [--looks N]
        ugpu reg lookup CHIP REGISTER|0xOFFSET ...
-       ugpu reg diff SOURCE SOURCE [REGISTER ...]"""
+       ugpu reg diff SOURCE SOURCE [REGISTER ...] [--at N]"""
 FORMS = """\
 REGISTER is a name such as gc.GRBM_STATUS or CP_STAT, or a field (CP_STAT.CP_BUSY); * and
 ? match. SOURCE is a device, a recording (FILE, or FILE@STAGE for its state after a stage of the
-boot), a crash bundle (a file, or its number in `ugpu crash ls`), a file that --save wrote; it may
-be named by --from SOURCE too. DEVICE is booted as for work, which changes its state; with --no-boot
-it is looked at as it is (pci:ADDRESS, vfio-user:PATH).
+boot; with --at N its state after access number N, as `ugpu trace show` numbers them), a crash
+bundle (a file, or its number in `ugpu crash ls`), a file that --save wrote; it may be named by
+--from SOURCE too. DEVICE is booted as for work, which changes its state; with --no-boot it is
+looked at as it is (pci:ADDRESS, vfio-user:PATH).
 
 read     show values and fields
 write    show the change and its possible effects, and ask for confirmation
@@ -46,6 +47,12 @@ def _reg(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("word", choices=("read", "write", "watch", "lookup", "diff"))
     parser.add_argument("names", nargs="+", metavar="NAME", help="see below")
     parser.add_argument("--no-boot", action="store_true", help="do not boot the device")
+    parser.add_argument(
+        "--at",
+        type=lambda text: int(text, 0),
+        metavar="N",
+        help="with read and diff: the moment of a recording, the first of two",
+    )
     parser.add_argument("--yes", action="store_true", help="write without confirmation")
     parser.add_argument(
         "--save", type=Path, metavar="FILE", help="with read: store the values in FILE"
@@ -61,12 +68,14 @@ def reg(arguments: argparse.Namespace, out: Output) -> int:
 
     first, *rest = arguments.names
     boot = not arguments.no_boot
+    if arguments.at is not None and arguments.word not in ("read", "diff"):
+        raise UsageError("--at is for read and diff of recordings")
     if arguments.word == "diff" and rest:
-        return command.diff(first, rest[0], rest[1:], out, boot=boot)
+        return command.diff(first, rest[0], rest[1:], out, boot=boot, at=arguments.at)
     if not rest:
         raise UsageError(f"usage: {USAGE}")
     if arguments.word == "read":
-        return command.read(first, rest, out, boot=boot, keep=arguments.save)
+        return command.read(first, rest, out, boot=boot, keep=arguments.save, at=arguments.at)
     if arguments.word == "write":
         return command.write(first, rest, out, boot=boot, yes=arguments.yes)
     if arguments.word == "lookup":

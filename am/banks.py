@@ -1,0 +1,80 @@
+"""Which registers of a recorded chip choose what others mean, for reading its state.
+
+Sources: Linux 6.12 gfx_v11_0.c, soc21.c (soc21_grbm_select: GRBM_GFX_CNTL; GRBM_GFX_INDEX;
+SQ_IND_INDEX), nbio_v4_3.c (index and data pairs), amdgpu_device.c (MM_INDEX, MM_DATA).
+"""
+
+from __future__ import annotations
+
+import functools
+from fnmatch import fnmatchcase
+
+from am import chips
+from am.names import placed_tables
+from hcq.transport.recorded import Banks, Place
+from hcq.transport.recording import Recording
+
+# Patterns of names, and the registers that choose what they mean.
+_CHOSEN_BY: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (("CP_HQD_*", "CP_MQD_*", "CP_GFX_HQD_*", "CP_MEC_RS64_PRGRM_CNTR_START*", "SH_MEM_*"),
+     ("GRBM_GFX_CNTL",)),
+    (("SQ_IND_DATA",), ("GRBM_GFX_INDEX", "SQ_IND_INDEX")),
+    (("*_SHADER_ARRAY_CONFIG*", "*_RB_BACKEND_DISABLE"), ("GRBM_GFX_INDEX",)),
+)  # fmt: skip
+_PAIRS = (("RSMU_DATA", "RSMU_INDEX"), ("PCIE_DATA", "PCIE_INDEX"), ("PCIE_DATA2", "PCIE_INDEX2"))
+_MM_INDEX, _MM_DATA, _MM_INDEX_HI = 0x0, 0x4, 0x18  # bytes; see am.chip.Vram
+
+
+def banks(recording: Recording) -> Banks:
+    """The selectors of a recording's chip; none for one that has no facts."""
+    facts = chips.find(recording.identity.vendor, recording.identity.device)
+    if facts is None:
+        return Banks()
+    window = facts.generation.register_bar
+    tables = placed_tables(facts, recording)
+
+    def place(name: str) -> Place | None:
+        for table, bases in tables:
+            register = table.get(name)
+            if register is not None and register.segment < len(bases):
+                return window, (bases[register.segment] + register.offset) * 4
+        return None
+
+    chosen_by = {
+        name: found
+        for _, names in _CHOSEN_BY
+        for name in names
+        if (found := place(name)) is not None
+    }
+    memory = (window, _MM_INDEX), (window, _MM_INDEX_HI)
+    pairs: dict[Place, tuple[Place, ...]] = {(window, _MM_DATA): memory}
+    for table, _ in tables:
+        for data, index in _PAIRS:
+            for name in (one for one in table if one.endswith(data)):
+                at, selector = place(name), place(f"{name.removesuffix(data)}{index}")
+                if at is not None and selector is not None:
+                    pairs[at] = (selector,)
+
+    @functools.cache
+    def of(bar: int, offset: int) -> tuple[Place, ...]:
+        if bar != window:
+            return ()
+        if (bar, offset) in pairs:
+            return pairs[bar, offset]
+        for table, bases in tables:
+            for segment, base in enumerate(bases):
+                index = offset // 4 - base
+                found = table.find(index, segment) if index >= 0 else None
+                if found is not None:
+                    return _selectors(found.name, chosen_by)
+        return ()
+
+    selectors = {one for places in pairs.values() for one in places} | set(chosen_by.values())
+    return Banks(window, frozenset(selectors), of)
+
+
+def _selectors(name: str, chosen_by: dict[str, Place]) -> tuple[Place, ...]:
+    for patterns, names in _CHOSEN_BY:
+        if any(fnmatchcase(name, pattern) for pattern in patterns):
+            return tuple(chosen_by[one] for one in names if one in chosen_by)
+    return ()

@@ -1,0 +1,108 @@
+"""Files that stand for a device: a crash bundle, a recording, registers that `reg --save` wrote.
+
+A source is a device's name, or such a file, by its path or as tools.bundles finds it. Of a
+recording it is the state at one moment: FILE@STAGE at the end of a stage of the boot, `--at N`
+after access number N (`ugpu trace show` numbers them), else at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import is_zipfile
+
+from hcq import bundle, window
+from hcq.bundle import Bundle
+from hcq.errors import BadArgument, UgpuError, UsageError
+from hcq.registerfile import RegisterFile
+from hcq.transport.recorded import RecordedTransport
+from hcq.transport.recording import Recording
+from hcq.window import WindowModule
+
+from .bundles import file_of
+from .recorded import names_of
+
+_ENOUGH = 16  # bytes that tell a recording from a register file
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A recording at one moment. at: an access number; None: the end, or that of `stage`."""
+
+    title: str
+    recording: Recording
+    at: int | None = None
+    stage: str = ""
+
+    @property
+    def note(self) -> str:
+        """What people should know about it; mostly ""."""
+        return cut_note(self.recording)
+
+    def transport(self) -> tuple[RecordedTransport, WindowModule]:
+        """See hcq.window.recorded_transport; the caller closes it."""
+        names = names_of(self.recording)
+        return window.recorded_transport(
+            self.recording, self.title, at=self.at, stage=self.stage, name_of=names
+        )
+
+    @contextmanager
+    def chip(self) -> Iterator[tuple[object, WindowModule]]:
+        """The driver's chip as it was then, and the module that looks into it."""
+        transport, module = self.transport()
+        with module.open_recorded(transport) as chip:
+            yield chip, module
+
+
+def kept(source: str, at: int | None = None) -> Bundle | Moment | RegisterFile | None:
+    """What the file that a source names holds; None where it names a device. BadArgument for a
+    file that is something else, UsageError for a moment of anything but a recording."""
+    name, _, stage = source.partition("@")
+    path = file_of(source)
+    if path is not None:
+        stage = ""
+    else:
+        path = file_of(name)
+    found = None if path is None else _read(path)
+    if isinstance(found, Recording):
+        return Moment(source, found, at, stage)
+    if at is not None or (stage and path is not None):
+        raise UsageError(f"--at N and FILE@STAGE require a recording, got {source}")
+    return found
+
+
+def _read(path: Path) -> Bundle | Recording | RegisterFile:
+    if path.name.endswith(bundle.SUFFIX) or is_zipfile(path):
+        return bundle.read(path)
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise BadArgument(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise _unknown(path) from None
+    if text.lstrip().startswith("{"):
+        return RegisterFile.loads(text, str(path))
+    return recording_of(text, path)
+
+
+def cut_note(recording: Recording) -> str:
+    """What to say of a recording that was cut off; "" of a whole one."""
+    if not recording.cut:
+        return ""
+    return f"the recording was cut off in line {recording.cut}, which is left out"
+
+
+def _unknown(path: Path) -> BadArgument:
+    return BadArgument(f"{path} is not a recording, a crash bundle or a register file")
+
+
+def recording_of(text: str, path: Path) -> Recording:
+    """Read a recording's text, of a file that was cut off the whole lines; BadArgument."""
+    if not text[:_ENOUGH].startswith("identity "[: len(text)]):
+        raise _unknown(path)
+    try:
+        return Recording.load(text, partial=True)
+    except UgpuError as error:
+        raise BadArgument(f"{path}: {error.message}", **error.facts) from None
