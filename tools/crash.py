@@ -37,8 +37,9 @@ def ls(out: Output) -> int:
         results.append({"path": str(path), "when": manifest["when"], "size": size,
                         "device": manifest["device"], "error": failed["class"],
                         "message": failed["message"]})  # fmt: skip
-    out.table(("", "when", "device", "error", "size", "message"), rows)
-    if not rows:
+    if rows:
+        out.table(("", "when", "device", "error", "size", "message"), rows)
+    else:
         out.say(f"no bundles in {folder()}")
     out.result(results)
     return 0

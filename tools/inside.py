@@ -125,8 +125,9 @@ def waves(source: str, out: Output, *, boot: bool = False, at: int | None = None
         rows.append((place, f"{wave['pc']:#x}", f"{execute:#x}",
                      f"{kernel} {wave.get('source', '')} status {values['STATUS']:#x} "
                      f"trapsts {values['TRAPSTS']:#x}".strip()))  # fmt: skip
-    out.table(("se.sa.wgp.simd.slot", "pc", "exec", ""), rows)
-    if not rows:
+    if rows:
+        out.table(("se.sa.wgp.simd.slot", "pc", "exec", ""), rows)
+    else:
         out.say("no wave is on the chip")
     out.result(found)
     return 0
@@ -165,8 +166,9 @@ def rings(source: str, out: Output, *, boot: bool = False, at: int | None = None
         rows.append((f"{queue['pipe']}.{queue['queue']}", _hex(base), _known(read), _known(write),
                      _left(read, write), _hex(values["CP_HQD_ERROR"]),
                      _known(None if vmid is None else vmid & 0xF)))  # fmt: skip
-    out.table(("pipe.queue", "ring", "rptr", "wptr", "", "error", "vmid"), rows)
-    if not rows:
+    if rows:
+        out.table(("pipe.queue", "ring", "rptr", "wptr", "", "error", "vmid"), rows)
+    else:
         out.say("no compute queue is active")
     out.result(found)
     return 0

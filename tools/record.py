@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hcq
-from hcq.catalogue import pci_drivers, virtual_chips
+from hcq.catalogue import ENDPOINTS, pci_drivers, virtual_chips
 from hcq.errors import BadArgument, DeviceNotFound, TransportError, UgpuError, UsageError
 from hcq.node_drivers import NODE_DRIVERS
 from hcq.transport.recording import (
@@ -258,8 +258,8 @@ def _kind(entry: Entry) -> str:
 def _check_recordable(device: str) -> None:
     """UsageError for a device that is reached by no PCI transport: there is nothing to record."""
     virtual = {f"virtual:{chip}": vendor for chip, vendor in virtual_chips().items()}
-    through_nodes = [name for name, vendor in virtual.items() if vendor == "nv"]
-    through_pci = [name for name in virtual if name not in through_nodes]
+    through_pci = [name for name, vendor in virtual.items() if vendor in ENDPOINTS]
+    through_nodes = [name for name in virtual if name not in through_pci]
     if device in ("cpu", "auto"):
         why, instead = "there is no PCI device behind it", ""
     elif device in through_nodes or device.partition(":")[0] in NODE_DRIVERS:

@@ -49,6 +49,8 @@ def test_the_first_that_is_wrong_is_shown(
 
 def test_waves_and_rings(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer(capsys, "waves", "virtual:navi31") == (0, [])
+    assert cli.main(["waves", "virtual:navi31"]) == 0
+    assert capsys.readouterr().out == "no wave is on the chip\n"
     code, found = answer(capsys, "ring", "--boot", "virtual:navi31")
     assert code == 0 and [(one["pipe"], one["queue"]) for one in found] == [(0, 0)]
 

@@ -238,3 +238,26 @@ def test_a_window_closes_what_it_cannot_show(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(DeviceNotFound), open_source("virtual:navi31", boot=False):
         pass
     assert closed == [True] and isinstance(attachment, Attachment)
+
+
+def test_a_name_that_is_nearly_right(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["reg", "lookup", "navi31", "CP_STAX"]) == 2
+    assert "near: CP_STAT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("looks", ["0", "-1"])
+def test_polls_that_are_none(looks: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["reg", "watch", "virtual:navi31", "CP_STAT", "--looks", looks]) == 2
+    assert f"expected a positive number of polls, got {looks}" in capsys.readouterr().err
+
+
+def test_columns_are_named_without_folders(boot: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = boot.with_name("other.rec")
+    other.write_bytes(boot.read_bytes())
+    assert cli.main(["reg", "diff", f"{boot}@PSP bootloader", str(other)]) == 1
+    header = capsys.readouterr().out.splitlines()[0].split("  ")
+    assert [one for one in header if one][:3] == [
+        "register",
+        "boot.rec@PSP bootloader",
+        "other.rec",
+    ]

@@ -208,6 +208,7 @@ def test_a_failure_outside_of_stages_is_kept(tmp_path: Path) -> None:
     [
         ("cpu", "no PCI device behind it"),
         ("virtual:gh100", "ugpu sniff device virtual:gh100"),
+        ("virtual:a630", "ugpu sniff device virtual:a630"),
         ("nvrm:0", "ugpu sniff device nvrm:0"),
     ],
 )

@@ -289,10 +289,18 @@ def diff(
     if not compared:
         raise BadArgument(f"{left} and {right} have no register in common")
     if rows:
-        out.table(("register", left, right, "fields that differ"), rows)
+        titles = (
+            (left, right) if Path(left).name == Path(right).name else map(_title, (left, right))
+        )
+        out.table(("register", *titles, "fields that differ"), rows)
     out.say(f"{len(rows)} of {compared} registers differ")
     out.result({"compared": compared, "different": results})
     return 1 if rows else 0
+
+
+def _title(place: str) -> str:
+    """What a column is called: a file without its folder."""
+    return Path(place).name if Path(place.partition("@")[0]).is_file() else place
 
 
 def _values(

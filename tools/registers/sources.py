@@ -8,6 +8,7 @@ recordings at one moment.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import fnmatch
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -126,7 +127,7 @@ def matching(blocks: Mapping[str, RegisterBlock], pattern: str, most: int) -> li
     else:
         found = [(owner, name) for owner, block in places.items() if name in block.map]
         if not found:
-            near = _near(places[head.lower()], name) if dot else ""
+            near = _near(places[head.lower()], name) if dot else _near_anywhere(blocks, name)
             raise BadArgument(f"no register {tail!r} in {', '.join(sorted(places))}{near}")
     return [f"{owner}.{one}" for owner, one in found]
 
@@ -137,6 +138,12 @@ def _near(block: RegisterBlock, name: str) -> str:
     except KeyError as error:
         return f": {error.args[0]}"
     return ""
+
+
+def _near_anywhere(blocks: Mapping[str, RegisterBlock], name: str) -> str:
+    names = {one for block in blocks.values() for one in block.map if one[0] == name[:1]}
+    near = difflib.get_close_matches(name, names, 3)
+    return f"; near: {', '.join(near)}" if near else ""
 
 
 @contextmanager

@@ -82,6 +82,8 @@ def reg(arguments: argparse.Namespace, out: Output) -> int:
         return command.lookup(first, rest, out)
     if not 0 < arguments.every < float("inf"):
         raise UsageError(f"expected a positive number of seconds, got {arguments.every}")
+    if arguments.looks is not None and arguments.looks < 1:
+        raise UsageError(f"expected a positive number of polls, got {arguments.looks}")
     return command.watch(first, rest, out, boot=boot, every_s=arguments.every,
                          looks=arguments.looks)  # fmt: skip
 
