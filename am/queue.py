@@ -225,9 +225,8 @@ class RingQueue(HardwareQueue):
 
     @staticmethod
     def _set_image(buffer: CommandBuffer, values: NDArray[np.uint64], address: int) -> None:
-        for position, symbol in enumerate(buffer.symbols):
-            if symbol.kind == "image":
-                values[position] = address
+        for position in buffer.images:
+            values[position] = address
 
     def place(self, buffer: CommandBuffer) -> Resident:
         return HostImage(self, len(buffer.words), buffer.kernels)

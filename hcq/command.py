@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from hcq.timeline import Timeline
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Launch:
     """Run `kernel` over `grid` groups of `block` threads; `kernarg` is its packed argument block.
+    Not to be changed.
 
-    `references` say which bytes of kernarg are addresses or scalars not known yet.
+    `references` say which bytes of kernarg are addresses of buffers or scalars not known yet.
     `dynamic_local`: bytes of local memory that each group gets behind the kernel's static share;
     only for targets whose `dynamic_local_memory` allows them (`Queue.launch` checks).
     `cluster`: groups that run together and reach each other's local memory, where that is said.
@@ -39,7 +40,7 @@ class Launch:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     kernarg: bytes
-    references: tuple[Reference, ...] = ()
+    references: Sequence[Reference] = ()
     dynamic_local: int = 0
     cluster: tuple[int, int, int] | None = None
     cooperative: bool = False
@@ -62,6 +63,34 @@ class Reference(NamedTuple):
         if self.width == 8:
             return [Relocation(word, symbol), Relocation(word + 1, symbol, shift=32)]
         return [Relocation(word, symbol, lsb=8 * (self.offset % 4), width=8 * self.width)]
+
+
+class BufferReferences(Sequence[Reference]):
+    """References to the addresses of buffers, each made when it is asked for. The argument block
+    already holds these addresses.
+
+    places: offset in the block, buffer.
+    """
+
+    __slots__ = ("places",)
+
+    def __init__(self, places: Sequence[tuple[int, Buffer]]) -> None:
+        self.places = places
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @overload
+    def __getitem__(self, index: int) -> Reference: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Reference]: ...
+
+    def __getitem__(self, index: int | slice) -> Reference | Sequence[Reference]:
+        if isinstance(index, slice):
+            return BufferReferences(self.places[index])
+        offset, buffer = self.places[index]
+        return Reference(offset, 8, Symbol("buffer", buffer=buffer))
 
 
 @dataclass(frozen=True)
@@ -159,6 +188,12 @@ def uses(commands: Sequence[Command]) -> tuple[Buffer | Program, ...]:
         symbols: Sequence[Symbol] = ()
         if isinstance(command, Launch):
             found.append(command.kernel.program)
+            if isinstance(command.references, BufferReferences):
+                for _, buffer in command.references.places:
+                    found.append(buffer)
+                    if buffer.owner is not None:
+                        found.append(buffer.owner)
+                continue
             symbols = [reference.symbol for reference in command.references]
         elif isinstance(command, Copy):
             symbols = (command.destination, command.source)
@@ -171,6 +206,8 @@ def uses(commands: Sequence[Command]) -> tuple[Buffer | Program, ...]:
                 found.append(symbol.buffer)
                 if symbol.buffer.owner is not None:
                     found.append(symbol.buffer.owner)
+    if len(commands) == 1:
+        return tuple(found)
     return tuple({id(each): each for each in found}.values())
 
 
@@ -222,6 +259,20 @@ class CommandBuffer:
             addends.append(addend & 0xFFFF_FFFF_FFFF_FFFF)
             masks.append(((1 << width) - 1) << lsb)
             whole = whole and width == 32
+        # What `values_of` fills in: values that are known, and positions of the others.
+        self.fixed = [0] * len(self.symbols)
+        self.signals: list[int] = []
+        self.images: list[int] = []
+        self.parameters: list[tuple[int, int]] = []  # and the slot of each
+        for position, (kind, _, slot, buffer) in enumerate(self.symbols):
+            if buffer is not None:
+                self.fixed[position] = int(buffer.address)
+            elif kind == "signal":
+                self.signals.append(position)
+            elif kind == "image":
+                self.images.append(position)
+            elif kind == "parameter":
+                self.parameters.append((position, slot))
         # The usual case, and the quick one: every relocation fills a word of its own.
         alone = whole and len({word for word, *_ in places}) == len(places)
         columns = np.array(places, np.int64).reshape(-1, 4)
@@ -299,16 +350,12 @@ def values_of(
     encoded: CommandBuffer, signal: int, parameters: Sequence[int] | None = None
 ) -> NDArray[np.uint64]:
     """Values of a command buffer's symbols for immediate submission: `signal` marks its end."""
-    values = [0] * len(encoded.symbols)
-    for position, symbol in enumerate(encoded.symbols):
-        kind = symbol.kind
-        if kind == "signal":
-            values[position] = signal
-        elif kind == "buffer":
-            assert symbol.buffer is not None
-            values[position] = int(symbol.buffer.address)
-        elif kind == "parameter":
-            if parameters is None:
-                raise BadArgument("Parameter is only allowed in a captured graph")
-            values[position] = parameters[symbol.slot]
+    values = encoded.fixed.copy()
+    for position in encoded.signals:
+        values[position] = signal
+    if encoded.parameters:
+        if parameters is None:
+            raise BadArgument("Parameter is only allowed in a captured graph")
+        for position, slot in encoded.parameters:
+            values[position] = parameters[slot]
     return np.array(values, np.uint64)

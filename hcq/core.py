@@ -28,7 +28,6 @@ from hcq.closing import Closing
 from hcq.command import (
     Command,
     CommandBuffer,
-    Launch,
     Part,
     Signal,
     Symbol,
@@ -56,7 +55,7 @@ from hcq.program import Program
 from hcq.queue import HardwareQueue, Resident
 from hcq.recovery import Healer
 from hcq.retired import Retired
-from hcq.templates import encode_submission
+from hcq.templates import encode_submission, launches_of
 from hcq.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -73,11 +72,6 @@ def core_of(device: Device) -> Core:
     """Return a device's core: for what prepares work once and submits it many times, as the
     compiler's runtime does."""
     return device._core
-
-
-def launches_of(commands: Sequence[Command]) -> int:
-    """Return the number of commands that launch a kernel."""
-    return sum(isinstance(command, Launch) for command in commands)
 
 
 class Core(Closing):
@@ -191,7 +185,8 @@ class Core(Closing):
         parameters: list[int] | None = None
         while True:
             with self.lock:
-                self.check_usable()
+                if self.closed or self.failure is not None or self.closer is not None:
+                    self.check_usable()
                 check_open(used)
                 if encoded is None:
                     captured = self.capturing is not None and self.capturing.is_mine
@@ -199,7 +194,6 @@ class Core(Closing):
                     if self.capturing is not None and captured:
                         return self.capturing.record(hardware, commands)
                     encoded, parameters = encode_submission(hardware, commands)
-                    encoded.launches = launches_of(commands)
                 self.complete()
                 if hardware.room(len(encoded.words)):
                     value = hardware.timeline.last + 1

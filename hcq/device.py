@@ -99,10 +99,14 @@ class Device:
 
     def queue(self, kind: QueueKind = QueueKind.COMPUTE, index: int = 0) -> Queue:
         """Return a recorder for hardware queue `index` of a kind."""
-        self._core.check_usable()
+        core = self._core
+        if core.closed or core.failure is not None or core.closer is not None:
+            core.check_usable()
         if not isinstance(kind, QueueKind):
             raise BadArgument(f"kind must be a QueueKind, got {kind!r}")
-        queues = self._core.driver.hardware_queues(kind)
+        queues = core.driver.hardware_queues(kind)
+        if type(index) is int and 0 <= index < len(queues):
+            return Queue(queues[index])
         index = whole("index", index, -WORD, WORD)
         if not 0 <= index < len(queues):
             raise BadArgument(f"no {kind.value} queue {index}", have=len(queues))

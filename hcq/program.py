@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hcq.buffer import Buffer
-from hcq.command import CommandBuffer, Reference, Symbol
+from hcq.command import BufferReferences, CommandBuffer, Reference, Symbol
 from hcq.errors import BadArgument, NoKernel
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 
 _SIZES = (1, 2, 4, 8)
+_ADDRESS = struct.Struct("<Q").pack_into
 
 
 @dataclass(frozen=True)
@@ -173,21 +175,20 @@ def _structure(kernel: Kernel, position: int, value: bytes | bytearray | np.void
     return data
 
 
-def _pack_plain(
-    kernel: Kernel, args: Sequence[object]
-) -> tuple[bytes, tuple[Reference, ...]] | None:
+def _pack_plain(kernel: Kernel, args: Sequence[object]) -> tuple[bytes, Sequence[Reference]] | None:
     """Pack buffers and NumPy scalars that are as declared, which is the usual case; None for all
     else, right or wrong."""
     places = kernel.places
     if places is None or len(args) != len(places):
         return None
     block = bytearray(kernel.kernarg_size)
-    references = []
+    buffers = []
     for value, (offset, size, address, kinds) in zip(args, places, strict=True):
         if isinstance(value, Buffer):
             if not address:
                 return None
-            references.append(Reference(offset, 8, Symbol("buffer", buffer=value)))
+            buffers.append((offset, value))
+            _ADDRESS(block, offset, value.address)
         elif isinstance(value, np.generic):
             dtype = value.dtype
             if dtype.kind not in kinds or dtype.itemsize != size:
@@ -195,18 +196,18 @@ def _pack_plain(
             block[offset : offset + size] = value.tobytes()
         else:
             return None
-    return bytes(block), tuple(references)
+    return bytes(block), BufferReferences(buffers)
 
 
-def pack_arguments(kernel: Kernel, args: Sequence[object]) -> tuple[bytes, tuple[Reference, ...]]:
+def pack_arguments(kernel: Kernel, args: Sequence[object]) -> tuple[bytes, Sequence[Reference]]:
     """Lay `args` out at natural alignment and check them against what the kernel declares.
 
-    A Buffer (or slice of one) becomes its address, a NumPy scalar its bytes, a Parameter a hole
-    that a graph's replay fills. None is a null pointer, and so is 0 where an address is declared. A
-    structure by value is given as bytes or as a NumPy structured scalar (np.void), where the code
-    object declares the argument. Other int, float and bool are refused: their width would be a
-    guess. Where the code object tells integers from floats, so must the scalars; their sign is not
-    asked for.
+    A Buffer (or slice of one) becomes its address, which has a reference too, a NumPy scalar its
+    bytes, a Parameter a hole that a graph's replay fills. None is a null pointer, and so is 0 where
+    an address is declared. A structure by value is given as bytes or as a NumPy structured scalar
+    (np.void), where the code object declares the argument. Other int, float and bool are refused:
+    their width would be a guess. Where the code object tells integers from floats, so must the
+    scalars; their sign is not asked for.
     """
     packed = _pack_plain(kernel, args)
     if packed is not None:
@@ -218,8 +219,10 @@ def pack_arguments(kernel: Kernel, args: Sequence[object]) -> tuple[bytes, tuple
     for position, value in enumerate(args):
         null = not isinstance(value, Buffer) and _is_null(kernel, position, value)
         is_structure = False
-        if null or isinstance(value, Buffer):
+        if null:
             size, data = 8, bytes(8)
+        elif isinstance(value, Buffer):
+            size, data = 8, int(value.address).to_bytes(8, "little")
         elif isinstance(value, Parameter):
             size, data = value.width, bytes(value.width)
         elif isinstance(value, np.generic) and value.dtype.kind in "biuf":

@@ -204,8 +204,11 @@ class Queue:
         if not isinstance(args, Sequence):
             raise BadArgument(f"args must be a sequence, got {args!r}")
         block_bytes, references = pack_arguments(kernel, args)
+        core = self.hardware.core
         for value in args:
-            if isinstance(value, Buffer):
+            if isinstance(value, Buffer) and (
+                value.closed or value.owner is not None or value.core is not core
+            ):
                 self._check(value)
         self.commands.append(
             Launch(

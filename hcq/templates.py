@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hcq.command import Command, CommandBuffer, Launch, Reference, Signal, Symbol
+from hcq.command import BufferReferences, Command, CommandBuffer, Launch, Reference, Signal, Symbol
 from hcq.queue import HardwareQueue
 
 _MOST_ARGUMENTS = 256  # bytes; longer ones take longer to fill in than to encode
@@ -29,7 +29,14 @@ def encode_submission(
             if words is not None:
                 return _template(hardware, launch), words
     end = Signal(hardware.timeline, Symbol("signal"))
-    return hardware.encode([*commands, end]), None
+    encoded = hardware.encode([*commands, end])
+    encoded.launches = launches_of(commands)
+    return encoded, None
+
+
+def launches_of(commands: Sequence[Command]) -> int:
+    """Return the number of commands that launch a kernel."""
+    return sum(isinstance(command, Launch) for command in commands)
 
 
 def _arguments(launch: Launch) -> list[int] | None:
@@ -37,7 +44,9 @@ def _arguments(launch: Launch) -> list[int] | None:
     size = len(launch.kernarg)
     if size % 4 or size > _MOST_ARGUMENTS:
         return None
-    found = list(memoryview(launch.kernarg).cast("I")) if size else []
+    found = memoryview(launch.kernarg).cast("I").tolist() if size else []
+    if isinstance(launch.references, BufferReferences):
+        return found
     for reference in launch.references:
         buffer, at = reference.symbol.buffer, reference.offset // 4
         if buffer is None or reference.width != 8 or reference.offset % 4:
@@ -57,6 +66,7 @@ def _template(hardware: HardwareQueue, launch: Launch) -> CommandBuffer:
         whole = replace(launch, kernarg=bytes(len(launch.kernarg)), references=references)
         end = Signal(hardware.timeline, Symbol("signal"))
         found = hardware.encode([whole, end])
+        found.launches = 1
         if len(kept) >= _MOST_SHAPES:
             kept.pop(next(iter(kept)), None)
         kept[key] = found

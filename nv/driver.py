@@ -78,6 +78,7 @@ class NvDriver(Driver):
         self.clock = session.node.clock
         self._on_stage = on_stage
         self._queues: dict[QueueKind, list[ChannelQueue]] = {kind: [] for kind in QueueKind}
+        self._all: tuple[ChannelQueue, ...] = ()
         self._looked_at = 0.0
         self.looks = 0  # at timelines by waiters since the last submission
         self.programs = Programs(self)
@@ -134,6 +135,7 @@ class NvDriver(Driver):
         classes = Classes(gpu.choose(GPFIFO_CLASSES), compute, gpu.choose(COPY_CLASSES))
         queue = ChannelQueue(self, name, kind, engine, classes)
         self._queues[kind].append(queue)
+        self._all = tuple(queue for queues in self._queues.values() for queue in queues)
         return queue
 
     def _find_family(self) -> Family:
@@ -241,7 +243,7 @@ class NvDriver(Driver):
             self.shared_data = None
         for queue in self.all_queues():
             queue.close()
-        self._queues = {kind: [] for kind in QueueKind}
+        self._queues, self._all = {kind: [] for kind in QueueKind}, ()
         self.gpu.close()
 
     def recover(self, only: Level | None = None) -> Recovery:
@@ -260,8 +262,8 @@ class NvDriver(Driver):
         if queue.kind is QueueKind.COMPUTE:
             self._attach_debugger()
 
-    def all_queues(self) -> list[ChannelQueue]:
-        return [queue for queues in self._queues.values() for queue in queues]
+    def all_queues(self) -> Sequence[ChannelQueue]:
+        return self._all
 
     @property
     def compute_queue(self) -> ChannelQueue:
@@ -303,7 +305,7 @@ class NvDriver(Driver):
         return self._queues[kind]
 
     def poll(self) -> UgpuError | None:
-        for queue in self.all_queues():
+        for queue in self._all:
             error = queue.error()
             if error is not None:
                 return self.faults.explain(queue, error)
@@ -324,6 +326,20 @@ class NvDriver(Driver):
             self.clock.sleep(
                 min(limit_s, _PAUSE_S if self.looks < _SHORT_PAUSES else _LONG_PAUSE_S)
             )
+
+    def settled(self) -> bool:
+        if self.programs.output.used:  # to be handed on
+            return False
+        for queue in self._all:
+            timeline, looks = queue.timeline, 0
+            while timeline.value < timeline.last:
+                looks += 1
+                if looks > _SPINS:
+                    return False
+                self.clock.sleep(0)
+            if queue.intent is not None or queue.error() is not None:
+                return False
+        return True
 
     def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
         return self.faults.diagnose(timeline)

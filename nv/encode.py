@@ -21,7 +21,7 @@ from hcq.command import (
     Wait,
 )
 from hcq.errors import BadArgument
-from nv.launch import encode_launch
+from nv.launch import add_launch, chains, start_after, start_launch
 from nv.pushbuffer import COMPUTE, COPY, HOST, Commands, Pushbuffer, header, method, word
 
 COPY_MOST = 1 << 31  # bytes of one line; LINE_LENGTH_IN has 32 bits
@@ -35,6 +35,22 @@ class Classes:
     gpfifo: int
     compute: int
     copy: int
+
+
+@dataclass
+class _Order:
+    """What has been encoded of an image.
+
+    copying: the copy engine may be at work, and the compute engine is idle. ended: all earlier work
+    has ended when the next command begins; also of earlier images, each of which ends with a
+    release that waits. alone: the descriptor of the launch behind which all work so far has ended,
+    if there is one. barrier: the next launch is started by that one.
+    """
+
+    copying: bool = False
+    ended: bool = True
+    alone: int | None = None
+    barrier: bool = False
 
 
 class Encoder:
@@ -83,27 +99,31 @@ class Encoder:
         """The image of a list of commands."""
         image = Pushbuffer()
         image.words += self._invalidate
-        copying = False  # the copy engine may be at work, and the compute engine is idle
-        for command in commands:
-            if self.classes.compute and isinstance(command, Copy | Fill) != copying:
+        order = _Order()
+        for position, command in enumerate(commands):
+            if self.classes.compute and isinstance(command, Copy | Fill) != order.copying:
                 self.wait_idle(image)
-                copying = not copying
-            self._encode(image, command)
+                order.copying, order.ended = not order.copying, True
+            if isinstance(command, Launch):
+                self._launch_kernel(image, command, order)
+            elif (
+                isinstance(command, Barrier)
+                and order.alone is not None
+                and (_single(commands, position + 1))
+            ):
+                order.barrier = True
+            else:
+                self._encode(image, command)
+                waits = isinstance(command, Barrier | Signal)
+                order.ended = waits or (isinstance(command, Wait) and order.ended)
+                order.alone = None
         encoded = image.finish()
         names = [command.kernel.name for command in commands if isinstance(command, Launch)]
         encoded.kernels = tuple(dict.fromkeys(names))
         return encoded
 
     def _encode(self, image: Pushbuffer, command: Command) -> None:
-        if isinstance(command, Launch):
-            if not self.classes.compute:
-                raise BadArgument("a copy queue cannot launch kernels", kernel=command.kernel.name)
-            if command.cooperative:  # alone: two that had begun in part would wait for ever
-                self.wait_idle(image)
-            encode_launch(image, command)
-            if command.cooperative:
-                self.wait_idle(image)
-        elif isinstance(command, Copy):
+        if isinstance(command, Copy):
             self._copy(image, command)
         elif isinstance(command, Fill):
             self._fill(image, command)
@@ -117,6 +137,26 @@ class Encoder:
         elif isinstance(command, Barrier):
             self.wait_idle(image)
             image.words += self._invalidate
+
+    def _launch_kernel(self, image: Pushbuffer, launch: Launch, order: _Order) -> None:
+        if not self.classes.compute:
+            raise BadArgument("a copy queue cannot launch kernels", kernel=launch.kernel.name)
+        descriptor = add_launch(image, launch)
+        if descriptor is None:
+            return
+        if launch.cooperative:  # alone: two that had begun in part would wait for ever
+            self.wait_idle(image)
+            start_launch(image, launch, descriptor)
+            self.wait_idle(image)
+            order.alone, order.ended = None, True
+        elif order.barrier:
+            assert order.alone is not None
+            start_after(image, launch, order.alone, descriptor)
+            order.alone, order.barrier = descriptor, False
+        else:
+            start_launch(image, launch, descriptor)
+            order.alone = descriptor if order.ended and chains(launch) else None
+            order.ended = False
 
     def signal(self, image: Pushbuffer, address: Symbol, value: Symbol) -> None:
         """Write a 64-bit value when everything before has ended and is visible."""
@@ -168,3 +208,14 @@ class Encoder:
             image.high_low(command.destination.plus(start))
             words = min(COPY_MOST, command.size - start) // 4
             image.words += (self._length, words, self._launch, self._fill_line)
+
+
+def _single(commands: Sequence[Command], position: int) -> bool:
+    """Return whether the commands from a position on begin with one launch, behind which the
+    channel waits for all work: others beside it would not wait for what is before it."""
+    while position < len(commands) and isinstance(commands[position], Barrier):
+        position += 1
+    launch, behind = (*commands[position : position + 2], None, None)[:2]
+    if not isinstance(launch, Launch) or launch.cooperative or 0 in launch.grid:
+        return False
+    return not isinstance(behind, Launch | Wait)

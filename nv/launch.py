@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 from hcq.command import Launch, Relocation
 from hcq.errors import BadArgument, NotSupported
 from nv import abi
+from nv.chains import Successor
 from nv.clusters import Bits, ClusterFields, cluster_of, clusters_of, fill_bank
 from nv.cooperative import groups_that_fit
 from nv.cubin import KernelCode
@@ -49,6 +50,7 @@ class Shape:
     shared: Bits  # SHARED_MEMORY_SIZE
     shared_shift: int
     cluster: ClusterFields | None
+    successor: Successor | None
 
 
 @dataclass
@@ -116,6 +118,7 @@ def shape_of(version: str) -> Shape:
         shared=Bits.of(table, shared),
         shared_shift=shared_shift,
         cluster=ClusterFields.of(table),
+        successor=Successor.of(table),
     )
 
 
@@ -203,6 +206,8 @@ def prepare(
         put("CONSTANT_BUFFER_INVALIDATE", 1, number)
         put("CONSTANT_BUFFER_SIZE_SHIFTED4", -(-size // 16), number)
         _split(table, qmd, "CONSTANT_BUFFER_ADDR", number, start)
+    if major >= 4:  # as CUDA does on Hopper: 0.1 us of each launch in a chain on an H100
+        put("CONSTANT_BUFFER_PREFETCH", "PREFETCH_PRE", 0)
     return LaunchDetails(
         code=code,
         qmd=bytes(qmd),
@@ -263,13 +268,20 @@ def _send(compute_class: int) -> tuple[int, int, int]:
     return address, header(COMPUTE, method(compute_class, name), 1), action
 
 
-def encode_launch(image: Pushbuffer, launch: Launch) -> None:
-    """Append one launch: constant bank and descriptor as data, and what starts it."""
+def details_of(launch: Launch) -> LaunchDetails:
+    """Return what is known about a launch's kernel."""
     details = launch.kernel.details
     assert isinstance(details, LaunchDetails)
+    return details
+
+
+def add_launch(image: Pushbuffer, launch: Launch) -> int | None:
+    """Append one launch as data: constant bank and descriptor. The descriptor's block, which
+    `start_launch` or `start_after` is for; None for an empty grid."""
+    details = details_of(launch)
     _check(launch, details)
     if 0 in launch.grid:
-        return
+        return None
     cluster = cluster_of(launch, details.code)
     bank = bytearray(details.bank)
     struct.pack_into("<3I", bank, details.block_at, *launch.block)
@@ -309,10 +321,28 @@ def encode_launch(image: Pushbuffer, launch: Launch) -> None:
         # addend's upper half. Shifted addresses have no upper part: commands lie below 2^38.
         (upper,) = struct.unpack_from("<I", qmd, shape.bank_low * 4 + 4)
         image.link(descriptor, shape.bank_low + 1, data, 32, upper << 32)
-    address, start_header, action = details.send
+    return descriptor
+
+
+def start_launch(image: Pushbuffer, launch: Launch, descriptor: int) -> None:
+    """Append the methods that start a launch."""
+    address, start_header, action = details_of(launch).send
     image.words.append(address)
     image.point(descriptor, 0, 8)
     image.words += (start_header, action)
+
+
+def chains(launch: Launch) -> bool:
+    """Return whether a launch can start its successor."""
+    return details_of(launch).shape.successor is not None
+
+
+def start_after(image: Pushbuffer, launch: Launch, earlier: int, descriptor: int) -> None:
+    """Have a launch start when `earlier`, of the same class, has ended; it `chains`."""
+    successor = details_of(launch).shape.successor
+    assert successor is not None
+    successor.mark(image.data(earlier))
+    image.link(earlier, successor.pointer, descriptor, 8)
 
 
 def _cooperate(bank: bytearray, launch: Launch, details: LaunchDetails) -> None:

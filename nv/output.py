@@ -111,6 +111,11 @@ class Output:
             yield start + size, kind, bytes(view[HEAD_SIZE + start : HEAD_SIZE + start + size])
             start += size
 
+    @property
+    def used(self) -> bool:
+        """Return whether a program that prints was loaded."""
+        return self._memory is not None
+
     def drain(self) -> None:
         """Give what was printed since the last time to the device's `on_print`."""
         if self._memory is None:

@@ -92,6 +92,12 @@ class Pushbuffer:
         self._data_size += -(-len(data) // _DATA_ALIGN) * _DATA_ALIGN
         return len(self._blocks) - 1
 
+    def data(self, block: int) -> bytearray:
+        """Return a block's data, to be changed in place."""
+        data = self._blocks[block][0]
+        assert isinstance(data, bytearray)
+        return data
+
     def point(self, block: int, offset: int, shift: int) -> None:
         """A word of commands: the address of a place in a block, shifted right."""
         self._pointers.append((len(self.words), block, offset, shift))

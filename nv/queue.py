@@ -272,7 +272,8 @@ class ChannelQueue(HardwareQueue):
         """As submit; `memory` is the queue's from then on: `reclaim` frees it once the work has
         ended. After an exception `keeps` tells whether it is. For small images."""
         count = len(buffer.words)
-        self._await_room(count)
+        if len(self._pending) >= ENTRIES - 1:
+            self._await_room(count)
         kept: OwnImage | Memory | None = memory
         head = self._head
         if 4 * count > ARENA_SIZE // 2:
@@ -281,7 +282,10 @@ class ChannelQueue(HardwareQueue):
             words, address = image.words, image.address
         else:
             start = self._find(4 * count)
-            assert start is not None
+            if start is None:
+                self._await_room(count)
+                start = self._find(4 * count)
+                assert start is not None
             head = start + -(-4 * count // _IMAGE_ALIGN) * _IMAGE_ALIGN
             first = start % ARENA_SIZE // 4
             words, address = self._words[first : first + count], self.arena.address + 4 * first
@@ -305,9 +309,8 @@ class ChannelQueue(HardwareQueue):
 
     @staticmethod
     def _set_image(buffer: CommandBuffer, values: NDArray[np.uint64], address: int) -> None:
-        for position, symbol in enumerate(buffer.symbols):
-            if symbol.kind == "image":
-                values[position] = address
+        for position in buffer.images:
+            values[position] = address
 
     def place(self, buffer: CommandBuffer) -> Resident:
         kernels = buffer.kernels if isinstance(buffer, Commands) else ()

@@ -7,6 +7,7 @@ which differ between generations 6 and 7.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hcq.command import Launch, Reference
@@ -196,7 +197,7 @@ def _numbers(
 
 
 def constants(
-    stream: Stream, kernel: Ir3Kernel, kernarg: bytes, references: tuple[Reference, ...]
+    stream: Stream, kernel: Ir3Kernel, kernarg: bytes, references: Sequence[Reference]
 ) -> None:
     """The parameters, from the start of the constant file."""
     block = kernarg + bytes(-len(kernarg) % _VEC4)
@@ -206,7 +207,7 @@ def constants(
         _load(stream, 0, words, references)
 
 
-def _load(stream: Stream, first: int, words: list[int], references: tuple[Reference, ...]) -> None:
+def _load(stream: Stream, first: int, words: list[int], references: Sequence[Reference]) -> None:
     codes = stream.tables.codes
     head = stream.tables.packet_word(
         "CP_LOAD_STATE6_0",

@@ -7,6 +7,8 @@ fd6_texture.cc and fd6_emit.cc (packets), src/freedreno/vulkan/tu_device.cc (lim
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hcq.command import Launch, Reference, Relocation, Symbol
 from hcq.errors import BadArgument, BadCodeObject
 from hcq.ir3object import Ir3Kernel, Ir3Sampler, Ir3Texture
@@ -117,7 +119,7 @@ def _address(launch: Launch, kernel: Ir3Kernel, texture: Ir3Texture) -> Symbol:
     return Symbol.constant(int.from_bytes(launch.kernarg[offset : offset + 8], "little"))
 
 
-def _whole(references: tuple[Reference, ...], offset: int) -> None:
+def _whole(references: Sequence[Reference], offset: int) -> None:
     for one in references:
         if one.offset < offset + 8 and offset < one.offset + one.width:
             raise BadArgument("expected a texture's address as one value of 8 bytes", reference=one)

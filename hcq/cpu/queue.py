@@ -304,9 +304,8 @@ class CpuQueue(HardwareQueue):
 
     def submit(self, buffer: CommandBuffer, values: NDArray[np.uint64]) -> None:
         words, address = self._transient(len(buffer.words))
-        for position, symbol in enumerate(buffer.symbols):
-            if symbol.kind == "image":
-                values[position] = address
+        for position in buffer.images:
+            values[position] = address
         buffer.patch(words, values)
         self._push(address, buffer.command_words, self.timeline.last + 1)
 

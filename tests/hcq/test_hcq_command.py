@@ -134,6 +134,7 @@ def test_arguments_lie_where_c_puts_them(kinds: list[str], declared: bool) -> No
     for number, kind in enumerate(kinds):
         if kind == "pointer":
             values.append(buffer(0x1000 * number))
+            setattr(expected, f"f{number}", 0x1000 * number)
             continue
         values.append(np.dtype(kind).type(number % 2 if kind == "bool" else number))
         setattr(expected, f"f{number}", number % 2 if kind == "bool" else number)
@@ -213,7 +214,8 @@ def test_the_quick_way_packs_as_the_thorough_one(
         if not quick:
             takes.__dict__["places"] = None
         try:
-            return pack_arguments(takes, values)
+            block, references = pack_arguments(takes, values)
+            return block, tuple(references)
         except BadArgument as error:
             return str(error)
 

@@ -22,7 +22,7 @@ from hcq.command import Launch
 from hcq.queue import Queue
 from nv.device import NvDevice
 from nv.families import BankLayout, facts_of
-from nv.launch import LaunchDetails, encode_launch
+from nv.launch import LaunchDetails, add_launch
 from nv.pushbuffer import Pushbuffer
 from tests.support import ptx_kernels
 from tools.sniff import launches
@@ -83,7 +83,7 @@ def ours(device: NvDevice) -> tuple[list[int], dict[int, str]]:
         details = launch.kernel.details
         assert isinstance(details, LaunchDetails)
         image = Pushbuffer()
-        encode_launch(image, launch)
+        add_launch(image, launch)
         bank = image.blocks[0][: details.code.parameters_at]
     return launches.words(bank), names_of(device.driver.family.bank)
 

@@ -43,6 +43,8 @@ def qmd_lines(
                 shift = int(name.rpartition("SHIFTED")[2] or 0) if "SHIFTED" in name else 0
                 if each:
                     yield f"{name}{which} = {places.shown(each << shift)}"
+            elif each and name.startswith("DEPENDENT") and name.endswith("POINTER"):
+                yield f"{name}{which} = {places.shown(each << 8)}>>8"
             elif each:
                 named = table.field(name).name_of(each)
                 yield f"{name}{which} = {each:#x}{f' {named}' if named else ''}"
@@ -102,12 +104,16 @@ class Text:
             else:
                 shown.append(f"{name}={self._value(table.method(name.split('[')[0]), value)}")
         yield f"{subchannel}: {' '.join(shown)}"
-        if "SEND_PCAS_A" in words:
-            now = list(self._launch(words["SEND_PCAS_A"] << 8))
+        address = words.get("SEND_PCAS_A", 0) << 8
+        while address:
+            now = list(self._launch(address))
             if self.before:
                 yield "    (the rest as in the launch before)"
             yield from (f"    {line}" for line in now if line not in self.before)
             self.before = now
+            address = self._successor(address)
+            if address:
+                yield f"    then {self.places.shown(address)}"
 
     def _value(self, method: abi.Method, value: int) -> str:
         parts: Mapping[str, int] = method.decode(value) if len(method.fields) > 1 else {}
@@ -117,6 +123,13 @@ class Text:
                 text = method.field(name).name_of(part)
                 named.append(f"{name}:{text or hex(part)}")
         return f"{value:#x}{f' ({chr(32).join(named)})' if named else ''}"
+
+    def _successor(self, descriptor: int) -> int:
+        """Address of the descriptor that starts behind one; 0 where there is none."""
+        table = self.descriptor
+        raw = self.channel.space.read(descriptor, table.size, Client.HOST)
+        first = "DEPENDENT_QMD0_POINTER"
+        return table.get(raw, first if first in table.fields else "DEPENDENT_QMD_POINTER", 0) << 8
 
     def _launch(self, address: int) -> Iterator[str]:
         """A descriptor and its constant bank 0."""

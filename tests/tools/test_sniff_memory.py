@@ -160,6 +160,35 @@ def test_a_descriptor_that_methods_write_to_memory_is_told() -> None:
     assert launch.raw == bytes(raw)
 
 
+def test_the_descriptor_that_another_one_starts_is_told() -> None:
+    """Two that name each other are told once; one that was not recorded is said to be so."""
+    table, at = abi.qmd("4.0"), 0x20_0000_0000
+    one, two = at, at + 0x400
+    fields: dict[str, int | str] = {
+        "DEPENDENT_QMD_ENABLE": 1, "DEPENDENT_QMD_ACTION": "QMD_SCHEDULE", "GRID_HEIGHT": 1,
+    }  # fmt: skip
+    for after, told_last in ((one, None), (0x7000, "  descriptor at 0x7000, not recorded")):
+        page = bytearray(PAGE)
+        for place, next_one, width in ((one, two, 5), (two, after, 6)):
+            raw = table.new(**fields, GRID_WIDTH=width, DEPENDENT_QMD0_POINTER=next_one >> 8)
+            page[place - at : place - at + len(raw)] = raw
+        words = [_header(1, 0, 1), 0xCBC0, _header(1, 0x2B4, 1), one >> 8]
+        image = Image([])
+        image._rings.append(nv_doorbell.ring(RING))
+        image._spans += [(RING, 2 * PAGE), (at, PAGE)]
+        entry = struct.pack("<II", PUSH & 0xFFFF_FFFF, PUSH >> 32 | len(words) << 10)
+        list(image.take(_page(RING, entry.ljust(PAGE, b"\0"))))
+        list(image.take(_page(PUSH, struct.pack(f"<{len(words)}I", *words).ljust(PAGE, b"\0"))))
+        list(image.take(_page(at, bytes(page))))
+        told = image.rung()
+        assert [launch.table.get(launch.raw, "GRID_WIDTH", 0) for launch in image.launches] == [
+            5,
+            6,
+        ]
+        assert told.count("  which starts one more:") == (1 if told_last is None else 2)
+        assert told_last is None or told[-1] == told_last
+
+
 def _header(operation: int, method: int, count: int) -> int:
     """A method header for subchannel 1."""
     return operation << 29 | count << 16 | 1 << 13 | method >> 2

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from hcq.errors import UgpuError
 from nv import abi
+from nv.chains import Successor
 
 from .decode import Decoded, Values
 from .recording import Call
@@ -259,12 +260,22 @@ class Image:
     def _descriptor(self, subchannel: int, address: int, value: int) -> Iterator[str]:
         if self._name(subchannel, address) != _SEND_PCAS:
             return
-        table = self._table()
-        raw = self.read(value << 8, table.size) if table is not None else None
+        table, where = self._table(), value << 8
+        raw = self.read(where, table.size) if table is not None else None
         if raw is None:
             yield "  its descriptor is not in memory that was recorded"
-        else:
-            yield from self._qmd(raw, f"at {value << 8:#x}")
+            return
+        successor, shown = Successor.of(table) if table is not None else None, set[int]()
+        while raw is not None:
+            yield from self._qmd(raw, f"at {where:#x}")
+            shown.add(where)
+            where = successor.named(raw) if successor is not None else 0
+            if not where or where in shown:
+                return
+            raw = self.read(where, len(raw))
+            yield "  which starts one more:"
+            if raw is None:
+                yield f"  descriptor at {where:#x}, not recorded"
 
     def _table(self) -> abi.Descriptor | None:
         for number in self._classes.values():
