@@ -91,7 +91,7 @@ def test_queues_and_the_walk_of_a_bundle(folder: Path, capsys: pytest.CaptureFix
     assert cli.main(["vm", "walk", "1", "0x6000"]) == 2
     assert "has the entries for 0x5000 alone" in capsys.readouterr().err
     assert cli.main(["mem", "read", "1", "0"]) == 2
-    assert "files have no device memory" in capsys.readouterr().err
+    assert "a crash bundle has no device memory" in capsys.readouterr().err
 
 
 def test_diff_names_the_first_register(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
