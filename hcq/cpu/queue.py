@@ -269,6 +269,8 @@ class CpuRepetition(Repetition):
 class CpuQueue(HardwareQueue):
     """A native thread that executes command words."""
 
+    reuses_launches = True
+
     def __init__(self, driver: CpuDriver, kind: QueueKind, server: Server) -> None:
         self.core, self.driver = driver.core, driver
         self.kind = kind
