@@ -1,33 +1,31 @@
 """`make soak MINUTES=30`: faults at random on several devices that work from threads all the time.
 
 Each thread has devices of its own, one after the other, works on them, plants a fault now and then,
-and recovers. What the process holds must not grow: after a first part, in which programs are
-translated and caches fill, memory, descriptors, mappings and threads are counted, and again at the
-end. Repeatable by seed as far as threads allow.
+and recovers. What the process holds must not grow (tests.campaign.growth): after a first part, in
+which programs are translated and caches fill, it is counted from time to time while all threads
+stand still. Repeatable by seed as far as threads allow.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
-import os
 import random
 import threading
 import time
 from collections import Counter
 from functools import partial
-from pathlib import Path
 
 from tests.campaign.command import begin
 from tests.campaign.devices import STANDS
+from tests.campaign.growth import Sample, growth, leaks, sample
 from tests.campaign.kind import Case, Kind, cases_of
-from tests.campaign.run import counts, run
+from tests.campaign.run import run
 from tests.campaign.table import KINDS
 
 #: shares of the whole: until the first count is taken
 WARM = 0.4
-#: bytes of memory that may come and go: what the C library keeps of what was freed
-SLACK = 24 << 20
+#: counts after it
+SAMPLES = 12
 _DEVICES = ("navi31", "gh100", "tu102", "a630", "a740+msm", "vfio", "iommufd", "sysfs")
 # These end by the trace function of a thread or count what the whole process holds.
 _TRACED = "sys.settrace"
@@ -64,20 +62,13 @@ class Worker(threading.Thread):
         self.idle.set()
 
 
-def resident() -> int:
-    """Bytes of memory that the process has of its own in RAM."""
-    pages = Path("/proc/self/statm").read_text(encoding="utf-8").split()
-    return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE")
-
-
-def held(workers: list[Worker], pause: threading.Event) -> dict[str, int]:
+def held(workers: list[Worker], pause: threading.Event) -> Sample:
     """Count while all threads stand still."""
     pause.set()
     for worker in workers:
         worker.idle.wait()
     time.sleep(0.5)  # threads of models that were closed end by themselves
-    gc.collect()
-    found = counts() | {"memory": resident()}
+    found = sample()
     pause.clear()
     for worker in workers:
         worker.idle.clear()
@@ -96,10 +87,14 @@ def main(arguments: list[str] | None = None) -> int:
     start = time.monotonic()
     for worker in workers:
         worker.start()
-    time.sleep(WARM * 60 * options.minutes)
-    before = held(workers, pause)
-    time.sleep(max(0.0, start + 60 * options.minutes - time.monotonic()))
-    after = held(workers, pause)
+    seconds = 60 * options.minutes
+    samples: list[Sample] = []
+    first = 0
+    for number in range(SAMPLES):
+        at = start + seconds * (WARM + (1 - WARM) * number / (SAMPLES - 1))
+        time.sleep(max(0.0, at - time.monotonic()))
+        first = first or sum(worker.done.total() for worker in workers)
+        samples.append(held(workers, pause))
     for worker in workers:
         worker.ended = True
     for worker in workers:
@@ -107,12 +102,11 @@ def main(arguments: list[str] | None = None) -> int:
     failed = [text for worker in workers for text in worker.failed]
     for text in failed:
         print(text)
-    more = {name: after[name] - before[name] for name in after}
-    grown = {
-        name: count for name, count in more.items() if count > (SLACK if name == "memory" else 0)
-    }
     done = sum((worker.done for worker in workers), Counter[str]())
-    told = " ".join(f"{name}={count:+d}" for name, count in more.items())
+    grown = leaks(samples, done.total() - first)
+    for name, count in grown.items():
+        print(f"leak: {name} {count:+d}: {', '.join(str(one[name]) for one in samples)}")
+    told = " ".join(f"{name}={one + two:+d}" for name, (one, two) in growth(samples).items())
     verdict = "FAIL" if failed or grown else "PASS"
     print(
         f"soak: {verdict} minutes={options.minutes:g} cases={done.total()} kinds={len(done)} "
