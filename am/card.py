@@ -128,7 +128,7 @@ class Card:
             with stages.stage("firmware images"):
                 self.firmware = load_firmware(self.firmware_source, self.facts)
             boot.make_fresh(units, stages)
-            units.memory.own()
+            self.own_memory()
             try:
                 self.generation.cold_boot(units, self.firmware, stages)
             except FirmwareError as error:
@@ -137,13 +137,13 @@ class Card:
                 # The boot before noted a component and was cut off before it handed it over.
                 log.warning("%s: an interrupted boot cannot be continued: %s", self.name, error)
                 boot.make_fresh(units, stages)
-                units.memory.own()
+                self.own_memory()
                 self.generation.cold_boot(units, self.firmware, stages)
 
     def _attach(self) -> bool:
         """Attach to the chip of an earlier ugpu process; False if the chip does not do what a warm
         one should."""
-        self.units.memory.own()
+        self.own_memory()
         try:
             self.generation.warm_attach(self.units, self.stages)
         except ChipError as error:
@@ -220,6 +220,12 @@ class Card:
             return "its work runs in VMID 0, which reaches device memory without page tables"
         return ""
 
+    def divides_memory(self, seat: Seat) -> bool:
+        """Return whether a holder in this seat has page tables of its own. Not where its work runs
+        in VMID 0, nor behind a bridge: there a queue in VMID 0 starts those of the holder, and
+        clears their memory by its addresses (am.lists)."""
+        return bool(seat.vmid) and self.transport.traits.host_memory and self.units.lists is None
+
     def free_seat(self) -> Seat:
         """A seat for one more holder; OutOfMemory where there is none. The lock is held."""
         taken = {holder.seat.index for holder in (*self.holders, *self.stuck)}
@@ -273,14 +279,15 @@ class Card:
     def _release(self, holder: AmDriver) -> None:
         """Take a holder's context away and return its memory; its queues are off, or the card was
         reset. Can be repeated."""
-        if not holder.is_tenant:
+        if not holder.is_tenant and not holder.has_own_memory:
             for mapping in holder.memory.mappings.values():
                 if mapping is not self.units.ih.memory:
                     holder.memory.unmap(mapping)
             self.units.gmc.flush_tlb()
         else:
             self.units.gmc.close_context(holder.seat.vmid, flush=not self.chip.lost())
-            self.units.ih.name(holder.seat.vmid, 0)
+            if holder.is_tenant:
+                self.units.ih.name(holder.seat.vmid, 0)
         holder.free_memory_of_holder()
 
     def _keep_stuck(self, holder: AmDriver) -> None:
@@ -303,9 +310,10 @@ class Card:
             self.stuck.pop()
 
     def own_memory(self) -> None:
-        """Write the page tables of all holders: VRAM has lost its content."""
-        for holder in self.holders:
-            holder.memory.own()
+        """Write the page tables of the firmware and of all holders: VRAM is this process's from now
+        on, or has lost its content."""
+        for memory in dict.fromkeys((self.units.memory, *(each.memory for each in self.holders))):
+            memory.own()
 
     def rewrite(self) -> None:
         """Write the programs and images of all holders again."""

@@ -83,9 +83,11 @@ class AmDriver(Driver):
         self.memory: AddressSpace = card.units.memory
         try:
             card.holders.append(self)
-            if self.is_tenant:
+            if card.divides_memory(seat):
                 self.memory = self._make_memory()
             if not self.is_tenant:
+                if self.has_own_memory:
+                    card.units.gmc.open_context(seat.vmid, self.memory.root_entry)
                 card.start(force_cold=force_cold)
                 card.target = self._make_target()
             self._bring_up()
@@ -116,15 +118,22 @@ class AmDriver(Driver):
         return self.seat.index > 0
 
     @property
+    def has_own_memory(self) -> bool:
+        """Return whether its page tables are its own, and not those of the card's firmware."""
+        return self.memory is not self.units.memory
+
+    @property
     def warm(self) -> bool:
         """Return whether the driver attached to a running card."""
         return self.card.warm
 
     def _make_memory(self) -> AddressSpace:
-        """A tenant's address space; the first holder's is that of the card's firmware too."""
+        """An address space apart from that of the card's firmware. The first holder's is written
+        when the card starts."""
         units, memory = self.units, self.units.memory
         made = AddressSpace(self.chip, units.carveout, memory.format, heap=memory.heap, owner=self)
-        made.own()
+        if self.is_tenant:
+            made.own()
         return made
 
     def _bring_up(self) -> None:
@@ -254,10 +263,10 @@ class AmDriver(Driver):
     def free_memory_of_holder(self) -> None:
         """Return all memory to the card; nothing of the hardware reaches it any more. Can be
         repeated."""
-        if not self.is_tenant:
-            self.memory.clear(keep=self.units.ih.memory)
-        elif self.memory is not self.units.memory:  # else it was not made
+        if self.has_own_memory:
             self.memory.close()
+        elif not self.is_tenant:  # a tenant's was not made
+            self.memory.clear(keep=self.units.ih.memory)
         self.units.memory.heap.free_all(self)
 
     def recover(self, only: Level | None = None) -> Recovery:
@@ -283,8 +292,8 @@ class AmDriver(Driver):
     def flush_tlb(self) -> None:
         """After changes for this driver's work; what firmware uses in VMID 0 was mapped at the
         start."""
-        if self.is_tenant:
-            self.units.gmc.flush_tenant(self.seat.vmid)
+        if self.has_own_memory:
+            self.units.gmc.flush_holder(self.seat.vmid)
         else:
             self.units.gmc.flush_tlb((self.seat.vmid,))
         self.memory.stale = False

@@ -4,9 +4,10 @@ MMHUB serves PSP, SMU and IH; GFXHUB serves CP, shaders and SDMA. Source: Linux 
 mmhub_v3_0.c (set-up order and values), gmc_v11_0.c (TLB flush, fault decoding).
 
 Contexts: VMID 0 is the firmware's: device memory through the system aperture, everything else
-through our tables. All of the driver's work runs in VMID QUEUE_VMID, which has no aperture:
-whatever is not mapped faults, a null pointer too. Tenants have contexts with tables of their own,
-in GFXHUB alone: no unit behind MMHUB works for them. Other contexts stay off.
+through our tables. The work of the first holder runs in VMID QUEUE_VMID, which has no aperture:
+whatever is not mapped faults, a null pointer too. Holders have contexts with tables of their own,
+in GFXHUB alone: no unit behind MMHUB works for them. Behind a bridge, where the card has one
+holder, QUEUE_VMID has the tables of VMID 0. Other contexts stay off.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Hub:
         self._request = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_REQ")
         self._acknowledge = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_ACK")
         self._everything = {vmid: self._invalidation(vmid) for vmid in VMIDS}
-        self._tenants: dict[int, int] = {}  # VMID -> entry that points to the root table
+        self._own: dict[int, int] = {}  # VMID -> entry that points to the root table of a holder
+        self._left = False  # whether the holder in QUEUE_VMID has closed its context
 
     def _invalidation(self, vmid: int) -> int:
         return self._request.register.encode(
@@ -97,7 +99,8 @@ class Hub:
 
     @batched
     def start(self, carveout: Carveout, root: int, dummy_address: int) -> None:
-        """Set the hub up, without a fault of before. root: entry that points to the root table;
+        """Set the hub up, without a fault of before. root: entry that points to the root table of
+        contexts that have none of their own;
         dummy_address: bus address of the host page that faulting accesses go to. In the order of
         addresses where the hub allows it: neighbours travel together behind a bridge."""
         bus, tlb = self.chip.bus, self.mc("MX_L1_TLB_CNTL")
@@ -108,21 +111,24 @@ class Hub:
         self._set_caches()
         self._enable_context(0)
         self._disable_identity()
-        self._enable_context(QUEUE_VMID)
+        if not self._left:
+            self._enable_context(QUEUE_VMID)
         self.vm("L2_PROTECTION_FAULT_CNTL").update(
             **{f"{kind}_PROTECTION_FAULT_ENABLE_DEFAULT": 1 for kind in _HUB_FAULTS}
         )
         self.on = True
         self.clear_fault()
-        for vmid, tables in self._tenants.items():
-            self._set_context(vmid, tables)
+        for vmid, tables in self._own.items():
+            if vmid != QUEUE_VMID:
+                self._set_context(vmid, tables)
 
     def open_context(self, vmid: int, root: int) -> None:
-        """Have a tenant's VMID translated by tables of its own, also after the hub is started
-        again. root: entry that points to the root table."""
+        """Have a holder's VMID translated by tables of its own: at once where the hub is on, and
+        whenever it is started. root: entry that points to the root table."""
         self._everything[vmid] = self._invalidation(vmid)
-        self._tenants[vmid] = root
-        self._set_context(vmid, root)
+        self._own[vmid] = root
+        if self.on:
+            self._set_context(vmid, root)
 
     @batched
     def _set_context(self, vmid: int, root: int) -> None:
@@ -132,21 +138,22 @@ class Hub:
         self._enable_context(vmid)
 
     def close_context(self, vmid: int) -> None:
-        """Switch a tenant's context off; flush its VMID afterwards. Can be repeated."""
-        self._tenants.pop(vmid, None)
+        """Switch a holder's context off; flush its VMID afterwards. Can be repeated."""
+        self._own.pop(vmid, None)
+        self._left = self._left or vmid == QUEUE_VMID
         if self.on:
             self.vm(f"CONTEXT{vmid}_CNTL").write(0)
 
     def _set_contexts(self, root: int) -> None:
-        """Set the tables of all contexts up to ours, and the range of each flush. Those that stay
-        off are set up too, as the kernel does (setup_vmid_config): all are neighbours.
+        """Set the tables of all contexts up, and the range of each flush. Those that stay off are
+        set up too, as the kernel does (setup_vmid_config): all are neighbours.
 
         The hub walks by the distance from START: at 0 all contexts can share the tables.
         """
         for engine in range(_ENGINES):
             self.write64(f"INVALIDATE_ENG{engine}_ADDR_RANGE", 0x1F_FFFF_FFFF)
         for vmid in range(_CONTEXTS):
-            self.write64(f"CONTEXT{vmid}_PAGE_TABLE_BASE_ADDR", root)
+            self.write64(f"CONTEXT{vmid}_PAGE_TABLE_BASE_ADDR", self._own.get(vmid, root))
         for vmid in range(QUEUE_VMID + 1):
             self.write64(f"CONTEXT{vmid}_PAGE_TABLE_START_ADDR", 0)
         for vmid in range(QUEUE_VMID + 1):
@@ -207,7 +214,7 @@ class Hub:
 
     def stop(self) -> None:
         """Switch translation off: contexts, then the TLB."""
-        for vmid in (*self._tenants, *reversed(VMIDS)):
+        for vmid in dict.fromkeys((*self._own, *reversed(VMIDS))):
             self.vm(f"CONTEXT{vmid}_CNTL").write(0)
         self.mc("MX_L1_TLB_CNTL").update(ENABLE_L1_TLB=0, ENABLE_ADVANCED_DRIVER_MODEL=0)
         self.vm("L2_CNTL").update(ENABLE_L2_CACHE=0)
@@ -326,20 +333,20 @@ class Gmc:
         self._flush(self, vmids)
 
     def open_context(self, vmid: int, root: int) -> None:
-        """Have a tenant's VMID translated by tables of its own. See Hub.open_context."""
+        """Have a holder's VMID translated by tables of its own. See Hub.open_context."""
         for hub in self.gfxhubs:
             hub.open_context(vmid, root)
 
     def close_context(self, vmid: int, *, flush: bool) -> None:
-        """Take the context of a tenant away, and with `flush` what was cached of it. Can be
+        """Take the context of a holder away, and with `flush` what was cached of it. Can be
         repeated."""
         for hub in self.gfxhubs:
             hub.close_context(vmid)
         if flush:
-            self.flush_tenant(vmid)
+            self.flush_holder(vmid)
 
-    def flush_tenant(self, vmid: int) -> None:
-        """See `flush_tlb`."""
+    def flush_holder(self, vmid: int) -> None:
+        """As `flush_tlb`, for a holder with tables of its own."""
         self._flush(self.gfxhubs, (vmid,))
 
     def _flush(self, hubs: Iterable[Hub], vmids: Sequence[int]) -> None:

@@ -68,7 +68,7 @@ def test_a_driver_that_strays_is_told_where(tmp_path: Path, firmware: Path) -> N
     writes = [at for at, line in enumerate(lines) if line.startswith("write bar5")]
     middle = writes[len(writes) // 2]
     lines[middle] = lines[middle].rsplit(" ", 1)[0] + " 0x1234567"
-    path.write_text("\n".join(lines))
+    path.write_text("\n".join(lines) + "\n")
     with (
         pytest.raises(TransportError, match="the access differs from the recording"),
         hcq.open(f"recording:{path}", firmware=firmware),
