@@ -259,6 +259,9 @@ def _mec(chip: Chip) -> Iterator[State]:
         yield State("MEC", "halted", True, meaning, advice.BOOT, registers)
     elif not any(control[f"MEC_PIPE{pipe}_ACTIVE"] for pipe in range(4)):
         yield State("MEC", "inactive", True, "no pipe was started", advice.BOOT, registers)
+    elif "GRBM_STATUS" not in registers:
+        meaning = "its pipes run; GRBM_STATUS, which shows whether they work, is not recorded"
+        yield State("MEC", "started", True, meaning, "", registers)
     else:
         busy = bool(gc.GRBM_STATUS.read().GUI_ACTIVE)
         yield State(
@@ -279,6 +282,12 @@ def _copy_engine(chip: Chip, name: str) -> Iterator[State]:
         meaning = "it was not started, or was stopped"
         yield State(name, "halted", True, meaning, advice.BOOT, registers)
         return
+    if f"{name}_STATUS_REG" not in registers:
+        meaning = (
+            f"it was started; {name}_STATUS_REG, which shows whether it works, is not recorded"
+        )
+        yield State(name, "started", True, meaning, "", registers)
+        return
     idle = status.read().IDLE
     meaning = "nothing to copy" if idle else "it copies or waits"
     yield State(name, "idle" if idle else "at work", True, meaning, "", registers)
@@ -292,14 +301,16 @@ def _hub(chip: Chip, block: str) -> Iterator[State]:
     if not status:
         yield State(name, "no fault", True, "no page fault is latched", "", values)
         return
-    low = int(registers[f"{prefix}_L2_PROTECTION_FAULT_ADDR_LO32"].read())
-    high = int(registers[f"{prefix}_L2_PROTECTION_FAULT_ADDR_HI32"].read())
-    address = (high & 0xF) << 44 | low << 12
+    address = "an address that is not recorded"
+    with suppress(NotRecorded):
+        low = int(registers[f"{prefix}_L2_PROTECTION_FAULT_ADDR_LO32"].read())
+        high = int(registers[f"{prefix}_L2_PROTECTION_FAULT_ADDR_HI32"].read())
+        address = f"{(high & 0xF) << 44 | low << 12:#x}"
     yield State(
         name,
         "page fault",
         False,
-        f"a {'write to' if status.RW else 'read of'} {address:#x} by VMID {status.VMID} faulted",
+        f"a {'write to' if status.RW else 'read of'} {address} by VMID {status.VMID} faulted",
         "find the kernel: `ugpu waves`",
         values,
     )

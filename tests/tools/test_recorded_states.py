@@ -261,3 +261,28 @@ def test_lines_that_no_recorder_writes(
     for words in _commands(path):
         assert cli.main(words) in (0, 1, 2), words
         assert "Traceback" not in capsys.readouterr().err
+
+
+def test_what_is_known_is_not_hidden_by_what_is_not(boot: Path, at_work: int) -> None:
+    """A fault whose address was not read, engines whose activity was not read."""
+    recording = Recording.load(boot.read_text())
+    with Moment("boot", recording).chip() as (found, _):
+        chip: Any = found
+        status = chip.gc.GCVM_L2_PROTECTION_FAULT_STATUS
+        value = status.register.encode(VMID=8, RW=1)
+    recording.entries.append(Access(REGISTERS, 4 * status.index, 4, False, value))
+    with Moment("boot", recording).chip() as (chip, module):
+        states = {one["unit"]: one for one in _states(module, chip)}
+    assert states["GFXHUB"]["ok"] is False and states["GFXHUB"]["name"] == "page fault"
+    assert states["GFXHUB"]["meaning"] == (
+        "a write to an address that is not recorded by VMID 8 faulted"
+    )
+    with Moment("boot", recording, at_work).chip() as (chip, module):
+        states = {one["unit"]: one for one in _states(module, chip)}
+    for unit, register in (("MEC", "GRBM_STATUS"), ("SDMA0", "SDMA0_STATUS_REG")):
+        assert states[unit]["name"] == "started" and register in states[unit]["meaning"]
+
+
+def _states(module: Any, chip: object) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = module.look(chip, "states")
+    return found
