@@ -24,6 +24,7 @@ from tests.support import cluster_kernel, ptx_kernels
 
 COUNT = 64
 NO_CUDA = 3
+IN_GRAPH = 4  # launches
 #: the launch of clusters, in groups
 GRID, CLUSTER, BLOCK = (8, 4), (2, 2), 32
 _ROWS, _COLUMNS = GRID[0] * GRID[1], 16
@@ -113,11 +114,12 @@ class Program:
         self._call("cuLaunchKernel", self.kernel, *sizes, stream, pointers, None)
 
     def graph(self) -> None:
-        """Record one launch into a graph, and run that twice."""
+        """Record launches that wait for each other into a graph, and run that twice."""
         stream, graph, ready = (ctypes.c_void_p() for _ in range(3))
         self._call("cuStreamCreate", ctypes.byref(stream), 1)
         self._call("cuStreamBeginCapture_v2", stream, _CAPTURE_RELAXED)
-        self.launch(stream)
+        for _ in range(IN_GRAPH):
+            self.launch(stream)
         self._call("cuStreamEndCapture", stream, ctypes.byref(graph))
         self._call("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, ctypes.c_uint64(0))
         for _ in range(2):

@@ -66,7 +66,7 @@ class ToyCuda:
     [
         ("launch", 1, "cuMemcpyDtoH_v2"),
         ("copy", 0, "cuMemcpyHtoD_v2"),
-        ("graph", 1, "cuGraphLaunch"),
+        ("graph", 4, "cuGraphLaunch"),
         ("cluster", 1, "cuLaunchKernelEx"),
     ],
 )
