@@ -15,6 +15,7 @@ from am import proof, reset
 from am.boot import Stages
 from am.card import Card
 from am.chip import Chip
+from am.cleaner import Cleaner
 from am.faults import HubFault
 from am.gfx import PRIVATE_BASE, SHARED_BASE
 from am.ih import Interrupt
@@ -77,6 +78,7 @@ class AmDriver(Driver):
         self.clock_hertz = self.facts.generation.clock_hertz
         self.queues = Queues(self)
         self.outside = OutsideMemory(self)
+        self.cleaner = Cleaner(self)
         self._looked_at = 0.0
         if card.recorded:
             self.core.keeper.folder = None  # a recording has it all
@@ -339,6 +341,10 @@ class AmDriver(Driver):
 
     def load_program(self, image: bytes) -> Program:
         return self.programs.load(image)
+
+    def clean(self) -> tuple[Timeline, int]:
+        """See Driver and am.cleaner."""
+        return self.cleaner.submit()
 
     # ---- queues and failures -----------------------------------------------------------------
 

@@ -65,8 +65,7 @@ class Programs:
             linked = code.link(int(mapping.address))
             if driver.is_tenant:  # kernels may read their code's last page: it was another's
                 linked += bytes(mapping.size - len(linked))
-            self.write(mapping, linked)
-            self._code.append((mapping, linked))
+            self.keep(mapping, linked)
             if has_lines(image):
                 self._sources[mapping.address] = image, code
             self._entries[mapping.address] = {
@@ -160,6 +159,11 @@ class Programs:
         kernels = [kernel for entries in self._entries.values() for kernel in entries.values()]
         found = [image for name, image in kernels if name in names]
         return tuple(dict.fromkeys(what for image in found for what in null_pointers(image)))
+
+    def keep(self, mapping: Mapping, code: bytes) -> None:
+        """Write code into its memory, and again whenever the chip has lost it."""
+        self.write(mapping, code)
+        self._code.append((mapping, code))
 
     def rewrite(self) -> None:
         """Write all code again: the chip has lost its memory."""

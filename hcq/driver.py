@@ -233,6 +233,12 @@ class Driver(ABC):
         """
         raise NotSupported(f"{self.name} cannot have a second holder: {self.sole_holder()}")
 
+    def clean(self) -> tuple[Timeline, int] | None:
+        """Overwrite what kernels left in registers, local memory and scratch, behind all work that
+        was submitted; does not wait. Returns a timeline and the value it has afterwards; None where
+        the driver has no means to do it. The lock is held. OutOfMemory where no queue has room."""
+        return None
+
     # ---- facts -------------------------------------------------------------------------------
 
     @abstractmethod

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from am.boot import Stages
+from am.cleaner import CleanerKernel
 from am.firmware import FirmwareSet
 from am.generations.facts import GenerationFacts
 from am.mqd import QueueMemory
@@ -24,7 +25,8 @@ class Generation:
     units: what drives each block, and the form of page tables. compute_queue, copy_queue: rings and
     the packets in them. describe_queue: makes the descriptor of a compute queue, from where its
     memory is and the graphics core's registers. cold_boot, warm_attach: the stages of coming up.
-    proof: runs after a reset.
+    proof: runs after a reset. cleaner: the kernel that overwrites what others left in compute units
+    of so many vector registers (BoardFacts).
     """
 
     units: UnitClasses
@@ -34,6 +36,7 @@ class Generation:
     cold_boot: Callable[[Units, FirmwareSet, Stages], None]
     warm_attach: Callable[[Units, Stages], None]
     proof: ProofKernel
+    cleaner: Callable[[int], CleanerKernel]
 
 
 def generation_of(facts: GenerationFacts) -> Generation:

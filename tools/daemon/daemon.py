@@ -22,6 +22,7 @@ from hcq.remote.channel import Channel
 from hcq.remote.request import LeaseRequest
 from hcq.transport.system import System
 
+from .cleaning import clean
 from .client import Client, Peer
 from .config import Settings
 from .events import FAILED, LEASE_ENDED, tell
@@ -269,10 +270,13 @@ class Daemon(Ward):
 
     def _end_holder(self, owned: Owned, holder: Holder) -> None:
         """End a lease's work and free what it had. UgpuError where the device has to be seen to."""
-        clean = holder.close(self.settings.drain_s)
+        drained = holder.close(self.settings.drain_s)
+        there = not owned.gone and (holder.tenant or owned.device is holder.device)
         try:
-            if not clean and not owned.gone and (holder.tenant or owned.device is holder.device):
+            if not drained and there:
                 holder.device.reset()
+            if holder.loaded and there:
+                clean(holder.device)
         except UgpuError as error:
             if not holder.tenant:
                 raise

@@ -39,6 +39,7 @@ class Holder:
         self.target = device.target
         self.quota = quota
         self.used = 0
+        self.loaded = False  # a program: kernels may have run
         self._starts: list[int] = []  # addresses of buffers, in order
         self._buffers: dict[int, Buffer] = {}
         self._addresses: dict[int, int] = {}  # by the number that the client knows
@@ -147,6 +148,7 @@ class Holder:
         if len(self._programs) >= MOST_OBJECTS:
             raise OutOfMemory("the lease has too many programs", limit=MOST_OBJECTS)
         program = self.device.load(bytes(image))
+        self.loaded = True
         number = next(self._numbers)
         self._programs[number] = program
         kernels: list[object] = []

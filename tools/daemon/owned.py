@@ -18,6 +18,7 @@ from hcq.observe import Sampler
 from hcq.queue import QueueKind
 
 from ..ci import health
+from .cleaning import clean
 from .config import DeviceSettings
 from .handout import Handout, chip_of
 from .leases import Card
@@ -108,6 +109,8 @@ class Owned:
             handout.close()
         if self.device is None:
             self._open()
+        if handout is not None:
+            clean(self._opened())
 
     def check(self, repair: bool) -> None:
         """See that the device works before it is leased again; where it does not, or `repair` is

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from am import boot, mqd
 from am.clocks import Clocks
-from am.generations.gfx11 import proof
+from am.generations.gfx11 import cleaner, proof
 from am.generations.record import Generation
 from am.gfx import Gfx
 from am.gmc import Gmc
@@ -36,4 +36,5 @@ GENERATION = Generation(
     cold_boot=boot.cold_boot,
     warm_attach=boot.warm_attach,
     proof=proof.KERNEL,
+    cleaner=cleaner.kernel,
 )

@@ -58,7 +58,8 @@ class GfxCore:
 
     workers: host threads to spread workgroups over (default: one a host CPU). cache: folder for
     compiled code, shared by processes; None keeps it in memory only. debugger: halts waves, all of
-    which one thread runs then.
+    which one thread runs then. keep_registers: a wave finds in vector registers what others left
+    there, as in hardware, which is slower; else zeros. LDS keeps its content always.
     """
 
     def __init__(
@@ -66,11 +67,14 @@ class GfxCore:
         workers: int | None = None,
         cache: Path | None = None,
         debugger: Debugger | None = None,
+        *,
+        keep_registers: bool = False,
     ) -> None:
         count = 1 if debugger else workers or os.cpu_count() or 1
         self._stepping = None if debugger is None else Stepping(debugger)
         self._crew = Crew([Worker() for _ in range(count)], "shader-core")
         self._folder = cache
+        self._keep = keep_registers
         self._objects = jit.ObjectCache(cache)
         self._kernels: Recent[_Key, Kernel] = Recent()
         self._compiled: Recent[tuple[str, int, bool, int], Kernel] = Recent()
@@ -203,14 +207,16 @@ class GfxCore:
         known = self._compiled.get(mark)
         if known is None:
             key = jit.key_of(
-                _PACKAGE, "stepped" if stepped else "kernel", program.digest, launch.vgprs,
-                int(launch.full), omod,
+                _PACKAGE, "stepped" if stepped else "kept" if self._keep else "kernel",
+                program.digest, launch.vgprs, int(launch.full), omod,
             )  # fmt: skip
 
             def make() -> bytes:
                 if not stepped:
                     mark_full_blocks(program, launch.full)
-                ir = translate(program, launch.vgprs, _KERNEL, omod, stepped=stepped)
+                ir = translate(
+                    program, launch.vgprs, _KERNEL, omod, stepped=stepped, keep=self._keep
+                )
                 return jit.compile_object(ir, jit.LIMITED, 1)
 
             code = jit.Loaded(self._objects.made(key, make))

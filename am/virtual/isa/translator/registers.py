@@ -63,6 +63,7 @@ class Registers(Text):
         self.uses_scratch_vector = False
         self.switches_mode = False  # of denormals, within the kernel
         self.stepped = False  # all registers lie in the wave state, for a debugger
+        self.kept = False  # vector registers lie there, and begin with what it holds
         self.pc = 0  # byte offset of the instruction at hand
 
     def start_block(self, full: bool) -> None:

@@ -60,17 +60,24 @@ def uses_output_modifiers(program: Program) -> bool:
 
 
 def translate(
-    program: Program, vector_limit: int, name: str, omod: int = 0, *, stepped: bool = False
+    program: Program,
+    vector_limit: int,
+    name: str,
+    omod: int = 0,
+    *,
+    stepped: bool = False,
+    keep: bool = False,
 ) -> str:
     """Return the IR module of a program that has `vector_limit` vector registers.
 
     omod: see Launch.omod. stepped: the wave state holds all registers at every instruction, and
     the code halts where it is told to (`translator.stepping`); needs blocks that are not `full`.
+    keep: the wave state holds all vector registers, so that the next wave finds them.
     """
     every = frozenset(range(vector_limit))
-    pinned = every if stepped else pinned_registers(program, vector_limit)
+    pinned = every if stepped or keep else pinned_registers(program, vector_limit)
     e = Registers(vector_limit, pinned, omod, program.lanes)
-    e.stepped = stepped
+    e.stepped, e.kept = stepped, keep
     if stepped:
         e.used_vectors |= every
     resumes: set[int] = set(program.roots)
@@ -203,8 +210,11 @@ def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps
 
 
 def _initial(e: Registers, vectors: list[int]) -> list[str]:
-    """Return the lines that give the vector registers their first values: zeros, all but v0."""
+    """Return the lines that give the vector registers their first values: zeros, all but v0. Those
+    that are kept have what the wave state holds."""
     t = Text(e.lanes, "vi")
+    if e.kept:
+        return t.lines
     for k in vectors:
         if k in e.pinned:
             if k:

@@ -1,0 +1,120 @@
+"""What the kernels of one lease left on an AMD card is not there for the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from am.virtual.engines import shaders
+from am.virtual.isa.core import GfxCore
+from hcq.errors import ChipError
+from tests.support.daemon import Running, scaled, settings_text
+from tests.support.kernels import compile_ir
+from tools.daemon import daemon
+from tools.daemon.config import parse
+
+NAME = "virtual:navi31"
+SECRET = 0x5EC2E75
+GROUPS, WORDS = 4, 16384
+KERNELS = """
+target triple = "amdgcn-amd-amdhsa"
+@lds = internal addrspace(3) global [16384 x i32] undef, align 16
+define amdgpu_kernel void @plant(ptr addrspace(1) %out, i32 %value) #0 {
+entry:
+  %tid = call i32 @llvm.amdgcn.workitem.id.x()
+  br label %loop
+loop:
+  %at = phi i32 [ %tid, %entry ], [ %next, %loop ]
+  %p = getelementptr i32, ptr addrspace(3) @lds, i32 %at
+  store volatile i32 %value, ptr addrspace(3) %p
+  %next = add i32 %at, 256
+  %more = icmp ult i32 %next, 16384
+  br i1 %more, label %loop, label %end
+end:
+  ret void
+}
+define amdgpu_kernel void @find(ptr addrspace(1) %out, i32 %value) #0 {
+entry:
+  %tid = call i32 @llvm.amdgcn.workitem.id.x()
+  %group = call i32 @llvm.amdgcn.workgroup.id.x()
+  %first = mul i32 %group, 16384
+  br label %loop
+loop:
+  %at = phi i32 [ %tid, %entry ], [ %next, %loop ]
+  %p = getelementptr i32, ptr addrspace(3) @lds, i32 %at
+  %found = load volatile i32, ptr addrspace(3) %p
+  %place = add i32 %first, %at
+  %q = getelementptr i32, ptr addrspace(1) %out, i32 %place
+  store i32 %found, ptr addrspace(1) %q
+  %next = add i32 %at, 256
+  %more = icmp ult i32 %next, 16384
+  br i1 %more, label %loop, label %end
+end:
+  ret void
+}
+declare i32 @llvm.amdgcn.workitem.id.x()
+declare i32 @llvm.amdgcn.workgroup.id.x()
+attributes #0 = { "amdgpu-no-implicitarg-ptr" "amdgpu-no-queue-ptr" "amdgpu-no-dispatch-id"
+  "amdgpu-no-dispatch-ptr" "amdgpu-flat-work-group-size"="256,256" }
+"""
+
+
+@pytest.fixture
+def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    """One host thread runs all groups: what one leaves there, the next one finds."""
+    monkeypatch.setattr(shaders, "default_core", lambda: GfxCore(1))
+    made = Running(parse(settings_text(tmp_path, [NAME], "")))
+    yield made
+    made.close()
+
+
+def run(gpu: Any, name: str) -> Any:
+    program = gpu.load(compile_ir(KERNELS, "amdgcn-amd-amdhsa", "gfx1100"))
+    with gpu.alloc(4 * GROUPS * WORDS) as out:
+        with gpu.queue() as queue:
+            arguments = (out, np.uint32(SECRET))
+            queue.launch(program[name], grid=(GROUPS,), block=(256,), args=arguments)
+        gpu.synchronize()
+        return out.numpy(np.uint32)
+
+
+def found_by_next(running: Running, **options: Any) -> int:
+    """Words of a lease's local memory that the next lease finds."""
+    with running.lease(NAME, **options) as gpu:
+        run(gpu, "plant")
+    with running.lease(NAME, wait_s=60, **options) as gpu:
+        assert scaled(gpu)
+        return int((run(gpu, "find") == SECRET).sum())
+
+
+@pytest.mark.parametrize("options", [{}, {"shared": True, "memory": "64M"}], ids=["all", "shared"])
+def test_local_memory_is_cleaned_between_leases(
+    running: Running, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    assert found_by_next(running, **options) == 0
+    nothing: Callable[[Any], None] = lambda device: None  # noqa: E731
+    monkeypatch.setattr(daemon, "clean", nothing)
+    assert found_by_next(running, **options) > 0, "the model keeps what a lease left"
+
+
+def test_a_cleaner_that_does_not_end_has_the_card_recovered(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exclusive lease's device is not leased on as it is."""
+    failed: list[Any] = []
+
+    def broken(device: Any) -> None:
+        failed.append(device)
+        raise ChipError("the cleaner does not end")
+
+    with running.lease(NAME) as gpu:
+        assert scaled(gpu)
+        monkeypatch.setattr(daemon, "clean", broken)
+    with running.lease(NAME, wait_s=60) as gpu:
+        monkeypatch.undo()
+        assert failed and scaled(gpu)
+    assert running.daemon.owned[0].card.state.name != "OFF"
