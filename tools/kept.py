@@ -24,7 +24,7 @@ from hcq.window import WindowModule
 from .bundles import file_of
 from .recorded import names_of
 
-_ENOUGH = 16  # bytes that tell a recording from a register file
+_FIRST = "identity "  # of a recording
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,8 @@ def _read(path: Path) -> Bundle | Recording | RegisterFile:
         raise _unknown(path) from None
     if text.lstrip().startswith("{"):
         return RegisterFile.loads(text, str(path))
+    if not text.startswith(_FIRST[: len(text)]):
+        raise _unknown(path)
     return recording_of(text, path)
 
 
@@ -100,8 +102,6 @@ def _unknown(path: Path) -> BadArgument:
 
 def recording_of(text: str, path: Path) -> Recording:
     """Read a recording's text, of a file that was cut off the whole lines; BadArgument."""
-    if not text[:_ENOUGH].startswith("identity "[: len(text)]):
-        raise _unknown(path)
     try:
         return Recording.load(text, partial=True)
     except UgpuError as error:
