@@ -239,8 +239,8 @@ def test_each_instance_of_a_hub_is_set_up_flushed_and_stopped() -> None:
         root = chip.space.peek(place("MMVM_CONTEXT8_PAGE_TABLE_BASE_ADDR_LO32"))
         assert root == chip.mm.get("MMVM_CONTEXT8_PAGE_TABLE_BASE_ADDR_LO32") != 0
         flushes = len(written["REQ"])
-        device.driver.flush_tlb()
-        assert written["REQ"][flushes:] == [1 << 8 | 0x1F << 19]
+        device.driver.units.gmc.flush_tlb()
+        assert written["REQ"][flushes:] == [1 << vmid | 0x1F << 19 for vmid in (0, 8)]
         assert written["SEM"][-1] == 0, "the semaphore is given back"
         check_works(device)
     assert chip.space.peek(place("MMVM_CONTEXT8_CNTL")) == 0
