@@ -408,6 +408,10 @@ class AmDriver(Driver):
             *self.transport.sensors(),
         )
 
+    def clock_levels(self) -> dict[str, tuple[float, float]]:
+        with self.core.lock:
+            return {"gfx": self.units.smu.levels("GFXCLK")}
+
     def info(self) -> dict[str, object]:
         identity = self.transport.identity
         firmware = self.card.firmware.versions if self.card.firmware is not None else {}

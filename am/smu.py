@@ -213,6 +213,14 @@ class Smu:
             return False
         return True
 
+    def levels(self, clock: str) -> tuple[float, float]:
+        """Return the lowest and the highest level of a clock (PPCLK_...), in Hz. The argument has
+        the clock in its upper half, the answer is in MHz (Linux 6.12 smu_v13_0.c,
+        smu_v13_0_get_dpm_ultimate_freq)."""
+        selected = self._interface[f"PPCLK_{clock}"] << 16
+        low, high = (self.send(f"Get{end}DpmFreq", selected) for end in ("Min", "Max"))
+        return low * 1e6, high * 1e6
+
     def table(self, name: str, size: int) -> bytes:
         """Let the SMU write a table (TABLE_...), and return a copy of its first bytes, a multiple
         of 4."""

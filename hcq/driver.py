@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hcq.clock import Clock
@@ -249,6 +249,12 @@ class Driver(ABC):
     def sensors(self) -> Sequence[Sensor]:
         """Return the device's sensors; each is read when requested. Called without the lock."""
         return ()
+
+    def clock_levels(self) -> Mapping[str, tuple[float, float]]:
+        """Return the lowest and the highest level, in Hz, of clocks that the device manages, by the
+        labels of their sensors ("gfx"). Empty where the driver cannot ask. Without the lock; raises
+        as other requests to the device's firmware do."""
+        return {}
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hcq
+from am.driver import AmDriver
 from hcq.device import Device
 from hcq.errors import BadArgument, DeviceBusy, DeviceNotFound
 from tests.ci.planted import (
@@ -129,6 +130,24 @@ def test_a_history_that_cannot_be_written_ends_nothing(
 @pytest.mark.parametrize("name", ["cpu", "virtual:navi31", "virtual:gh100"])
 def test_a_healthy_device_passes_its_self_test(name: str) -> None:
     with hcq.open(name) as device:
+        assert check(device).trouble == ""
+
+
+def test_a_clock_that_stays_at_its_lowest_level_fails_the_self_test(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health, "CLOCKS_S", 0.2)
+    with hcq.open("virtual:navi31") as device:
+        driver = device.driver
+        assert isinstance(driver, AmDriver)
+        smu, (low, high) = driver.units.smu, driver.clock_levels()["gfx"]
+        assert (low, high) == (500e6, driver.facts.board.graphics_megahertz * 1e6)
+        smu.tell("SetSoftMaxByFreq", 500)
+        assert check(device).trouble == (
+            "the graphics clock of a busy device reads at most 500 MHz: expected more than its "
+            f"lowest level, 500 MHz, of up to {high / 1e6:.0f} MHz"
+        )
+        smu.tell("SetSoftMaxByFreq", round(high / 1e6))
         assert check(device).trouble == ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,8 @@ DEVICE_ERRORS = (LinkError, FirmwareError, DiscoveryError, UnitTimeout)
 PATTERNS = (0x00000000, 0xFFFFFFFF, 0xAAAAAAAA, 0x55555555)
 BYTES = 1 << 20
 LIMIT_S = 10.0
-LOOKS = 40  # at the clock of a device that is kept busy
+LOOKS = 40  # at the clock of a device that is kept busy, at least
+CLOCKS_S = 1.0  # so long at least: sensors are read anew ten times a second
 
 
 @dataclass(frozen=True)
@@ -79,19 +81,31 @@ def _kernels(device: Device) -> str:
 
 
 def _clocks(device: Device) -> str:
-    """The graphics clock of a busy device runs, where the device measures it. An idle one may be
-    gated, and the firmware averages over a while: so several looks."""
+    """The graphics clock of a busy device runs, where the device measures it, and leaves its lowest
+    level, where the driver tells the levels: what it reaches above that depends on the load, on
+    power and on temperature. An idle one may be gated, and the firmware averages over a while: so
+    several looks, for a while."""
     clock = next(
         (each for each in device.sensors() if (each.name, each.label) == ("clock_hertz", "gfx")),
         None,
     )
     if clock is None:
         return ""
+    lowest, highest = device.driver.clock_levels().get("gfx", (0.0, 0.0))
+    looks, end, found = 0, time.monotonic() + CLOCKS_S, 0.0
     with device.alloc(BYTES) as buffer:
-        for _ in range(LOOKS):
+        while looks < LOOKS or time.monotonic() < end:
+            looks += 1
             with device.queue() as queue:
                 for _ in range(8):
                     queue.fill(buffer, 0)
-            if clock.read() > 0:
+            device.synchronize()
+            found = max(found, clock.read())
+            if found > lowest:
                 return ""
-    return "the graphics clock of a busy device reads 0 Hz"
+    if not lowest:
+        return "the graphics clock of a busy device reads 0 Hz"
+    return (
+        f"the graphics clock of a busy device reads at most {found / 1e6:.0f} MHz: expected more"
+        f" than its lowest level, {lowest / 1e6:.0f} MHz, of up to {highest / 1e6:.0f} MHz"
+    )
