@@ -121,7 +121,7 @@ def files(root: Path = ROOT) -> dict[str, str]:
     for path in paths:
         text = _read(path)
         if text:
-            found[str(path)] = text
+            found[str(path)] = "\n".join(anonymous(text.splitlines()))
     return found
 
 

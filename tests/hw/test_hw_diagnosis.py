@@ -306,3 +306,10 @@ def test_reports_do_not_name_one_board() -> None:
         "    VBIOS Version                                      : 96.00.DA.00.0C",
     ]
     assert machine.anonymous(lines) == lines[3:]
+
+
+def test_what_the_driver_says_does_not_name_one_board(tmp_path: Path) -> None:
+    place = tmp_path / "proc/driver/nvidia/gpus/0000:00:06.0/information"
+    place.parent.mkdir(parents=True)
+    place.write_text("Model: \t NVIDIA H100\nGPU UUID: \t GPU-facbf655-0c04-8468-108a\nIRQ: 41\n")
+    assert machine.files(tmp_path) == {str(place): "Model: \t NVIDIA H100\nIRQ: 41"}
