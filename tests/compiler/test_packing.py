@@ -174,6 +174,16 @@ def test_what_a_search_found_is_used(gpu: Device) -> None:
     tuned.disk.forget(key)
 
 
+@pytest.mark.usefixtures("always")
+def test_groups_go_round_their_rings_one_after_another(gpu: Device) -> None:
+    """More groups than a worker runs beside each other, each with more slices than stages: all
+    its warps wait now and then, and the groups behind it begin like the first ones."""
+    left, right = numbers("float16", (64, 320, 320), 3)
+    one, two = tensors(gpu, "float16", left, right)
+    found = (one @ two).float().numpy()
+    np.testing.assert_array_equal(found, left.astype(np.float64) @ right.astype(np.float64))
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("always")
 def test_a_cluster_shares_what_it_fetches(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
