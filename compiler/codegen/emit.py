@@ -16,7 +16,7 @@ from compiler.codegen.located import Emitted
 from compiler.codegen.nvptx import Nvidia
 from compiler.codegen.shell import Shell
 from compiler.expression.algebra import Index
-from compiler.expression.value import Memory, indices_of, walk
+from compiler.expression.value import Memory, own_indices
 from compiler.kernel.ir import Bulk, Fetch, If, Kernel, Loop, Signal, Statement, Store
 from hcq.errors import NotSupported
 from hcq.target import TargetSpec
@@ -50,22 +50,40 @@ def index_bits(kernel: Kernel, target: TargetSpec) -> int:
     """32 or 64: what the kernel's index arithmetic needs."""
     if target.abi == "host":
         return 64
-    worst = 0
-    for memory, index in _accesses(kernel.body):
-        scale = memory.dtype.itemsize if memory is not None and memory.space == "global" else 1
-        worst = max(worst, index.magnitude(), index.magnitude() * scale)
-    return 32 if worst <= LIMIT_32 else 64
+    known: dict[int, int] = {}  # magnitudes, by the index's identity: the kernel keeps it alive
+    for memory, index in _accesses(kernel.body, set()):
+        worst = known.get(id(index))
+        if worst is None:
+            worst = known[id(index)] = index.magnitude()
+        if memory is not None and memory.space == "global":
+            worst *= memory.dtype.itemsize
+        if worst > LIMIT_32:
+            return 64
+    return 32
 
 
-def _accesses(body: Iterable[Statement]) -> Iterator[tuple[Memory | None, Index]]:
+def _accesses(
+    body: Iterable[Statement], seen: set[int]
+) -> Iterator[tuple[Memory | None, Index]]:  # fmt: skip
+    """Every access and other index expression. seen: identities of values that were met before,
+    which statements share."""
     for statement in body:
         if isinstance(statement, Store):
             yield statement.memory, statement.index
-            for node in walk(statement.value):
+            stack = [statement.value]
+            while stack:
+                node = stack.pop()
+                if id(node) in seen:
+                    continue
+                seen.add(id(node))
+                stack += node.sources
                 if node.op == "load":
                     yield node.arg.memory, node.arg.index
-            for index in indices_of(statement.value):
-                yield None, index
+                    for condition in node.arg.conditions:
+                        yield None, condition
+                elif node.op in ("index", "gate"):
+                    for index in own_indices(node):
+                        yield None, index
         elif isinstance(statement, Fetch):
             yield statement.source.memory, statement.source.index
             for condition in statement.source.conditions:
@@ -77,8 +95,8 @@ def _accesses(body: Iterable[Statement]) -> Iterator[tuple[Memory | None, Index]
         elif isinstance(statement, If):
             for condition in statement.conditions:
                 yield None, condition
-            yield from _accesses(statement.body)
+            yield from _accesses(statement.body, seen)
         elif isinstance(statement, Loop):
             if statement.bound is not None:
                 yield None, statement.bound
-            yield from _accesses(statement.body)
+            yield from _accesses(statement.body, seen)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from compiler.expression.algebra import Index, Range, constant
-from compiler.expression.value import Load, walk
+from compiler.expression.value import Load
 from compiler.kernel.ir import If, Kernel, Loop, Statement, Store
 
 WORTH = 2  # reads of an element by a group that make a fetch pay
@@ -40,10 +40,18 @@ def fetched(kernel: Kernel) -> frozenset[Load]:
 def _loads(
     body: Iterable[Statement], loops: tuple[Range, ...]
 ) -> Iterator[tuple[Load, int, tuple[Range, ...]]]:
-    """Every access in stored values, its lanes and the loops around it."""
+    """Every access in stored values, its lanes and the loops around it; one that statements of the
+    same body share once."""
+    seen: set[int] = set()
     for statement in body:
         if isinstance(statement, Store):
-            for node in walk(statement.value):
+            stack = [statement.value]
+            while stack:
+                node = stack.pop()
+                if id(node) in seen:
+                    continue
+                seen.add(id(node))
+                stack += node.sources
                 if node.op == "load":
                     yield node.arg, node.lanes, loops
         elif isinstance(statement, Loop):
