@@ -22,6 +22,7 @@ from tools.daemon.config import parse
 from tools.daemon.daemon import Daemon
 from tools.daemon.hotplug import USB, Bridges
 from tools.daemon.leases import State
+from tools.daemon.ward import Ward
 from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
 
 BRIDGE = "usb:0badcafe"
@@ -120,6 +121,24 @@ def test_a_cable_that_is_pulled_ends_the_lease_and_the_next_in_line_is_served(
         (again,) = served
         assert again.grant.device == name and scaled(again)
         again.close()
+    finally:
+        running.close()
+
+
+def test_a_card_whose_departure_is_told_late_is_off_all_the_same(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its recovery has failed by then: the buses are asked before it is called broken."""
+    monkeypatch.setattr(Ward, "_departed", lambda ward, name: None)
+    running = run(desk, tmp_path, BRIDGE)
+    try:
+        with running.lease(BRIDGE) as gpu, gpu.alloc(4096) as buffer:
+            desk.pull()
+            with pytest.raises(DeviceLost):
+                while True:
+                    buffer.copy_from(np.zeros(4096, np.uint8))
+        until_state(running, State.OFF)
+        assert running.daemon.owned[0].card.reason == "the card is not on the bus"
     finally:
         running.close()
 

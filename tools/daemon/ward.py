@@ -270,8 +270,8 @@ class Ward:
                     self._beyond = None
                 self._change(owned.card, State.READY)
             return
-        if owned.gone:
-            self._change(owned.card, State.OFF, GONE)
+        if owned.gone or not self._plugs.present(owned.settings.name):
+            self._change(owned.card, State.OFF, GONE)  # perhaps before `_departed` is told
             return
         tell(log, QUARANTINED, f"{owned.name} is quarantined: {found}", device=owned.name,
              serial=owned.serial, reason=found)  # fmt: skip
