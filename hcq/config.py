@@ -23,6 +23,8 @@ UGPU_DAEMON_CA        file with the certificate that signed that of a ugpud behi
 UGPU_DAEMON_TOKEN     token that a ugpud behind TLS asks for
 UGPU_HOST_CACHES      bytes of a core's data caches, first and second level: 49152,2097152 (default:
                       what the system says)
+NIR_DEBUG             Mesa's own; where it is set, even if empty, Mesa checks its code between its
+                      passes, for Adreno (compiler.codegen.adreno.mesa)
 """
 
 from __future__ import annotations
@@ -62,6 +64,7 @@ class Config:
     authority: str = ""
     token: str = ""
     runtime_folder: Path | None = None
+    validate_nir: bool = False
 
 
 def from_environment(environment: Mapping[str, str]) -> Config:
@@ -98,6 +101,7 @@ def from_environment(environment: Mapping[str, str]) -> Config:
         authority=environment.get("UGPU_DAEMON_CA", ""),
         token=environment.get("UGPU_DAEMON_TOKEN", ""),
         runtime_folder=_path(environment, "XDG_RUNTIME_DIR"),
+        validate_nir="NIR_DEBUG" in environment,
     )
 
 

@@ -45,6 +45,7 @@ class Folders:
             "UGPU_CACHE": str(own / "cache"),
             "UGPU_CRASHES": "0",
             "UGPU_OBSERVE": "0",
+            "NIR_DEBUG": os.environ.get("NIR_DEBUG", ""),  # Mesa validates what we give it
             "HOME": str(own / "home"),
             "XDG_CACHE_HOME": str(own / "home" / ".cache"),
         }

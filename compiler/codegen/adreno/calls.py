@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
-from compiler.codegen.adreno.llvm import Instruction, Type
 from compiler.codegen.adreno.nir import Builder
+from compiler.codegen.adreno.syntax import Instruction, Type
 from hcq.errors import NotSupported
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ def call(selection: Selection, one: Instruction) -> tuple[int, ...]:
     return tuple(build.alu(plain, kind.bits, *sources) for sources in zip(*given, strict=True))
 
 
+@cache
 def _split(callee: str) -> tuple[str, str, str]:
     """An intrinsic's name without what tells its types; the last part of our own name."""
     parts = callee.split(".")

@@ -11,13 +11,15 @@ import re
 import struct
 from collections.abc import Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from compiler.codegen.adreno.lines import Lines
+from compiler.codegen.adreno.syntax import Instruction, Operand, Type
 from hcq.errors import CompileError
 
 _TOKEN = re.compile(
     r'"[^"]*"|%(?:"[^"]*"|[\w.$-]+)|@(?:"[^"]*"|[\w.$-]+)|[-+]?\d+\.\d*(?:[eE][-+]?\d+)?|[-+]?[\w.]+|\S'
 )
+_SYMBOL = re.compile(r'@(?:"[^"]*"|[\w.$-]+)')
 _LABEL = re.compile(r'^("[^"]*"|[\w.$-]+):')
 _GLOBAL = re.compile(
     r"^(@\S+) = .*?addrspace\(3\) (?:global|constant) (.*?)(?:,? align (\d+))?(?:, .*)?$"
@@ -39,47 +41,9 @@ _FLAGS = frozenset((
     "nnan", "ninf", "nsz", "arcp", "contract", "afn", "reassoc", "noundef", "nofpclass", "signext",
     "zeroext", "range", "convergent", "weak",
 ))  # fmt: skip
-
-
-class Type(NamedTuple):
-    """A type. kind: "i", "f" or "p"; bits: of an element, of a pointer 64 or 32; lanes."""
-
-    kind: str
-    bits: int
-    lanes: int = 1
-
-
-class Operand(NamedTuple):
-    """A value: a name, or the bits of each lane (None: undefined)."""
-
-    type: Type
-    name: str = ""
-    lanes: tuple[int | None, ...] = ()
-
-
 _SCALARS = {name: Type("f", bits) for name, bits in _FLOATS.items()}
 _SCALARS |= {f"i{bits}": Type("i", bits) for bits in (1, 8, 16, 32, 64)}
 _GLOBAL_POINTER, _LOCAL_POINTER = Type("p", 64), Type("p", 32)
-
-
-@dataclass(slots=True)
-class Instruction:
-    """One instruction. loose: the float operation may be reordered and contracted. Further facts
-    by operation: `kind` is the predicate of a comparison, the callee of a call, the operation of an
-    atomicrmw; `targets` the labels of a br and of a phi; `align` bytes of a load or store."""
-
-    operation: str
-    result: str = ""
-    type: Type | None = None
-    operands: tuple[Operand, ...] = ()
-    kind: str = ""
-    targets: tuple[str, ...] = ()
-    align: int = 0
-    loose: bool = False
-    invariant: bool = False
-    texel: bool = False  # a load that may read a texture
-    ordering: str = ""  # of an atomic load: monotonic, acquire or seq_cst
-    line: str = ""
 
 
 @dataclass
@@ -117,12 +81,13 @@ def read_module(text: str) -> list[Function]:
 
 def _function(first: str, lines: list[str], sizes: dict[str, tuple[int, int]]) -> Function:
     function = _header(first)
-    used = set(_TOKEN.findall(" ".join(line for line in lines if "@" in line)))
+    used = set(_SYMBOL.findall("\n".join(lines)))
     for name, (size, align) in sizes.items():
         if name in used:
             function.local_size += -function.local_size % align
             function.local[name] = function.local_size
             function.local_size += size
+    common = Lines(lambda text: _Reader(text, function.local).typed())
     block = ""
     for line in lines:
         code = line.split(";", 1)[0].rstrip() if '"' not in line else line.rstrip()
@@ -136,7 +101,8 @@ def _function(first: str, lines: list[str], sizes: dict[str, tuple[int, int]]) -
         if not block:
             block = "%0"
             function.blocks[block] = []
-        function.blocks[block].append(_Reader(code, function.local).instruction())
+        read = common.read(code) or _Reader(code, function.local).instruction()
+        function.blocks[block].append(read)
     return function
 
 
@@ -384,9 +350,8 @@ class _Reader:
         self.expect(",")
         base = self.typed()
         self.expect(",")
-        size = element.lanes * max(element.bits, 8) // 8
         given = (base, self.typed())
-        return Instruction("", "", base.type, given, kind=str(size))
+        return Instruction("", "", base.type, given, kind=str(element.bytes))
 
     def _br(self) -> Instruction:
         if self.peek() == "label":

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from compiler.codegen.adreno.llvm import Instruction, Operand
+from compiler.codegen.adreno.syntax import Instruction, Operand
 from compiler.codegen.adreno.texels import Texels
 from hcq.errors import CompileError, NotSupported
 

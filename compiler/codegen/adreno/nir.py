@@ -31,6 +31,9 @@ INFO_SIZE, _STAGE, _SHARED_SIZE, _WORKGROUP_SIZE = 368, 49, 268, 280
 _ENTRY = 0x9  # of a function: is_entrypoint, has an implementation
 _MOST_OBJECTS = 1 << 16  # sources of ALU instructions are 16 bits wide in the form written here
 _EXACT = 1 << 4
+# ALU instructions by how many sources they have, other ones by words.
+_SOURCES = [struct.Struct(f"<II{count}H") for count in range(17)]
+_WORDS = [struct.Struct(f"<{count}I") for count in range(33)]
 _DONT_UNROLL = 2  # enum nir_loop_control
 # Definitions in a loop that Mesa may unroll: its passes take seconds for thousands of instructions.
 _MOST_UNROLLED = 128
@@ -88,6 +91,7 @@ class Builder:
         self._ifs: list[_If] = []
         self._loops: list[_Loop] = []
         self._constants: dict[tuple[int, int], int] = {}
+        self._headers: dict[tuple[str, int, int, int, bool], tuple[int, int]] = {}
         self._begin()
 
     def _number(self) -> int:
@@ -106,7 +110,10 @@ class Builder:
 
     def _put(self, data: bytes) -> None:
         block = self._block
-        block.data += bytes(-len(block.data) % 4) + data
+        over = len(block.data) & 3
+        if over:
+            block.data += bytes(4 - over)
+        block.data += data
         block.count += 1
 
     # ---- instructions --------------------------------------------------------------------------
@@ -140,12 +147,15 @@ class Builder:
     ) -> int:
         """An operation. channel: which component of the first source is meant. exact: no
         optimisation may change the result."""
-        number, count = self.tables.operations[name]
+        key = name, bits, lanes, channel, exact
+        known = self._headers.get(key)
+        if known is None:
+            number, count = self.tables.operations[name]
+            header = _ALU | channel << 7 | number << 11 | 1 << 21 | _defined(lanes, bits) << 24
+            known = self._headers[key] = header | _EXACT * exact, count
+        header, count = known
         assert count == len(sources), (name, sources)
-        header = _ALU | channel << 7 | number << 11 | 1 << 21 | _defined(lanes, bits) << 24
-        if exact:
-            header |= _EXACT
-        self._put(struct.pack(f"<II{count}H", header, 0, *sources))
+        self._put(_SOURCES[count].pack(header, 0, *sources))
         return self._number()
 
     def channels(self, vector: int, lanes: int, bits: int) -> tuple[int, ...]:
@@ -165,15 +175,15 @@ class Builder:
         """An intrinsic; indices not named are 0. Returns the definition, or 0 where there is
         none."""
         known = self.tables.intrinsics[name]
-        values = [indices.pop(index, 0) for index in known.indices]
+        values = [indices.pop(index, 0) for index in known.indices] if known.indices else []
         assert not indices, (name, indices)
         header = _INTRINSIC | known.number << 4
         if values:
             header |= 3 << 14  # 32 bits each
         if known.defines:
             header |= _defined(lanes, bits) << 24
-        words = [header, *(source << 2 for source in sources), *values]
-        self._put(struct.pack(f"<{len(words)}I", *words))
+        words = [header, *[source << 2 for source in sources], *values]
+        self._put(_WORDS[len(words)].pack(*words))
         return self._number() if known.defines else 0
 
     def texture(
@@ -190,7 +200,7 @@ class Builder:
         result = bits | (_FLOAT if operation == TEX_SAMPLE else _UINT)
         words = [header, texture, sampler, 0, dimension | result << 4 | lanes << 12]
         words += [source << 2 | kind << 22 for kind, source in sources]
-        self._put(struct.pack(f"<{len(words)}I", *words))
+        self._put(_WORDS[len(words)].pack(*words))
         return self._number()
 
     # ---- control flow --------------------------------------------------------------------------

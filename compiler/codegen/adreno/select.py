@@ -13,10 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.codegen.adreno import calls
-from compiler.codegen.adreno.llvm import Function, Instruction, Operand, Type
+from compiler.codegen.adreno.llvm import Function
 from compiler.codegen.adreno.memory import Memory
 from compiler.codegen.adreno.nir import BREAK, CONTINUE, Builder, Tables
 from compiler.codegen.adreno.structure import Walk
+from compiler.codegen.adreno.syntax import Instruction, Operand, Type
 from hcq.errors import CompileError
 from hcq.ir3object import Ir3Texture
 

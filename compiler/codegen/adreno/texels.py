@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compiler.codegen.adreno.llvm import Instruction, Type
 from compiler.codegen.adreno.nir import TEX_FETCH
+from compiler.codegen.adreno.syntax import Instruction, Type
 from hcq.ir3object import Ir3Texture
 
 if TYPE_CHECKING:

@@ -1,0 +1,162 @@
+"""The commonest lines of LLVM IR, each read by one pattern.
+
+`Lines.read` returns the instruction that compiler.codegen.adreno.llvm's reader of tokens returns
+for the same line, or None: that reader accepts more, and says what is wrong with a line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from compiler.codegen.adreno.syntax import Instruction, Operand, Type
+from hcq.errors import CompileError
+
+_NAME = r"%[\w.$-]++"
+_VALUE = r"[%@]?[-+\w.$]++"
+_TYPE = r"ptr addrspace\(\d\)|<\d+ x \w+>|\w++"
+_FLAGS = (
+    r"((?:(?:nuw|nsw|exact|disjoint|nneg|inbounds|nusw|samesign|fast|nnan|ninf|nsz|arcp|contract|"
+    r"afn|reassoc) )*)"
+)
+_TYPED = rf"({_TYPE}) ({_VALUE})"
+_META = r"(?:, ![\w.]+ !\d+)*"
+_LOOSE = ("reassoc", "contract", "fast")
+_OPERATION = re.compile(rf"  (?:({_NAME}) = )?(?:tail )?([a-z]+) {_FLAGS}")
+_TWO = re.compile(rf"{_TYPED}, ({_VALUE})")
+_TO = re.compile(rf"{_TYPED} to ({_TYPE})")
+_TEST = re.compile(rf"([a-z]+) {_TYPED}, ({_VALUE})")
+_PHI = re.compile(rf"({_TYPE}) ((?:(?:, )?\[ {_VALUE}, {_NAME} \])+)")
+_PAIR = re.compile(rf"\[ ({_VALUE}), ({_NAME}) \]")
+_LIST = re.compile(rf"{_TYPED}(?:, {_TYPED})?(?:, {_TYPED})?")
+_CALL = re.compile(rf"({_TYPE}) @([\w.$-]+)\((?:{_LIST.pattern})?\)(?: #\d+)?{_META}")
+_MOVE = re.compile(rf"({_TYPE}), {_TYPED}, {_TYPED}")
+_LOAD = re.compile(rf"({_TYPE}), {_TYPED}, align (\d+){_META}")
+_STORE = re.compile(rf"{_TYPED}, {_TYPED}, align (\d+){_META}")
+# What follows an operation and its flags, and the method that reads it.
+_FORMS = {
+    **dict.fromkeys(("add", "sub", "mul", "udiv", "sdiv", "urem", "srem", "shl"), (_TWO, "binary")),
+    **dict.fromkeys(("lshr", "ashr", "and", "or", "xor"), (_TWO, "binary")),
+    **dict.fromkeys(("fadd", "fsub", "fmul", "fdiv"), (_TWO, "binary")),
+    **dict.fromkeys(("trunc", "zext", "sext", "fptrunc", "fpext", "fptoui"), (_TO, "convert")),
+    **dict.fromkeys(("fptosi", "uitofp", "sitofp", "bitcast"), (_TO, "convert")),
+    **dict.fromkeys(("icmp", "fcmp"), (_TEST, "compare")),
+    "phi": (_PHI, "phi"),
+    "call": (_CALL, "call"),
+    "select": (_LIST, "select"),
+    "extractelement": (_LIST, "extract"),
+    "insertelement": (_LIST, "insert"),
+    "getelementptr": (_MOVE, "move"),
+    "load": (_LOAD, "load"),
+    "store": (_STORE, "store"),
+}
+_Groups = tuple[str, ...]
+
+
+class Lines:
+    """Reads the lines of one function. typed: reads a type and a value that no name is, which is
+    then kept, by the reader of tokens."""
+
+    def __init__(self, typed: Callable[[str], Operand]) -> None:
+        self._typed = typed
+        self._types: dict[str, Type] = {}
+        self._constants: dict[tuple[str, str], Operand] = {}
+
+    def read(self, line: str) -> Instruction | None:
+        """Return the instruction of a line without comment, or None for one of another form."""
+        begun = _OPERATION.match(line)
+        if begun is None:
+            return None
+        result, name, flags = begun.groups()
+        form = _FORMS.get(name)
+        if form is None:
+            return None
+        found = form[0].fullmatch(line, begun.end())
+        if found is None:
+            return None
+        try:
+            made: Instruction = getattr(self, f"_{form[1]}")(found.groups())
+        except CompileError:
+            return None
+        made.operation, made.result, made.line = name, result or "", line
+        if flags:
+            made.loose = any(word in flags for word in _LOOSE)
+        if "!" in line:
+            made.invariant = "!invariant.load" in line
+            made.texel = "!adreno.texel" in line
+        return made
+
+    def _type(self, text: str) -> Type:
+        known = self._types.get(text)
+        if known is None:
+            known = self._types[text] = self._typed(f"{text} %x").type
+        return known
+
+    def _operand(self, kind: str, value: str) -> Operand:
+        if value[0] == "%":
+            return Operand(self._type(kind), value)
+        known = self._constants.get((kind, value))
+        if known is None:
+            known = self._constants[kind, value] = self._typed(f"{kind} {value}")
+        return known
+
+    def _list(self, words: _Groups) -> tuple[Operand, ...]:
+        """Operands of types and values one after another, as far as there are any."""
+        operand = self._operand
+        return tuple(
+            operand(words[at], words[at + 1]) for at in range(0, len(words), 2) if words[at]
+        )
+
+    # ---- forms ---------------------------------------------------------------------------------
+
+    def _binary(self, words: _Groups) -> Instruction:
+        kind, left, right = words
+        pair = self._operand(kind, left), self._operand(kind, right)
+        return Instruction("", "", pair[0].type, pair)
+
+    def _convert(self, words: _Groups) -> Instruction:
+        kind, value, new = words
+        return Instruction("", "", self._type(new), (self._operand(kind, value),))
+
+    def _compare(self, words: _Groups) -> Instruction:
+        found = self._binary(words[1:])
+        assert found.type is not None
+        found.kind, found.type = words[0], Type("i", 1, found.type.lanes)
+        return found
+
+    def _phi(self, words: _Groups) -> Instruction:
+        kind, pairs = words
+        given = _PAIR.findall(pairs)
+        values = tuple(self._operand(kind, value) for value, _ in given)
+        labels = tuple(label for _, label in given)
+        return Instruction("", "", self._type(kind), values, targets=labels)
+
+    def _call(self, words: _Groups) -> Instruction:
+        kind = None if words[0] == "void" else self._type(words[0])
+        return Instruction("", "", kind, self._list(words[2:]), kind=words[1])
+
+    def _select(self, words: _Groups) -> Instruction:
+        given = self._list(words)
+        return Instruction("", "", given[1].type, given)
+
+    def _extract(self, words: _Groups) -> Instruction:
+        given = self._list(words)
+        kind = given[0].type
+        return Instruction("", "", Type(kind.kind, kind.bits), given)
+
+    def _insert(self, words: _Groups) -> Instruction:
+        given = self._list(words)
+        return Instruction("", "", given[0].type, given)
+
+    def _move(self, words: _Groups) -> Instruction:
+        element = self._type(words[0])
+        given = self._list(words[1:])
+        return Instruction("", "", given[0].type, given, kind=str(element.bytes))
+
+    def _load(self, words: _Groups) -> Instruction:
+        kind, pointer, value, align = words
+        given = (self._operand(pointer, value),)
+        return Instruction("", "", self._type(kind), given, align=int(align))
+
+    def _store(self, words: _Groups) -> Instruction:
+        return Instruction("", "", None, self._list(words[:4]), align=int(words[4]))
