@@ -143,8 +143,8 @@ class Driver(ABC):
     def settled(self) -> bool:
         """Return whether all queues are idle and no failure was reported: a shortcut for
         Device.synchronize, which may wait for a while, and does not call `synchronized` after a
-        True. False where that is not known; the core then goes the long way. Without the lock;
-        takes no other one and raises nothing."""
+        True. False where that is not known, or the device is closed meanwhile; the core then goes
+        the long way. Without the lock; takes no other one and raises nothing."""
         return False
 
     def synchronized(self) -> None:

@@ -337,9 +337,11 @@ class NvDriver(Driver):
                 if looks > _SPINS:
                     return False
                 self.clock.sleep(0)
-            if queue.intent is not None or queue.error() is not None:
+        core = self.core
+        with core.lock:  # what the queues have is there until the device is closed
+            if core.closed:
                 return False
-        return True
+            return all(queue.intent is None and queue.error() is None for queue in self._all)
 
     def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
         return self.faults.diagnose(timeline)

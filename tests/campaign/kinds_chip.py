@@ -263,7 +263,7 @@ KINDS = [
     planned("graphics hub does not acknowledge a TLB flush", ("GFXHUB", "copy"),
             {"tlb_no_ack": {"gc"}}, ChipError, layer=Layer.HARDWARE, source=_GMC,
             facts={"unit": "GFXHUB"}, remedy="mode1", recovery=Recovery.RESET),
-    planned("memory hub does not acknowledge a TLB flush", ("MMHUB", "copy"),
+    planned("memory hub does not acknowledge a TLB flush", ("MMHUB",),
             {"tlb_no_ack": {"mmhub"}}, ChipError, layer=Layer.HARDWARE, source=_GMC,
             facts={"unit": "MMHUB"}, remedy="mode1", recovery=Recovery.RESET),
     Kind(name="TLB semaphore held by a process that died", layer=Layer.HARDWARE,
