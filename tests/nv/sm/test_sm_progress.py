@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from nv.virtual.sm_contract import SmEnding
+from tests.support.sm_clusters import SYNC, legal
 from tests.support.sm_run import Bench, body
 
 _SAFETY_S = 30.0  # ends a launch that hangs, so that its test fails
@@ -226,3 +227,62 @@ def test_a_fault_of_a_group_that_runs_beside_others_names_it() -> None:
     assert outcome.ending is SmEnding.ILLEGAL_INSTRUCTION
     assert (outcome.group, outcome.warp) == ((4, 0, 0), 1)
     assert outcome.lane_mask == 0xFFFF_FFFF << 6 & 0xFFFF_FFFF
+
+
+_BYTES = "mbarrier::complete_tx::bytes"
+_TOLD = """bar.warp.sync 0xFFFFFFFF;
+    @%p5 mbarrier.complete_tx.relaxed.cluster.shared::cluster.b64 [%r34], 128;"""
+_BY_RANK = {  # each lane sends four bytes to %r33, for the mbarrier object at %r34
+    "cp.async.bulk": f"""@%p5 cp.async.bulk.shared::cluster.global.{_BYTES}
+    [%r33], [%rd0], 128, [%r34];""",
+    "st": f"st.shared::cluster.u32 [%r33], %t; {_TOLD}",
+    "atom": f"atom.shared::cluster.add.u32 %r5, [%r33], %t; {_TOLD}",
+    "st.async": f"st.async.weak.shared::cluster.{_BYTES}.u32 [%r33], %t, [%r34];",
+    "red.async": f"red.async.relaxed.cluster.shared::cluster.{_BYTES}.add.u32 [%r33], %t, [%r34];",
+}
+# Groups alone send to themselves, which PTX does not define for the last two.
+_SENT = [
+    (kind, size)
+    for kind in _BY_RANK
+    for size in (None, 1, 2)
+    if size == 2 or kind in ("cp.async.bulk", "st", "atom")
+]
+
+
+@pytest.mark.parametrize(("kind", "size"), _SENT)
+def test_groups_behind_one_that_waited_have_their_memory(kind: str, size: int | None) -> None:
+    """Four groups meet, so that the worker puts each of them aside; those that begin in their
+    places reach shared memory by rank, and each waits at its own mbarrier object."""
+    bench = Bench()
+    source, _ = bench.array(np.arange(32, dtype=np.uint32))
+    counters, met = bench.array(np.zeros(4, np.uint32))
+    target, found = bench.array(np.zeros((16, 32), np.uint32))
+    text = f"""
+    {_G} setp.eq.u32 %p5, %t, 0; mov.u32 %r30, part; mov.u32 %r32, gate;
+    shl.b32 %r31, %t, 2; add.u32 %r31, %r31, %r30;
+    mov.u32 %r36, %cluster_ctarank; mov.u32 %r37, %cluster_nctarank;
+    add.u32 %r36, %r36, 1; rem.u32 %r36, %r36, %r37;
+    mapa.shared::cluster.u32 %r33, %r31, %r36; mapa.shared::cluster.u32 %r34, %r32, %r36;
+    mov.u32 %r1, 0; st.shared.u32 [%r31], %r1;
+    @%p5 mbarrier.init.shared::cta.b64 [%r32], 1;
+    @%p5 fence.mbarrier_init.release.cluster; fence.proxy.async; bar.warp.sync 0xFFFFFFFF;
+    @%p5 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r32], 128; bar.warp.sync 0xFFFFFFFF;
+    {SYNC if size == 2 else ""}
+    {_BY_RANK[kind]}
+    LAND: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%r32], 0;
+    @!%p2 bra LAND;
+    shr.u32 %r1, %r10, 2; mul.wide.u32 %at, %r1, 4; add.s64 %at, %at, %rd1;
+    @%p5 red.global.add.u32 [%at], 1;
+    SPIN: ld.volatile.global.u32 %r2, [%at]; setp.lt.u32 %p1, %r2, 4; @%p1 bra SPIN;
+    ld.shared.u32 %r3, [%r31]; mad.lo.u32 %r4, %r10, 32, %t;
+    mul.wide.u32 %at, %r4, 4; add.s64 %at, %at, %rd2; st.global.u32 [%at], %r3;
+    """
+    head = ".shared .align 128 .b8 part[128]; .shared .align 8 .b64 gate;"
+    cluster = None if size is None else (size,)
+    with _guarded(bench):
+        bench.good(
+            legal(body(3, text, head)), source, counters, target,
+            grid=(16,), shared=256, cluster=cluster,
+        )  # fmt: skip
+    assert met.tolist() == [4] * 4
+    assert found.tolist() == [[*range(32)]] * 16
