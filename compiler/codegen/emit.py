@@ -16,7 +16,7 @@ from compiler.codegen.located import Emitted
 from compiler.codegen.nvptx import Nvidia
 from compiler.codegen.shell import Shell
 from compiler.expression.algebra import Index
-from compiler.expression.value import Memory, own_indices
+from compiler.expression.value import Memory, own_indices, unseen
 from compiler.kernel.ir import Bulk, Fetch, If, Kernel, Loop, Signal, Statement, Store
 from hcq.errors import NotSupported
 from hcq.target import TargetSpec
@@ -70,18 +70,12 @@ def _accesses(
     for statement in body:
         if isinstance(statement, Store):
             yield statement.memory, statement.index
-            stack = [statement.value]
-            while stack:
-                node = stack.pop()
-                if id(node) in seen:
-                    continue
-                seen.add(id(node))
-                stack += node.sources
+            for node in unseen(statement.value, seen):
                 if node.op == "load":
                     yield node.arg.memory, node.arg.index
                     for condition in node.arg.conditions:
                         yield None, condition
-                elif node.op in ("index", "gate"):
+                else:
                     for index in own_indices(node):
                         yield None, index
         elif isinstance(statement, Fetch):

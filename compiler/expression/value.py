@@ -206,6 +206,18 @@ def walk(root: Value) -> Iterator[Value]:
         stack.extend((source, False) for source in reversed(node.sources))
 
 
+def unseen(root: Value, seen: set[int]) -> Iterator[Value]:
+    """Every value at or below `root` whose identity is not in `seen`, in no order; they are put
+    there. For values that statements of a kernel share, each once."""
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            stack += node.sources
+            yield node
+
+
 def rebuild(root: Value, change: Callable[[Value, tuple[Value, ...]], Value | None]) -> Value:
     """Rewrite bottom-up: change(node, new sources) gives the replacement, or None to keep the
     node."""

@@ -9,17 +9,12 @@ import numpy as np
 import pytest
 
 from am import chips
-from am.chips import facts_of
 from am.memory import AddressSpace
-from am.virtual.gpu import build_chip
-from am.virtual.options import ChipOptions
-from hcq.errors import (
-    PageFault,
-)
+from hcq.errors import PageFault
 from tests.support.am_tenants import (
     FAR,
     SECRET,
-    VRAM,
+    card,
     driver_of,
     opened,
     peek,
@@ -34,16 +29,14 @@ KINDS = ("read_at", "write_at")
 
 @pytest.fixture(params=chips.names())
 def every_chip(request: pytest.FixtureRequest) -> Iterator[Any]:
-    made = build_chip(facts_of(request.param), ChipOptions(vram=VRAM, noise=0))
-    yield made
-    made.close()
+    with card(request.param) as made:
+        yield made
 
 
 @pytest.fixture
 def chip() -> Iterator[Any]:
-    made = build_chip(facts_of("navi31"), ChipOptions(vram=VRAM, noise=0, psp_mode1=True))
-    yield made
-    made.close()
+    with card("navi31", psp_mode1=True) as made:
+        yield made
 
 
 def reached(memory: AddressSpace) -> set[int]:

@@ -36,6 +36,7 @@ from tests.support.am_tenants import (
     FAR,
     SECRET,
     VRAM,
+    card,
     computes,
     driver_of,
     opened,
@@ -50,16 +51,14 @@ from tests.support.kernels import contract_object
 
 @pytest.fixture(params=chips.names())
 def every_chip(request: pytest.FixtureRequest) -> Iterator[Any]:
-    made = build_chip(facts_of(request.param), ChipOptions(vram=VRAM, noise=0))
-    yield made
-    made.close()
+    with card(request.param) as made:
+        yield made
 
 
 @pytest.fixture
 def chip() -> Iterator[Any]:
-    made = build_chip(facts_of("navi31"), ChipOptions(vram=VRAM, noise=0, psp_mode1=True))
-    yield made
-    made.close()
+    with card("navi31", psp_mode1=True) as made:
+        yield made
 
 
 def test_a_tenant_reaches_no_memory_of_another(every_chip: Any) -> None:

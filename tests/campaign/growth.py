@@ -2,10 +2,10 @@
 
 Resident memory alone tells little: the C library keeps freed memory of each of its arenas, and as
 many arenas as threads once allocated at the same time, so that it rises to a bound and stays. What
-is in use is counted instead: bytes that malloc gave out and nobody freed (NumPy, LLVM and other
-libraries included), blocks of Python's own allocator, mappings (code of translated programs, memory
-for devices), descriptors and threads. Resident memory is counted after the C library returned what
-it can.
+is in use is counted instead: bytes that malloc returned and that were not freed (NumPy, LLVM and
+other libraries included), blocks of Python's own allocator, mappings (code of translated programs,
+memory for devices), descriptors and threads. Resident memory is counted after the C library
+returned what it can.
 
 A cache fills and then stays: of its growth nothing is left in the last third of a run. A leak goes
 on. So of malloc's bytes and Python's blocks, which caches hold, only growth in both halves is one;

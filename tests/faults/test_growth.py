@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 
@@ -55,22 +56,27 @@ def test_a_run_that_is_too_short() -> None:
         growth(series("used", [0] * 5))
 
 
-def _objects(kept: list[object]) -> None:
-    kept += [{} for _ in range(2000)]
+Leak = Callable[[ExitStack], None]  # takes something that the stack gives back
 
 
-def _buffers(kept: list[object]) -> None:
-    kept.append(bytearray(MIB))
+def _objects(held: ExitStack) -> None:
+    made: list[object] = [{} for _ in range(2000)]
+    held.callback(made.clear)
 
 
-def _native(kept: list[object]) -> None:
+def _buffers(held: ExitStack) -> None:
+    held.callback(bytearray(MIB).clear)
+
+
+def _native(held: ExitStack) -> None:
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
-    kept.append([libc.malloc(1000) for _ in range(MIB // 1000)])
+    for _ in range(MIB // 1000):
+        held.callback(libc.free, ctypes.c_void_p(libc.malloc(1000)))
 
 
-def _descriptors(kept: list[object]) -> None:
-    kept.append(open(os.devnull, "rb"))  # noqa: SIM115
+def _descriptors(held: ExitStack) -> None:
+    held.callback(os.close, os.open(os.devnull, os.O_RDONLY))
 
 
 @pytest.mark.parametrize(
@@ -82,29 +88,20 @@ def _descriptors(kept: list[object]) -> None:
         (_descriptors, "descriptors"),
     ],
 )
-def test_a_process_that_leaks(leak: Callable[[list[object]], None], name: str) -> None:
-    kept: list[object] = []
+def test_a_process_that_leaks(leak: Leak, name: str) -> None:
     found = []
-    for _ in range(9):
-        leak(kept)
-        found.append(sample())
-    told = leaks(found, 9)
-    for one in kept:
-        if hasattr(one, "close"):
-            one.close()
-        elif leak is _native:
-            libc = ctypes.CDLL(None)
-            for place in one:  # type: ignore[attr-defined]
-                libc.free(ctypes.c_void_p(place))
-    assert name in told
+    with ExitStack() as held:
+        for _ in range(9):
+            leak(held)
+            found.append(sample())
+    assert name in leaks(found, 9)
 
 
 def test_a_process_that_frees_what_it_takes() -> None:
     found = []
     for _ in range(9):
-        kept: list[object] = []
-        _objects(kept)
-        _buffers(kept)
-        del kept
+        with ExitStack() as held:
+            _objects(held)
+            _buffers(held)
         found.append(sample())
     assert leaks(found, 9) == {} and USED_SLACK < MIB

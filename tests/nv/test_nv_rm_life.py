@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -344,3 +345,17 @@ def test_nothing_assembles_more_shared_memory_than_there_is(gh100: NvDevice) -> 
     text = _ptx(".shared .align 4 .b8 big[60000]; st.shared.u32 [big], 1;")
     with pytest.raises((BadCodeObject, NotSupported, BadArgument)):
         gh100.load(text)
+
+
+def test_the_short_way_of_a_wait_does_not_outlive_the_device() -> None:
+    """Another thread closes the device meanwhile: nothing is read of what is freed then."""
+    found: list[bool] = []
+    with powered("gh100") as machine, opened(machine) as device:
+        driver = device.driver
+        assert driver.settled()
+        waiter = threading.Thread(target=lambda: found.append(driver.settled()))
+        with driver.core.lock:
+            waiter.start()
+            device.close()
+        waiter.join()
+    assert found == [False]

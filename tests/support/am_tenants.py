@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from am.chips import facts_of
 from am.device import AmDevice, open_device
 from am.driver import AmDriver
-from am.virtual.gpu import attach
+from am.virtual.gpu import attach, build_chip
+from am.virtual.options import ChipOptions
 from hcq.buffer import Buffer
 from hcq.device import Device
 from hcq.program import Program
@@ -25,6 +27,16 @@ VRAM = 512 << 20
 
 def tenant(device: AmDevice, name: str) -> Device:
     return Device(device.driver.open_tenant(name))
+
+
+@contextmanager
+def card(name: str, **options: Any) -> Iterator[Any]:
+    """A virtual card that is not powered yet."""
+    made = build_chip(facts_of(name), ChipOptions(vram=VRAM, noise=0, **options))
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 @contextmanager

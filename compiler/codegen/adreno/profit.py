@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from compiler.expression.algebra import Index, Range, constant
-from compiler.expression.value import Load
+from compiler.expression.value import Load, unseen
 from compiler.kernel.ir import If, Kernel, Loop, Statement, Store
 
 WORTH = 2  # reads of an element by a group that make a fetch pay
@@ -45,13 +45,7 @@ def _loads(
     seen: set[int] = set()
     for statement in body:
         if isinstance(statement, Store):
-            stack = [statement.value]
-            while stack:
-                node = stack.pop()
-                if id(node) in seen:
-                    continue
-                seen.add(id(node))
-                stack += node.sources
+            for node in unseen(statement.value, seen):
                 if node.op == "load":
                     yield node.arg, node.lanes, loops
         elif isinstance(statement, Loop):
