@@ -72,7 +72,6 @@ class PciMachine(System):
         base = self.root / "sys/devices/pci0000:00"
         folder = (base / parent if parent else base) / address
         folder.mkdir(parents=True)
-        (self.root / "sys/bus/pci/devices" / address).symlink_to(folder)
         texts = {
             "vendor": f"{ids[0]:#06x}", "device": f"{ids[1]:#06x}", "class": f"{kind:#08x}",
             "revision": "0xc8", "subsystem_vendor": "0x1002", "subsystem_device": "0x0e3b",
@@ -83,6 +82,8 @@ class PciMachine(System):
             (folder / name).write_text(text + "\n" if text else "")
         for index in sizes:
             (folder / f"resource{index}").touch()
+        # ORDER: a function is on the bus after it has its attributes (Linux bus_add_device).
+        (self.root / "sys/bus/pci/devices" / address).symlink_to(folder)
         if group is not None:
             self._join(folder, address, group)
         made = Function(address, group, bars=sizes)
