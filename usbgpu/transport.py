@@ -84,7 +84,10 @@ class UsbTransport(TransportLife):
         self._supply = Supply(bridge, self.clock)
         self._gone = False
         self._windows: dict[int, BridgeWindow] = {}
-        self._combiner = Combiner(bridge, self._check)
+        # Registers of configuration space by offset, two bytes each, that hold this since the card
+        # was found: nothing changes them before the first request to its memory space.
+        self._found: dict[int, int] = {}
+        self._combiner = Combiner(bridge, self._check_memory)
         self.at_end(bridge.close)
         self.at_end(self._sram.close)
         self.at_end(self._close_windows)
@@ -92,12 +95,14 @@ class UsbTransport(TransportLife):
             bridge.usb.on_departure(self._departed)
             was_up = self.link_up()
             try:
-                self._power_up()
+                if not was_up:
+                    self._power_up()
                 self.card = tree.find_card(bridge, sleep=self.clock.sleep)
                 self.traits = replace(self.traits, capabilities=self.card.capabilities)
                 accept(self.card.identity)
                 self._link = tree.check_link(self.card)
                 tree.configure(self.card)
+                self._found = tree.settled(self.card)
             except BaseException:
                 if not was_up and self._switches:
                     with contextlib.suppress(LinkError):
@@ -117,8 +122,7 @@ class UsbTransport(TransportLife):
         return self.bridge.read_xdata(LTSSM, 1)[0] == LINK_UP
 
     def _power_up(self) -> None:
-        if self.link_up():
-            return
+        """Bring the link up, which is down."""
         if self._switches:
             self.bridge.power(True)
         try:
@@ -163,6 +167,11 @@ class UsbTransport(TransportLife):
         if self._gone:
             raise DeviceLost(f"{self.name} was unplugged")
 
+    def _check_memory(self) -> None:
+        self._check()
+        if self._found:
+            self._found = {}
+
     def facts(self) -> dict[str, object]:
         """Bridge and links, as they were when the transport was opened."""
         usb, (lanes, generation) = self.bridge.usb.identity, self._link
@@ -183,20 +192,30 @@ class UsbTransport(TransportLife):
     # ---- configuration space -----------------------------------------------------------------
 
     def config_read(self, offset: int, width: int = 4) -> int:
-        """Read 1, 2 or 4 bytes: two transfers."""
+        """Read 1, 2 or 4 bytes: two transfers; none for what was read when the card was found, and
+        cannot have changed."""
         pci_config.check_access(offset, width)
         self._check()
+        if width == 2 and offset in self._found:
+            return self._found[offset]
         self._combiner.flush()
         return self.card.function.read(offset, width)
 
     def config_write(self, offset: int, value: int, width: int = 4) -> None:
-        """Write 1, 2 or 4 bytes: two transfers."""
+        """Write 1, 2 or 4 bytes: two transfers; one for the command register, whose effect the
+        next request shows."""
         pci_config.check_access(offset, width)
         if not 0 <= value < 1 << 8 * width:
             raise BadArgument("the value does not fit the width", value=value, width=width)
         self._check()
         self._combiner.flush()
-        self.card.function.write(offset, value, width)
+        for place in range(offset & ~1, offset + width, 2):
+            self._found.pop(place, None)
+        function = self.card.function
+        if (offset, width) == (constants("pci_regs").PCI_COMMAND, 2):
+            function.post(offset, value, width)
+        else:
+            function.write(offset, value, width)
 
     def present(self) -> bool:
         """Return whether bridge and card answer."""
@@ -244,6 +263,7 @@ class UsbTransport(TransportLife):
         """Reset the card from the port above it, or by its supply. Configuration space is put back
         afterwards."""
         self._check()
+        self._found = {}
         self._combiner.flush()
         if kind is ResetKind.BUS:
             saved = pci_config.SavedConfig(self.card.function.read)

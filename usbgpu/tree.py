@@ -74,9 +74,11 @@ class Function:
     def block(self, start: int, size: int) -> Block:
         """Read whole dwords at once, for reads of them that follow. Of a function that has answered
         since it was reset: an answer "try again" to a dword amid others does not show."""
-        return Block(
-            self, start, self._bridge.read_block(self._read_kind, self._place | start, size)
-        )
+        return Block(self, start, self.read_block(start, size))
+
+    def read_block(self, start: int, size: int) -> bytes | None:
+        """Read whole dwords; None where the function does not answer. See `block`."""
+        return self._bridge.read_block(self._read_kind, self._place | start, size)
 
     def _request(self, kind: Tlp, offset: int, value: int, width: int) -> int | None:
         enable = (1 << width) - 1 << (offset & 3)
@@ -111,12 +113,30 @@ class Block:
         return self._function.read(offset, width)
 
 
+class Header:
+    """The header and the older capabilities of a function that has answered with its class. Most
+    functions are asked for no more than that: the others' block is read when it is needed."""
+
+    def __init__(self, function: Function, kind: int) -> None:
+        self.kind = kind
+        self._function = function
+        self._block: Block | None = None
+
+    def read(self, offset: int, width: int = 4) -> int:
+        """Read 1, 2 or 4 bytes, as they were when the first of them was read."""
+        if self._block is None:
+            self._block = self._function.block(0, _HEADER)
+        return self._block.read(offset, width)
+
+
 @dataclass
 class Card:
     """The card's function, the bridges on the way to it from the root, and its BARs: index to
-    (address, size). link: lanes and generation, see `_link_state`. capabilities: places by id."""
+    (address, size). header: as it was when the card was found. link: lanes and generation, see
+    `_link_state`. capabilities: places by id."""
 
     function: Function
+    header: Header
     identity: PciIdentity
     above: list[Function]
     link: tuple[int, int] = (0, 0)
@@ -145,25 +165,30 @@ def find_card(bridge: Bridge, *, sleep: Callable[[float], None] = time.sleep) ->
 
 
 def _search(
-    bridge: Bridge, function: Function, above: list[Function], headers: list[Block], seen: list[str]
+    bridge: Bridge,
+    function: Function,
+    above: list[Function],
+    headers: list[Header],
+    seen: list[str],
 ) -> Card | None:
     regs = constants("pci_regs")
-    first = function.read(regs.PCI_VENDOR_ID)
-    if first & 0xFFFF in (0, 0xFFFF):
+    # ORDER: it answers by then; see Function.block. A class of all ones is none at all.
+    revision = function.read(regs.PCI_CLASS_REVISION)
+    if revision == 0xFFFF_FFFF:
         return None
-    header = function.block(0, _HEADER)  # ORDER: it answers by now; see Function.block
-    kind = header.read(regs.PCI_CLASS_REVISION) >> 24
-    if kind in (_DISPLAY_CLASS, _ACCELERATOR_CLASS):
+    header = Header(function, revision >> 24)
+    if header.kind in (_DISPLAY_CLASS, _ACCELERATOR_CLASS):
         identity = read_identity(str(function), header.read)
-        card = Card(function, identity, above, _link_state([*headers[1:], header]))
+        card = Card(function, header, identity, above, _link_state([*headers[1:], header]))
         card.capabilities.update(pci_config.capabilities(header.read))
         return card
-    if kind != _BRIDGE_CLASS or len(above) >= _DEEPEST:
-        seen.append(f"{first & 0xFFFF:04x}:{first >> 16:04x} of class {kind:#04x}")
+    if header.kind != _BRIDGE_CLASS or len(above) >= _DEEPEST:
+        first = header.read(regs.PCI_VENDOR_ID)
+        if first & 0xFFFF not in (0, 0xFFFF):
+            seen.append(f"{first & 0xFFFF:04x}:{first >> 16:04x} of class {header.kind:#04x}")
         return None
     secondary = function.bus + 1
-    numbers = function.bus | secondary << 8 | 0xFF << 16
-    function.post(regs.PCI_PRIMARY_BUS, numbers)
+    function.post(regs.PCI_PRIMARY_BUS, _buses(function.bus))
     for device in _places_below(header):
         below = Function(bridge, secondary, device, sleep=function.sleep)
         found = _search(bridge, below, [*above, function], [*headers, header], seen)
@@ -173,7 +198,12 @@ def _search(
     return None
 
 
-def _places_below(header: Block) -> Iterator[int]:
+def _buses(primary: int) -> int:
+    """The bus numbers of a bridge, as one dword: all further buses lie below it."""
+    return primary | primary + 1 << 8 | 0xFF << 16
+
+
+def _places_below(header: Header) -> Iterator[int]:
     """Device numbers to look at below a bridge: a link has device 0 alone, the bus inside a switch
     has its downstream ports (7.3.1)."""
     yield 0
@@ -185,7 +215,7 @@ def _places_below(header: Block) -> Iterator[int]:
         yield from range(1, _DEVICES)
 
 
-def _link_state(headers: list[Block]) -> tuple[int, int]:
+def _link_state(headers: list[Header]) -> tuple[int, int]:
     """Lanes and generation of the link between bridge and card, as the first of the functions below
     the bridge that has a link reports them; (0, 0) where none does."""
     regs = constants("pci_regs")
@@ -220,10 +250,11 @@ def configure(card: Card) -> None:
     """
     regs = constants("pci_regs")
     function = card.function
-    function.post(regs.PCI_COMMAND, 0, 2)
+    if card.header.read(regs.PCI_COMMAND, 2):
+        function.post(regs.PCI_COMMAND, 0, 2)
     resize(function)
     low, high = MEMORY_BASE, PREFETCH_BASE
-    wanted = sorted(_bars(function), key=lambda bar: bar.size, reverse=True)
+    wanted = sorted(_bars(function, card.header), key=lambda bar: bar.size, reverse=True)
     for bar in wanted:
         if bar.prefetchable and bar.wide:
             address = high = _aligned(high, bar.size)
@@ -241,14 +272,26 @@ def configure(card: Card) -> None:
             function.post(bar.register + 4, address >> 32)
         card.bars[bar.index] = (address, bar.size)
     for above in card.above:
-        open_windows(above, function.bus, _aligned(low, _MIB), _aligned(high, _MIB))
+        open_windows(above, _aligned(low, _MIB), _aligned(high, _MIB))
 
 
-def open_windows(bridge: Function, last_bus: int, memory_end: int, prefetch_end: int) -> None:
-    """Have a bridge pass on what lies between the bases and these ends (whole MiB), and DMA
-    upwards."""
+def settled(card: Card) -> dict[int, int]:
+    """What two-byte registers of a card hold by offset, which was found and configured just now:
+    the command register, and the link's control."""
     regs = constants("pci_regs")
-    bridge.post(regs.PCI_PRIMARY_BUS, bridge.bus | bridge.bus + 1 << 8 | last_bus << 16)
+    known = {int(regs.PCI_COMMAND): 0}
+    place = card.capabilities.get(regs.PCI_CAP_ID_EXP)
+    if place is not None:
+        control = place + regs.PCI_EXP_LNKCTL
+        known[control] = card.header.read(control, 2)
+    return known
+
+
+def open_windows(bridge: Function, memory_end: int, prefetch_end: int) -> None:
+    """Have a bridge pass on what lies between the bases and these ends (whole MiB), and DMA
+    upwards. Its buses have their numbers since it was searched; those behind the card's stay the
+    bridge's, and nothing answers there."""
+    regs = constants("pci_regs")
     bridge.post(regs.PCI_MEMORY_BASE, _limits(MEMORY_BASE, memory_end))
     bridge.post(regs.PCI_PREF_MEMORY_BASE, _limits(PREFETCH_BASE, prefetch_end))
     bridge.post(regs.PCI_PREF_BASE_UPPER32, PREFETCH_BASE >> 32)
@@ -275,19 +318,23 @@ class _Bar:
     prefetchable: bool
 
 
-def _bars(function: Function) -> Iterator[_Bar]:
-    """The memory BARs; their registers hold all ones afterwards. I/O BARs are left alone."""
+def _bars(function: Function, header: Header) -> Iterator[_Bar]:
+    """The memory BARs; their registers hold all ones afterwards. I/O BARs are left alone. What a
+    BAR is, the low bits of its register tell, which nothing changes."""
     regs = constants("pci_regs")
     first, index = regs.PCI_BASE_ADDRESS_0, 0
-    for register in range(first, first + 4 * _BARS, 4):
-        function.post(register, 0xFFFF_FFFF)
+    kinds: list[int] = []  # what each register holds; of an upper half, what the lower one does
+    while len(kinds) < _BARS:
+        value = header.read(first + 4 * len(kinds))
+        kinds += [value] * (2 if _is_wide(value) else 1)
+    for number, value in enumerate(kinds[:_BARS]):
+        if not value & regs.PCI_BASE_ADDRESS_SPACE_IO:
+            function.post(first + 4 * number, 0xFFFF_FFFF)
     found = function.block(first, 4 * _BARS)
     while index < _BARS:
         register = first + 4 * index
         value = found.read(register)
-        if value & regs.PCI_BASE_ADDRESS_SPACE_IO:
-            function.post(register, 0)
-        wide = value & 6 == regs.PCI_BASE_ADDRESS_MEM_TYPE_64
+        wide = _is_wide(value)
         mask = value & 0xFFFF_FFF0
         if wide and index < _BARS - 1:
             mask |= found.read(register + 4) << 32
@@ -297,6 +344,14 @@ def _bars(function: Function) -> Iterator[_Bar]:
             prefetchable = bool(value & regs.PCI_BASE_ADDRESS_MEM_PREFETCH)
             yield _Bar(index, register, (1 << 64) - mask, wide, prefetchable)
         index += 2 if wide else 1
+
+
+def _is_wide(value: int) -> bool:
+    """Whether a BAR has 64 bits, by what its register holds; one of I/O space has not."""
+    regs = constants("pci_regs")
+    if value & regs.PCI_BASE_ADDRESS_SPACE_IO:
+        return False
+    return value & 6 == int(regs.PCI_BASE_ADDRESS_MEM_TYPE_64)
 
 
 def resize(function: Function) -> None:
@@ -315,9 +370,9 @@ def resize(function: Function) -> None:
         if not offered:
             continue
         size = offered.bit_length() - 1
-        function.write(
-            at + regs.PCI_REBAR_CTRL, control & ~_REBAR_SIZE_MASK | size << _REBAR_SIZE_SHIFT
-        )
+        wanted = control & ~_REBAR_SIZE_MASK | size << _REBAR_SIZE_SHIFT
+        if wanted != control:
+            function.post(at + regs.PCI_REBAR_CTRL, wanted)
 
 
 def extended_capability(space: Block, wanted: int) -> int | None:

@@ -50,20 +50,40 @@ def test_the_card_is_powered_found_and_given_its_addresses() -> None:
     assert bridge.usb.closed and bridge.powered == [1], "it stays powered, for a warm start"
 
 
+def test_what_was_read_when_the_card_was_found_is_not_read_again() -> None:
+    """Up to the first request to its memory: a reset that the card does itself clears registers."""
+    bridge = TreeBridge(chain(gpu()))
+    with UsbTransport(bridge, "usb:0", clock=Manual()) as transport:
+        function = transport.card.function
+        place = transport.card.capabilities[0x10] + 0x10  # link control
+        before = bridge.transfers
+        assert transport.config_read(4, 2) == 0
+        found = transport.config_read(place, 2)
+        assert bridge.transfers == before
+        assert (function.read(4, 2), function.read(place, 2)) == (0, found)
+        transport.config_write(4, 2, 2)
+        assert transport.config_read(4, 2) == 2, "what was written is read"
+        transport.window(5).read32(0)
+        function.write(place, found ^ 3, 2)
+        assert transport.config_read(place, 2) == found ^ 3
+
+
 def test_a_card_that_is_up_is_not_powered_again() -> None:
     bridge = TreeBridge(chain(gpu()), up=True)
     with opened(bridge):
         assert bridge.powered == []
 
 
-def test_bridges_pass_on_nothing_else() -> None:
+def test_bridges_pass_on_no_other_memory() -> None:
     bridge = TreeBridge(chain(gpu()))
     with opened(bridge) as transport:
         for above in transport.card.above:
             low = above.read(0x20), above.read(0x24)
             assert low == (0x1000_1000, 0x4010_0000)
             assert (above.read(0x28), above.read(0x2C)) == (8, 8)
-            assert above.read(0x18, 1) == above.bus and above.read(0x1A, 1) == 3
+            # All buses below: numbered once, while the depth of the tree is not known.
+            assert (above.read(0x18, 1), above.read(0x19, 1)) == (above.bus, above.bus + 1)
+            assert above.read(0x1A, 1) == 0xFF
 
 
 def test_a_card_at_another_port_of_the_switch_is_found() -> None:

@@ -29,6 +29,8 @@ from usbgpu.usb import Speed
 from usbgpu.virtual.attach import plug_in
 from usbgpu.virtual.enclosure import Enclosure
 
+BOOT = 430  # transfers of a cold boot, without polls that repeat
+POLLS = 40  # that a busy host adds
 PULLS = 8  # tests.usbgpu.virtual.pulls makes more
 
 
@@ -86,6 +88,11 @@ def test_the_program_that_pulls(capsys: pytest.CaptureFixture[str]) -> None:
 def _signal(box: Enclosure) -> int:
     """The compute queue's timeline, without a transfer."""
     return int.from_bytes(box.hardware.memory.read(0xA900, 4, 0), "little")
+
+
+def test_transfers_of_a_cold_boot() -> None:
+    with enclosed() as box, opened(box):
+        assert BOOT - 10 <= box.meter.transfers <= BOOT + POLLS
 
 
 def test_transfers_of_a_replay_and_of_a_wait() -> None:
