@@ -297,7 +297,8 @@ def start_graphics(
     units: Units, firmware: FirmwareSet | None, stages: Stages, *, by_list: bool = False
 ) -> None:
     """GFXHUB and the compute engine. firmware: None when the micro engines already run. by_list:
-    most of it, and the interrupts, by a list of registers (am.lists)."""
+    most of it, the interrupts, and the rest of what the SMU is told, by a list of registers
+    (am.lists)."""
     if firmware is not None:
         with stages.stage("RLC autoload"):
             try:
@@ -323,10 +324,12 @@ def cold_boot(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
     """From power-on state to a chip that waits for queues."""
     start_bus_and_hub(units, stages, interrupts=units.lists is None)
     load_firmware(units, firmware, stages)
+    by_list = units.lists is not None
     with stages.stage("SMU"):
-        units.smu.start()
-        units.thermal.start()
-    start_graphics(units, firmware, stages, by_list=units.lists is not None)
+        units.smu.start(by_list=by_list)
+        if not by_list:
+            units.thermal.start()
+    start_graphics(units, firmware, stages, by_list=by_list)
 
 
 def warm_attach(units: Units, stages: Stages) -> None:

@@ -7,25 +7,35 @@ from functools import partial
 from am.gfx import LIST_PIPE
 from am.lists import ListQueue
 from am.units import Units
+from hcq.errors import FirmwareSilent
 
 
 def start_engines_by_list(units: Units, lists: ListQueue) -> None:
-    """As `start_engines`, most of it by a list of registers, with the interrupts."""
-    gfx, ih = units.gfx, units.ih
+    """As `start_engines`, most of it by a list of registers, with the interrupts and what the SMU
+    is asked besides its features: versions, the board's temperatures."""
+    gfx, ih, smu, thermal = units.gfx, units.ih, units.smu, units.thermal
     gfx.configure_for_lists()
     gfx.load_queue(LIST_PIPE, 0, lists.describe(), fresh=True)
     unread = [place for _, place in units.psp.unread]
-    statuses = lists.execute(
-        lambda: lists.zero(ih.memory.address, ih.memory.size),
-        *(partial(lists.zero, *place) for place in units.signals),
-        lambda: ih.start_by_list(units.dummy_address),
-        gfx.configure_by_list,
-        units.clocks.gate,
-        gfx.count_units,
-        read=unread,
-    )
+    try:
+        words = lists.execute(
+            lambda: lists.zero(ih.memory.address, ih.memory.size),
+            *(partial(lists.zero, *place) for place in units.signals),
+            lambda: ih.start_by_list(units.dummy_address),
+            gfx.configure_by_list,
+            units.clocks.gate,
+            gfx.count_units,
+            smu.ask_versions,
+            thermal.ask,
+            read=[*unread, *thermal.places()],
+        )
+    except FirmwareSilent:
+        smu.check_asked()  # its silence says more
+        raise
     units.signals.clear()  # after a later reset they hold values
-    units.psp.check_unread(statuses)
+    units.psp.check_unread(words[: len(unread)])
+    smu.take_versions()
+    thermal.take(words[len(unread) :])
 
 
 def reset_engines(units: Units) -> None:

@@ -8,9 +8,9 @@ memory that one transfer reads.
 Source: Linux 6.12 gfx_v11_0.c: ring_emit_wreg, ring_emit_reg_wait and ring_emit_rreg, by which the
 kernel has a compute queue with PRIV_STATE and KMD_QUEUE access registers. It reaches others than
 the graphics core's: gmc_v11_0.c flushes MMHUB's TLB so, and under SR-IOV all accesses of the kernel
-go there (amdgpu_kiq_wreg). UNSURE: that HDP, ATHUB, IH and NBIO take them from a queue on every
-board; a boot behind a bridge shows it. What GRBM_GFX_CNTL selects for the host it does not for the
-MEC: banked registers stay the host's.
+go there (amdgpu_kiq_wreg). UNSURE: that HDP, ATHUB, IH, NBIO, THM and MP1 take them from a queue on
+every board; a boot behind a bridge shows it. What GRBM_GFX_CNTL selects for the host it does not
+for the MEC: banked registers stay the host's.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ListQueue:
         """Execute packets; returns the `count` values that they have stored with `store`."""
         self._number += 1
         end = Pm4()
-        end.store(self._address(0), self._number)
+        end.store(self.place(0), self._number)
         image = b"".join(word.to_bytes(4, "little") for word in (*words, *end.words))
         start, self._written = self._written, self._written + len(image)
         assert self._written <= RING_SIZE
@@ -134,7 +134,8 @@ class ListQueue:
         assert self.chip.bus.recorder is not None
         self.chip.bus.recorder.fill(address, size)
 
-    def _address(self, number: int) -> Symbol:
+    def place(self, number: int) -> Symbol:
+        """Where a list stores its value `number`, from 1 on; the mark is 0."""
         return Symbol.constant(int(self._mapping.address) + 4 * number)
 
     def fetch(self, wanted: Sequence[_Place]) -> dict[_Place, int]:
@@ -147,7 +148,7 @@ class ListQueue:
                 if selection is not None and selection != selected:
                     packets.write_register(self.selector, selection)
                     selected = selection
-                packets.store_register(self._address(number), index)
+                packets.store_register(self.place(number), index)
             found.update(zip(part, self.run(packets.words, len(part)), strict=True))
         return found
 
@@ -163,8 +164,8 @@ class ListQueue:
     ) -> list[int]:
         """Have the MEC do what `steps` do by registers: set-up that reads, changes and awaits
         registers, in their order, and does nothing else. Each step is called twice: to learn what
-        it reads, and with that at hand. read: places in VRAM to read behind them; returns what they
-        hold."""
+        it reads, and with that at hand. What steps keep, they get at the end. read: places in VRAM
+        to read behind them; returns what they hold."""
         bus = self.chip.bus
         with bus.recorded(look := _Reads(self.selector)):
             for step in steps:
@@ -175,9 +176,9 @@ class ListQueue:
         with bus.recorded(record := _Record(self, known)):
             for step in steps:
                 step()
-        for number, place in enumerate(read, 1):
-            record.packets.copy_word(self._address(number), self._carveout.mc(place))
-        return record.run(len(read))
+        for place in read:
+            record.read_word(self._carveout.mc(place))
+        return record.run()
 
 
 _Place: TypeAlias = tuple[
@@ -209,8 +210,11 @@ class _Reads:
         else:
             self._written[index] = value
 
-    def wait(self, index: int, mask: int, value: int) -> None:
+    def wait(self, index: int, mask: int, value: int, *, differs: bool = False) -> None:
         """It takes no time."""
+
+    def keep(self, index: int, take: Callable[[int], object]) -> None:
+        """Nothing is known of it."""
 
     def fill(self, address: int, size: int) -> None:
         """It reads no register."""
@@ -225,6 +229,7 @@ class _Record:
         self._queue = queue
         self._known = known
         self._selection: int | None = None
+        self._takers: list[Callable[[int], object] | None] = []  # of values; None: `run` returns it
 
     def read32(self, index: int) -> int:
         place = self._selection, index
@@ -239,15 +244,37 @@ class _Record:
         self._known[self._selection, index] = value
         self.packets.write_register(index, value)
 
-    def wait(self, index: int, mask: int, value: int) -> None:
+    def wait(self, index: int, mask: int, value: int, *, differs: bool = False) -> None:
         """A poll of the register's bits, and what it holds is not known any more."""
         self._known.pop((self._selection, index), None)
-        self.packets.wait_register(index, mask, value)
+        self.packets.wait_register(index, mask, value, differs=differs)
+
+    def keep(self, index: int, take: Callable[[int], object]) -> None:
+        """Store it with the list's values."""
+        self.packets.store_register(self._queue.place(self._results(take)), index)
+
+    def read_word(self, address: int) -> None:
+        """Store a word of memory with the list's values; `run` returns it."""
+        self.packets.copy_word(self._queue.place(self._results(None)), address)
+
+    def _results(self, take: Callable[[int], object] | None) -> int:
+        """The number of the next value."""
+        assert len(self._takers) < RESULTS
+        self._takers.append(take)
+        return len(self._takers)
 
     def fill(self, address: int, size: int) -> None:
         self.packets.fill(Symbol.constant(address), 0, size)
 
-    def run(self, count: int = 0) -> list[int]:
-        """Execute what was collected; returns `count` values that it stores."""
+    def run(self) -> list[int]:
+        """Execute what was made so far, and give what was kept to its takers."""
         packets, self.packets = self.packets, Pm4()
-        return self._queue.run(packets.words, count) if packets.words else []
+        takers, self._takers = self._takers, []
+        words: list[int] = []
+        values = self._queue.run(packets.words, len(takers)) if packets.words else []
+        for take, value in zip(takers, values, strict=True):
+            if take is None:
+                words.append(value)
+            else:
+                take(value)
+        return words

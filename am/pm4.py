@@ -20,7 +20,7 @@ _INDEX_PARTIAL_FLUSH = 4
 _INDEX_END_OF_PIPE = 5
 DATA_64, DATA_CLOCK = 2, 3  # RELEASE_MEM data_sel
 _INTERRUPT_AFTER_WRITE = 2  # RELEASE_MEM int_sel
-_WAIT_EQUAL, _WAIT_GREATER_EQUAL = 3, 5
+_WAIT_EQUAL, _WAIT_UNEQUAL, _WAIT_GREATER_EQUAL = 3, 4, 5
 # WRITE_DATA and COPY_DATA: the destination memory, and bits of their control that have no macro of
 # that use for COPY_DATA (gfx_v11_0.c, ring_emit_rreg, has bare numbers).
 _MEMORY, _WRITE_CONFIRM, _ONE_ADDRESS = 5, 1 << 20, 1 << 16
@@ -164,9 +164,9 @@ class Pm4(Assembler):
         self.pair(Symbol.constant(source))
         self.pair(address)
 
-    def wait_register(self, index: int, mask: int, value: int) -> None:
-        """WAIT_REG_MEM: stall until the bits of `mask` in a register are `value`."""
-        control = _at("WAIT_REG_MEM_FUNCTION", _WAIT_EQUAL)
+    def wait_register(self, index: int, mask: int, value: int, *, differs: bool = False) -> None:
+        """WAIT_REG_MEM: stall until the bits of `mask` in a register are `value`, or are not."""
+        control = _at("WAIT_REG_MEM_FUNCTION", _WAIT_UNEQUAL if differs else _WAIT_EQUAL)
         self.emit(header("WAIT_REG_MEM", 6), control, index, 0, value, mask, _POLL_INTERVAL)
 
     def copy(self, destination: Symbol, source: Symbol, size: int) -> None:

@@ -47,6 +47,7 @@ class Smu:
         self.version = 0  # as GetSmuVersion gave it last
         self.stuck = False  # a message was not answered: only a reset makes the SMU listen again
         self._idle = False  # the last message was answered, and no other one was sent since
+        self._asked: dict[str, list[int]] = {}  # argument, response, result of messages in a list
         self.interface = interface = chip.facts.smu
         self._messages = constants(interface.messages)
         self._interface = constants(interface.tables)
@@ -78,6 +79,9 @@ class Smu:
             )
         except UnitTimeout:
             response = BUSY
+        self._check(message, argument, response)
+
+    def _check(self, message: str, argument: int, response: int) -> None:
         if response != OK:
             meaning = RESPONSES.get(response, "undefined")
             raise FirmwareRejected(
@@ -88,6 +92,39 @@ class Smu:
                 argument=argument,
                 remedy=advice.FIRMWARE if response == UNKNOWN else advice.MODE1,
             )
+
+    # ---- messages in a list of registers (am.lists) --------------------------------------------
+
+    def ask(self, message: str, argument: int = 0) -> None:
+        """As a step of a list: send a message and keep what it gives, for `answer`. The last
+        message was answered."""
+        recorder, mp1 = self.chip.bus.recorder, self.chip.mp1
+        assert recorder is not None
+        asked = self._asked[message] = [argument]
+        self.post(self.message_number(message), argument)
+        recorder.wait(mp1.MP1_SMN_C2PMSG_90.index, ALL_ONES, 0, differs=True)
+        recorder.keep(mp1.MP1_SMN_C2PMSG_90.index, asked.append)
+        recorder.keep(mp1.MP1_SMN_C2PMSG_82.index, asked.append)
+
+    def answer(self, message: str) -> int:
+        """What a message gave in a list that has ended; one that the SMU was too busy for is sent
+        again. FirmwareSilent, FirmwareRejected, as from `send`."""
+        argument, response, result = self._asked.pop(message)
+        self._idle = True
+        if response == BUSY:
+            return self.send(message, argument)
+        self._check(message, argument, response)
+        return result
+
+    def check_asked(self) -> None:
+        """A list has not ended: FirmwareSilent where that is the SMU's doing, as its last message
+        has no response."""
+        if not self._asked or self.chip.mp1.MP1_SMN_C2PMSG_90.read():
+            return
+        number = int(self.chip.mp1.MP1_SMN_C2PMSG_66.read())
+        for message, (argument, *_) in self._asked.items():
+            if self.message_number(message) == number:
+                self._wait_response(message, argument, "response")
 
     @batched
     def post(self, number: int, argument: int) -> None:
@@ -173,18 +210,12 @@ class Smu:
 
     # ---- life --------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Check versions, tell the SMU where our table buffer is, switch its features on."""
+    def start(self, *, by_list: bool = False) -> None:
+        """Check versions, tell the SMU where our table buffer is, switch its features on. by_list:
+        without the versions, for which it is asked later."""
         self._idle = False  # what it answered before it was loaded says nothing
-        self.version = self.send("GetSmuVersion")
-        interface = self.send("GetDriverIfVersion")
-        if interface != self.interface.version:
-            log.warning(
-                "SMU %s has interface version %#x, expected %#x: sensors may be wrong",
-                version_text(self.version),
-                interface,
-                self.interface.version,
-            )
+        if not by_list:
+            self._take_versions(self.send("GetSmuVersion"), self.send("GetDriverIfVersion"))
         address = self.carveout.mc(self.carveout.smu_table)
         self.tell("SetDriverDramAddrHigh", address >> 32)
         self.tell("SetDriverDramAddrLow", address & 0xFFFF_FFFF)
@@ -194,6 +225,25 @@ class Smu:
             self.tell("DisallowGfxOff")
         except FirmwareRejected as error:
             log.warning("%s; it is off where the firmware does not know it", error)
+
+    def ask_versions(self) -> None:
+        """As a step of a list, for `take_versions`."""
+        self.ask("GetSmuVersion")
+        self.ask("GetDriverIfVersion")
+
+    def take_versions(self) -> None:
+        """See `ask_versions`."""
+        self._take_versions(self.answer("GetSmuVersion"), self.answer("GetDriverIfVersion"))
+
+    def _take_versions(self, version: int, interface: int) -> None:
+        self.version = version
+        if interface != self.interface.version:
+            log.warning(
+                "SMU %s has interface version %#x, expected %#x: sensors may be wrong",
+                version_text(self.version),
+                interface,
+                self.interface.version,
+            )
 
     def enable_graphics(self) -> None:
         """Switch the features of the graphics core on again, which was reset. That GFXOFF is
@@ -224,8 +274,12 @@ class Smu:
     def table(self, name: str, size: int) -> bytes:
         """Let the SMU write a table (TABLE_...), and return a copy of its first bytes, a multiple
         of 4."""
-        self.tell("TransferTableSmu2Dram", self._interface[name])
+        self.tell("TransferTableSmu2Dram", self.table_number(name))
         return self.chip.vram.read(self.carveout.smu_table, size)
+
+    def table_number(self, name: str) -> int:
+        """The SMU's number of a table (TABLE_...)."""
+        return self._interface[name]
 
     def metrics(self) -> Struct:
         """Let the SMU write its metrics table, and return a copy (SmuMetrics_t)."""

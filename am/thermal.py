@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import struct
+from collections.abc import Sequence
 
 from am import advice
 from am.announcements import CLIENT_MP1, TO_DRIVER, Announcements
@@ -22,7 +23,9 @@ from hcq.errors import FirmwareError, FirmwareRejected, LinkError, OverTemperatu
 
 log = logging.getLogger(__name__)
 
-_SHUTDOWN = struct.Struct("<29xH")  # software_shutdown_temp, in the packed table
+_TABLE = "TABLE_COMBO_PPTABLE"
+_LIMIT_PLACE = 29
+_SHUTDOWN = struct.Struct(f"<{_LIMIT_PLACE}xH")  # software_shutdown_temp, in the packed table
 _OFFSET = struct.Struct("<h")  # SkuTable.FanAbnormalTempLimitOffset
 _FAN = "SkuTable.FanAbnormalTempLimitOffset"
 _PPTABLE = 832  # where PPTable_t begins, behind reserved words and limits for overclocking
@@ -50,6 +53,7 @@ class Thermal:
         self.moments = 0
         self.announcements = Announcements(chip, smu)
         self._offset = 0
+        self._control: int | None = None  # what a list has read of the register, once
 
     def start(self) -> None:
         """Learn the limit, have its crossing told, and what the SMU announces. The SMU runs."""
@@ -58,16 +62,65 @@ class Thermal:
 
     def _watch(self) -> None:
         self.limit = self.stated = 0
-        if not self.chip.instances("THM"):
+        if not self._exists():
             log.info("no registers of the thermal controller: over-temperature is not reported")
             return
+        sku = self._offset_place()
         try:
-            sku = _PPTABLE + structs(self.smu.interface.tables).PPTable_t.offset_of(_FAN)
-            table = self.smu.table("TABLE_COMBO_PPTABLE", -(-(sku + _OFFSET.size) // 4) * 4)
+            table = self.smu.table(_TABLE, -(-(sku + _OFFSET.size) // 4) * 4)
         except FirmwareRejected as error:
             log.warning("over-temperature is not reported: %s", error)
             return
-        (limit,) = _SHUTDOWN.unpack_from(table)
+        (limit,), (offset,) = _SHUTDOWN.unpack_from(table), _OFFSET.unpack_from(table, sku)
+        self._take(limit, offset)
+
+    def _exists(self) -> bool:
+        return bool(self.chip.instances("THM"))
+
+    def _offset_place(self) -> int:
+        """Where in the table the offset lies that a fan which does not turn brings."""
+        return _PPTABLE + structs(self.smu.interface.tables).PPTable_t.offset_of(_FAN)
+
+    # ---- by a list of registers (am.lists), as `start` -----------------------------------------
+
+    def ask(self) -> None:
+        """As a step of a list: have the SMU write the board's table and announce events. `places`
+        are to be read behind it, for `take`."""
+        if self._exists():
+            self.smu.ask("TransferTableSmu2Dram", self.smu.table_number(_TABLE))
+            recorder, control = self.chip.bus.recorder, self.chip.thm.THM_THERMAL_INT_CTRL
+            assert recorder is not None
+            recorder.keep(control.index, self._note_control)
+        self.announcements.start()
+
+    def _note_control(self, found: int) -> None:
+        self._control = found
+
+    def places(self) -> list[int]:
+        """The words of VRAM that `take` wants."""
+        table = self.smu.carveout.smu_table
+        return [table + at & ~3 for at in (_LIMIT_PLACE, self._offset_place())]
+
+    def take(self, words: Sequence[int]) -> None:
+        """Take what `places` held, and have the crossing of the limit told."""
+        self.limit = self.stated = 0
+        if not self._exists():
+            log.info("no registers of the thermal controller: over-temperature is not reported")
+            return
+        try:
+            self.smu.answer("TransferTableSmu2Dram")
+        except FirmwareRejected as error:
+            log.warning("over-temperature is not reported: %s", error)
+            return
+        limit, offset = (word.to_bytes(4, "little") for word in words)
+        self._take(
+            int.from_bytes(limit[_LIMIT_PLACE & 3 :][:2], "little"),
+            *_OFFSET.unpack_from(offset, self._offset_place() & 3),
+        )
+
+    # ---- the limit -----------------------------------------------------------------------------
+
+    def _take(self, limit: int, offset: int) -> None:
         if not _LEAST <= limit <= _MOST:
             log.warning(
                 "over-temperature is not reported: expected a shutdown limit of %d to %d degrees "
@@ -76,13 +129,15 @@ class Thermal:
             )  # fmt: skip
             return
         self.limit = self.stated = limit
-        (self._offset,) = _OFFSET.unpack_from(table, sku)
+        self._offset = offset
         self._switch_on()
 
     @batched
     def _switch_on(self) -> None:
         thm = self.chip.thm
-        thm.THM_THERMAL_INT_CTRL.update(
+        found, self._control = self._control, None
+        thm.THM_THERMAL_INT_CTRL.write(
+            int(thm.THM_THERMAL_INT_CTRL.read()) if found is None else found,
             MAX_IH_CREDIT=_CREDIT,
             THERM_IH_HW_ENA=1,
             THERM_INTH_MASK=0,

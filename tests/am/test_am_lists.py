@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from am.device import AmDevice, open_device
 from am.virtual.chip import Chip
-from hcq.errors import FirmwareSilent
+from hcq.errors import FirmwareRejected, FirmwareSilent
 from tests.support.am_navi31 import NAME, attach, build_chip
 
 
@@ -33,6 +34,7 @@ def test_a_boot_by_lists_sets_the_chip_up_as_one_without() -> None:
     """Every register of the graphics core, its hubs, interrupts and HDP that both wrote."""
     found: list[dict[int, int]] = []
     units: list[int] = []
+    told: list[tuple[int, ...]] = []
     for messages in (False, True):
         made = build_chip()
         attachment = attach(chip=made)
@@ -41,7 +43,9 @@ def test_a_boot_by_lists_sets_the_chip_up_as_one_without() -> None:
         with open_device(NAME, attachment) as device:
             units.append(device.target.compute_units)
             device.synchronize()
-            blocks = ("gc", "mmhub", "osssys", "hdp", "athub", "nbio")
+            smu, thermal = device.driver.units.smu, device.driver.units.thermal
+            told.append((smu.version, thermal.limit, thermal.stated, thermal._offset))
+            blocks = ("gc", "mmhub", "osssys", "hdp", "athub", "nbio", "thm")
             found.append(
                 {
                     index: value
@@ -54,6 +58,7 @@ def test_a_boot_by_lists_sets_the_chip_up_as_one_without() -> None:
         made.close()
     plain, listed = found
     assert units[0] == units[1]
+    assert told[0] == told[1] and all(told[0])
     assert {made.space.owner(i)[1].name for i in plain if plain[i] != listed.get(i)} == set()
 
 
@@ -127,3 +132,42 @@ def test_a_mec_that_executes_nothing_is_named(chip: Chip) -> None:
             lists.execute(lambda: device.driver.chip.gc.SCRATCH_REG0.write(2))
         assert caught.value.facts["unit"] == "MEC"
         chip.faults.mec_crashed = False
+
+
+def test_a_message_that_the_smu_is_too_busy_for_is_sent_again(chip: Chip) -> None:
+    with plug_in(chip) as device:
+        lists, smu = device.driver.units.lists, device.driver.units.smu
+        assert lists is not None
+        chip.faults.smu_busy = 1
+        lists.execute(partial(smu.ask, "GetSmuVersion"), partial(smu.ask, "GetDriverIfVersion"))
+        assert smu.answer("GetSmuVersion") == smu.version
+        assert smu.answer("GetDriverIfVersion") == smu.interface.version
+        assert not any("SMU" in text for text in chip.violations)
+
+
+@pytest.mark.parametrize(
+    ("response", "error", "facts"),
+    [
+        (0xFD, FirmwareRejected, {"image": "SMU", "request": "GetDriverIfVersion"}),
+        (0, FirmwareSilent, {"unit": "SMU", "message_name": "GetDriverIfVersion"}),
+    ],
+)
+def test_a_message_in_a_list_that_fails_is_named(
+    chip: Chip, response: int, error: type[Exception], facts: dict[str, object]
+) -> None:
+    chip.faults.smu_responses = {3: response}
+    with pytest.raises(error) as caught:
+        plug_in(chip)
+    assert isinstance(caught.value, FirmwareRejected | FirmwareSilent)
+    assert facts.items() <= caught.value.facts.items()
+    assert caught.value.facts["stage"] == "GFX"
+    chip.faults.smu_responses = {}
+    with plug_in(chip) as device:
+        assert device.driver.units.smu.version
+
+
+def test_a_board_whose_table_the_smu_does_not_give_has_no_limit(chip: Chip) -> None:
+    chip.faults.smu_responses = {0x12: 0xFF}  # TransferTableSmu2Dram
+    with plug_in(chip) as device:
+        assert device.driver.units.thermal.limit == 0
+        assert device.driver.units.smu.version
