@@ -116,7 +116,7 @@ class ObjectCache(DiskCache):
         """Return what is kept, or else what `make` returns, which is kept from then on."""
         image = self.get(key)
         if image is None:
-            image = make()
+            image = kept(make, Path(__file__), key)
             self.put(key, image)
         return image
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from hcq.config import Config
 from hcq.emu import jit
 from hcq.emu.memory import Abort, Access
 from qcom.virtual.shader import Accessing, Dispatch, Ending
@@ -315,6 +316,7 @@ def test_native_code_is_kept_over_runs(tmp_path: Path, monkeypatch: pytest.Monke
         return real(ir, passes, optimise)
 
     monkeypatch.setattr(jit, "compile_object", counted)
+    monkeypatch.setattr("hcq.kept.config", Config)  # nothing of other runs
     code = words(mov(r(5), 0x12345), *stored(r(5)), END)
     dispatch = Dispatch(
         gpu_id=630, code_address=CODE, code_size=128, groups=(1, 1, 1), threads=(64, 1, 1),
