@@ -27,19 +27,24 @@ log = logging.getLogger(__name__)
 MAGIC = b"ugpu-object-2\n"
 HEAD = len(MAGIC) + hashlib.sha256().digest_size
 LIMIT = 256 << 20  # bytes the folder may hold; beyond it the oldest entries go
-CHECK_EVERY = 64  # writes between looks at the folder's size; the first write looks, too
+CHECK_EVERY = 61  # writes between looks at the folder's size; prime, to be uniform over keys
 USED_AGAIN_S = 3600.0  # how exactly the last use of an entry is known
 _KEY = re.compile(r"[0-9a-z]{64}")
 _OURS = re.compile(r"[0-9a-z]{64}|new-[0-9a-zA-Z_]+")  # entries, and what a killed writer left
 
 
 class DiskCache:
-    """A folder of objects; `folder` None keeps nothing. Keys are those of `key`."""
+    """A folder of objects; `folder` None keeps nothing. Keys are those of `key`.
 
-    def __init__(self, folder: Path | None, limit: int = LIMIT) -> None:
+    many: the folder has many writers of few entries each, and more entries than can be looked at
+    for each writer: one in CHECK_EVERY writes of all of them looks at its size, else the first of
+    this writer, too."""
+
+    def __init__(self, folder: Path | None, limit: int = LIMIT, *, many: bool = False) -> None:
         self.folder = folder
         self.limit = limit
-        self.writes = 0
+        self._many = many
+        self._writes = 0
 
     @staticmethod
     def key(*parts: str) -> str:
@@ -99,9 +104,10 @@ class DiskCache:
         except OSError as error:
             log.info("the kernel cache cannot be written: %s", error)
             return
-        if self.writes % CHECK_EVERY == 0:
+        # Keys are hashes: one in CHECK_EVERY is a multiple of it.
+        if (int(key, 36) if self._many else self._writes) % CHECK_EVERY == 0:
             self.trim()
-        self.writes += 1
+        self._writes += 1
 
     def _write(self, folder: int, key: str, content: bytes) -> None:
         beside = f"new-{secrets.token_hex(8)}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from hcq.config import config
 from hcq.diskcache import DiskCache
 
-LIMIT = 1 << 30  # bytes; what has not been used for longest goes
+LIMIT = 2 << 30  # bytes; what has not been used for longest goes
 
 
 def kept(make: Callable[[], bytes], by: Path, *inputs: object) -> bytes:
@@ -35,7 +35,7 @@ def kept(make: Callable[[], bytes], by: Path, *inputs: object) -> bytes:
 
 @functools.cache
 def _cache(folder: Path) -> DiskCache:
-    return DiskCache(folder, LIMIT)
+    return DiskCache(folder, LIMIT, many=True)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ import pytest
 
 from hcq import kept as module
 from hcq.config import Config, from_environment
+from hcq.diskcache import CHECK_EVERY, DiskCache
 from hcq.kept import kept
 
 
@@ -85,10 +86,27 @@ def test_the_folder_is_bounded(
 ) -> None:
     monkeypatch.setattr(module, "LIMIT", 2000)
     use(monkeypatch, tmp_path / "objects")
-    for number in range(200):
+    for number in range(600):
         kept(lambda: bytes(100), source, number)
-    # The size is looked at every 64 writes: so many entries may lie above the limit.
-    assert len(list((tmp_path / "objects").iterdir())) < 2000 // 100 + 64
+    # One write in CHECK_EVERY looks at the size, as the keys have it: so many may lie above.
+    assert len(list((tmp_path / "objects").iterdir())) < 2000 // 100 + 4 * CHECK_EVERY
+
+
+def test_new_writers_do_not_look_at_a_large_folder(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[Path] = []
+    real = DiskCache.trim
+
+    def counted(cache: DiskCache) -> None:
+        looks.append(tmp_path)
+        real(cache)
+
+    monkeypatch.setattr(DiskCache, "trim", counted)
+    for number in range(2 * CHECK_EVERY):
+        use(monkeypatch, tmp_path / "objects")
+        kept(lambda: bytes(100), source, number)
+    assert 0 < len(looks) < CHECK_EVERY // 4
 
 
 def test_the_setting_is_read_from_the_environment() -> None:
