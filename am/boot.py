@@ -243,6 +243,7 @@ def load_components(units: Units, firmware: FirmwareSet, done: int) -> None:
         psp.wait_secure_os()
     else:
         psp.wait_bootloader(components[done][0])
+    psp.fill_shelf()
     for position, (name, command, kind) in enumerate(components):
         image = firmware.boot.get(kind)
         if image is None or position < done:

@@ -127,6 +127,9 @@ class Card:
         if not self.warm:
             with stages.stage("firmware images"):
                 self.firmware = load_firmware(self.firmware_source, self.facts)
+                if units.psp.shelf is not None:
+                    kinds = [kind for _, _, kind in units.chip.generation.boot_components]
+                    units.psp.shelf.arrange(self.firmware.boot.get(kind, b"") for kind in kinds)
             boot.make_fresh(units, stages)
             self.own_memory()
             try:

@@ -306,6 +306,26 @@ class AddressSpace:
                 self.release(mapping)
             raise
 
+    def reserve(self, count: int, step: int, vram: int) -> Mapping:
+        """Take addresses for `count` things, `step` bytes apart and aligned to that, with the
+        tables that they need, which the page at `vram` keeps: it is the last one of each step."""
+        size = count * step
+        mapping = Mapping(VirtAddr(0), size, Placement.DEVICE, kind="reserved addresses")
+        mapping.address = VirtAddr(self.virtual.allocate(size, step, mapping))
+        for number in range(count):
+            self.place(mapping, (number + 1) * step - PAGE, vram, PAGE)
+        self.mappings[mapping.address] = mapping
+        return mapping
+
+    def place(self, mapping: Mapping, offset: int, vram: int, size: int) -> VirtAddr:
+        """Map VRAM that is not of the heap, whole pages, at reserved addresses, for reading, once;
+        where it is."""
+        address = VirtAddr(mapping.address + offset)
+        self.stale = True
+        physical = self.carveout.physical(vram)
+        self.tables.map(address, [(physical, size)], self.format.code_flags)
+        return address
+
     def _map_host(self, mapping: Mapping, flags: int) -> None:
         dma = mapping.dma = self.chip.transport.allocate_dma(mapping.size)
         segments = [(int(segment.address), segment.size) for segment in dma.segments]

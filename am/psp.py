@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from am import advice
+from am import advice, psp_commands
 from am.chip import ALL_ONES, Chip
 from am.memory import Carveout
 from am.nbio import Nbio
-from am.psp_commands import COMMAND_SIZE, PRIVATE_SIZE, Command, load_firmware, setup_tmr
-from am.psp_stage import OutsideStage
+from am.psp_commands import COMMAND_SIZE, PRIVATE_SIZE, Command, refusal, refused
+from am.psp_stage import OutsideStage, Shelf
 from am.regs import constants, structs
 from hcq.errors import FirmwareError, FirmwareRejected, FirmwareSilent, UnitTimeout
 from hcq.fields import RegisterValue
@@ -31,7 +31,6 @@ DEFAULT_TMR_SIZE = 4 << 20
 RING_TYPE_KM = 2
 _READY = 0x8000_0000
 _STATUS = 0x8000_FFFF
-_ERROR = 0xFF
 # TIMEOUT: the kernel waits 10 times usec_timeout (100 ms) for the bootloader, and about 2 s for a
 # fence; DRAM training makes some boards slower.
 BOOTLOADER_LIMIT_S = 5.0
@@ -64,7 +63,13 @@ class Psp:
         self._filled = COMMAND_SIZE  # bytes of the command buffer that may not be zero
         self.fence_value = 0
         self._staged = self._leftover  # bytes of the private buffer that may not be zero
-        self._placed = False  # the bootloader was told where the buffer is
+        self._placed: int | None = None  # where the bootloader was told that an image is
+        self.shelf: Shelf | None = None  # holds what is loaded first, where accesses are messages
+        # What was read of a chip whose secure OS does not run, and changes by our own doing alone;
+        # None: it is read where it is needed.
+        self._shelved = False  # its content was written, and nothing over it
+        self._dead = False
+        self._noted: int | None = None
         # Commands whose answers were not read yet, and where they are in VRAM: until the list of
         # registers that sets the graphics core up, where an access is a message.
         self.unread: list[tuple[Command, int]] = []
@@ -85,9 +90,12 @@ class Psp:
 
     def alive(self) -> bool:
         """Return whether the secure OS runs: its sign of life is neither zero nor all ones."""
+        if self._dead:
+            return False
         sign = self.sign_of_life()
         if sign == ALL_ONES:
             self.chip.check_present("reading the PSP's sign of life")
+        self._dead = sign == 0 and self.chip.bus.messages
         return sign not in (0, ALL_ONES)
 
     def bootloader_failed(self) -> bool:
@@ -95,17 +103,20 @@ class Psp:
 
         Where its status does not tell, the note does that the process which saw it left.
         """
-        if noted_refusal(self.chip):
+        self._noted = int(self._note.read())
+        if self._noted == _NOTE | _REFUSED:
             return True
         if not self.chip.generation.bootloader_tells_refusal:
             return False
-        return bool(self._refusal(int(self.chip.mp0.MP0_SMN_C2PMSG_35.read())))
+        return bool(refusal(int(self.chip.mp0.MP0_SMN_C2PMSG_35.read())))
 
     def components_done(self) -> int:
         """Return the number of components that a ugpu process sent to the bootloader before it
         died; 0 for a fresh bootloader. The bootloader does not report the number, and continues
         from there."""
-        note = int(self._note.read())
+        note, self._noted = self._noted, None
+        if note is None or not self.chip.bus.messages:
+            note = int(self._note.read())
         noted = note & ~_COUNT == _NOTE and note & _COUNT != _REFUSED
         return note & _COUNT if noted else 0
 
@@ -117,6 +128,7 @@ class Psp:
 
     def forget_components(self, *, refused: bool = False) -> None:
         """Note that nothing was handed over, or that the bootloader refused something."""
+        self._noted = None
         self._note.write(_NOTE | _REFUSED if refused else 0)
 
     def load_component(self, position: int, name: str, command: int, image: bytes) -> None:
@@ -135,8 +147,8 @@ class Psp:
     def load_secure_os(self, position: int, name: str, command: int, image: bytes) -> None:
         """Hand over the last component and wait for its sign of life."""
         self._stage(image)
-        mp0 = self.chip.mp0
-        before = int(mp0.MP0_SMN_C2PMSG_81.read())
+        before = 0 if self._dead else int(self.chip.mp0.MP0_SMN_C2PMSG_81.read())
+        self._dead = False
         self._command(position, command)
         self.sleep(HANDSHAKE_S)
         self.wait_secure_os(name, before)
@@ -161,8 +173,8 @@ class Psp:
         tells = self.chip.generation.bootloader_tells_refusal
 
         def done(value: RegisterValue) -> bool:
-            if tells and self._refusal(value):
-                raise self._refused(name, self._refusal(value))
+            if tells and refusal(value):
+                raise refused(name, refusal(value))
             return value == _READY  # the full word: a dead bus has bit 31 set too
 
         try:
@@ -176,28 +188,14 @@ class Psp:
         except UnitTimeout as error:
             raise self._failed(name, what, error) from error
 
-    @staticmethod
-    def _refusal(status: int) -> int:
-        """The error that the bootloader's status holds, 0 without one."""
-        return 0 if status == ALL_ONES else status & _ERROR
-
-    @staticmethod
-    def _refused(name: str, refusal: int) -> FirmwareRejected:
-        return FirmwareRejected(
-            f"the PSP bootloader refused the {name}",
-            image=name,
-            status=refusal,
-            remedy=advice.REFUSED,
-        )
-
     def _failed(self, name: str, what: str, error: UnitTimeout) -> FirmwareError:
         """The error for a wait that reached its limit, a refusal where the status has one by then.
 
         Older bootloaders may have other things in those bits, so that they end no wait early.
         """
-        refusal = self._refusal(int(self.chip.mp0.MP0_SMN_C2PMSG_35.read()))
-        if refusal:
-            return self._refused(name, refusal)
+        found = refusal(int(self.chip.mp0.MP0_SMN_C2PMSG_35.read()))
+        if found:
+            return refused(name, found)
         return FirmwareSilent(
             f"the PSP bootloader does not answer ({name}, {what})",
             image=name,
@@ -214,12 +212,24 @@ class Psp:
 
     def _stage(self, image: bytes) -> None:
         """Put `image` where the bootloader reads it, and say where that is."""
-        self._put(image)
-        self.nbio.post_hdp()
+        place = self.shelf.address(image) if self.shelf is not None and self._shelved else None
+        if place is None:
+            self._put(image)
+            self.nbio.post_hdp()
+            place, self._shelved = self._buffer, False
         # The register keeps it, where a write is a message.
-        if not (self.chip.bus.messages and self._placed):
-            self.chip.mp0.MP0_SMN_C2PMSG_36.write(self._buffer >> 20)
-            self._placed = True
+        if not (self.chip.bus.messages and self._placed == place):
+            self.chip.mp0.MP0_SMN_C2PMSG_36.write(place >> 20)
+            self._placed = place
+
+    def fill_shelf(self) -> None:
+        """Write what is on the shelf, where there is one."""
+        if self.shelf is None:
+            return
+        self._staged = PRIVATE_SIZE  # until the write has ended
+        self.chip.vram.write(self.private, self.shelf.content)
+        self.nbio.post_hdp()
+        self._staged, self._shelved = len(self.shelf.content), True
 
     def _put(self, image: bytes) -> None:
         """Put `image` into the private buffer, alone: leftovers of a longer one would be read. What
@@ -246,7 +256,7 @@ class Psp:
         """A reset may have put anything into the private buffer and the command buffer, and into
         the register that tells where an image is."""
         self._staged, self._filled = self._leftover, COMMAND_SIZE
-        self._placed = False
+        self._placed, self._shelved = None, False
 
     # ---- ring --------------------------------------------------------------------------------
 
@@ -477,11 +487,11 @@ class Psp:
 
     def setup_tmr(self, address: int, size: int) -> Command:
         """The command to give VRAM [address, address+size) to the firmware, for good."""
-        return setup_tmr(self.carveout, address, size)
+        return psp_commands.setup_tmr(self.carveout, address, size)
 
     def load_firmware(self, name: str, kind: int, image: bytes) -> Command:
         """The command to load one image of psp_gfx_fw_type `kind`."""
-        return load_firmware(name, kind, image)
+        return psp_commands.load_firmware(name, kind, image)
 
     def autoload(self) -> None:
         """Let the RLC start the graphics core with what was loaded."""

@@ -1,17 +1,38 @@
-"""Commands for the PSP's ring: what each says. Layouts: Linux 6.12 psp_gfx_if.h."""
+"""What the PSP is told and what it answers: commands for its ring, refusals of its bootloader.
+
+Layouts: Linux 6.12 psp_gfx_if.h.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from am import advice
+from am.chip import ALL_ONES
 from am.memory import Carveout
 from hcq.errors import FirmwareRejected
 from hcq.layout import Struct
 
 COMMAND_SIZE = 0x1000  # the command, and our fence at the end
 _PAGE = 4096  # alignment of an image (Linux 6.12 amdgpu_ucode.c, amdgpu_ucode_init_bo)
+_ERROR = 0xFF
 PRIVATE_SIZE = 1 << 20  # and its alignment: the bootloader takes the address >> 20
+
+
+def refusal(status: int) -> int:
+    """The error that the bootloader's status holds, 0 without one."""
+    return 0 if status == ALL_ONES else status & _ERROR
+
+
+def refused(name: str, error: int) -> FirmwareRejected:
+    """The failure of an image that the bootloader does not take."""
+    return FirmwareRejected(
+        f"the PSP bootloader refused the {name}",
+        image=name,
+        status=error,
+        remedy=advice.REFUSED,
+    )
 
 
 @dataclass(frozen=True)

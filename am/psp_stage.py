@@ -1,10 +1,15 @@
-"""Images for the PSP in memory outside the chip, where VRAM is written dword by dword."""
+"""Where the PSP finds images, where an access of the host to VRAM or a register is a message."""
 
 from __future__ import annotations
 
-from am.memory import Mapping
+from collections.abc import Iterable
+
+from am.memory import PAGE, AddressSpace, Mapping
+from am.psp_commands import PRIVATE_SIZE
 from hcq.errors import FirmwareRejected
 from hcq.transport.bulk import StagedMemory
+
+ROOM = PRIVATE_SIZE - PAGE  # bytes of a shelf
 
 
 class OutsideStage:
@@ -26,3 +31,41 @@ class OutsideStage:
                 "the image is larger than the memory for the PSP", size=len(image), limit=size
             )
         self._staged.fill(image.ljust(size, b"\0") if alone else image)
+
+
+class Shelf:
+    """The bootloader's images side by side in the PSP's private buffer: one write brings them all.
+    Each is mapped in VMID 0 at an address of its own, as the bootloader takes multiples of 1 MiB.
+
+    Linux has the buffer in pages that the tables of VMID 0 bring together (amdgpu_psp.c,
+    psp_sw_init: in the GTT domain).
+    """
+
+    def __init__(self, memory: AddressSpace, start: int, count: int) -> None:
+        """start: of the private buffer in VRAM. count: of images, at most."""
+        self._memory = memory
+        self._start = start
+        self._count = count
+        self._addresses = memory.reserve(count, PRIVATE_SIZE, start)
+        self._places: dict[bytes, int] = {}
+        self.content = b""
+
+    def arrange(self, images: Iterable[bytes]) -> None:
+        """Find places for images, as far as there is room. ORDER: before the tables are written."""
+        for image in images:
+            self._add(image)
+
+    def _add(self, image: bytes) -> None:
+        size = -(-len(image) // PAGE) * PAGE
+        at, number = len(self.content), len(self._places)
+        if not image or image in self._places or number == self._count:
+            return
+        if at + size > ROOM:
+            return
+        address = self._memory.place(self._addresses, number * PRIVATE_SIZE, self._start + at, size)
+        self._places[image] = int(address)
+        self.content += image.ljust(size, b"\0")
+
+    def address(self, image: bytes) -> int | None:
+        """Where the PSP finds an image; None for one without a place."""
+        return self._places.get(image)

@@ -14,7 +14,7 @@ from am.memory import PAGE, AddressSpace, Carveout, PageTableFormat
 from am.nbio import Nbio
 from am.psp import Psp
 from am.psp_commands import PRIVATE_SIZE
-from am.psp_stage import OutsideStage
+from am.psp_stage import OutsideStage, Shelf
 from am.sdma import Engine
 from am.smu import Smu
 from am.thermal import Thermal
@@ -93,6 +93,8 @@ def make_units(chip: Chip, classes: UnitClasses) -> Units:
         place = int(staged.address)
         shared = memory.allocate(staged.size, Placement.HOST, bus=place, align=PRIVATE_SIZE)
         psp.outside = OutsideStage(staged, shared)
+    elif chip.bus.messages:
+        psp.shelf = Shelf(memory, carveout.psp_private, len(chip.generation.boot_components))
     lists, signals = None, []
     if chip.bus.messages and dummy is not None:
         seen = memory.allocate(PAGE, Placement.HOST, bus=int(spare))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import pytest
 
-from am import psp
+from am import psp, psp_stage
 from am.device import AmDevice, open_device
 from am.psp_commands import Command
 from am.virtual.chip import Chip
@@ -43,6 +43,39 @@ def test_images_go_to_the_ring_together(chip: Chip) -> None:
         assert not device.warm
         images = len(device.driver.facts.generation.ip_firmware)
         assert device.driver.units.psp.fence_value == images + 4  # TOC, SMU, TMR, autoload
+    assert objections(chip) == []
+
+
+def test_components_of_the_bootloader_lie_side_by_side_at_addresses_of_their_own(
+    chip: Chip,
+) -> None:
+    with plug_in(chip) as device:
+        driver = device.driver
+        shelf, generation = driver.units.psp.shelf, driver.facts.generation
+        assert shelf is not None and driver.card.firmware is not None
+        images = [driver.card.firmware.boot[kind] for _, _, kind in generation.boot_components]
+        places = [shelf.address(image) for image in images]
+        assert None not in places and len(set(places)) == len(set(images)) == len(images) - 1
+        told = driver.chip.mp0.MP0_SMN_C2PMSG_36.index
+        recent = driver.chip.bus.recent
+        written = [value << 20 for write, at, value in recent if write and at == told]
+        # The second one is the first one again, whose address the register has.
+        assert written == [place for place, _ in groupby(places)]
+    assert objections(chip) == []
+
+
+def test_components_that_do_not_fit_side_by_side_come_one_after_the_other(
+    chip: Chip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What does not fit is written over what does, and so is what follows."""
+    monkeypatch.setattr(psp_stage, "ROOM", 64 << 10)
+    with plug_in(chip) as device:
+        driver = device.driver
+        shelf, generation = driver.units.psp.shelf, driver.facts.generation
+        assert shelf is not None and driver.card.firmware is not None
+        images = [driver.card.firmware.boot[kind] for _, _, kind in generation.boot_components]
+        assert {shelf.address(image) is None for image in images} == {True, False}
+        device.synchronize()
     assert objections(chip) == []
 
 
