@@ -24,6 +24,10 @@ def facts(name: str) -> ChipFacts:
     """The facts of a chip. KeyError lists those we know."""
     if name not in names():
         raise KeyError(f"expected one of {', '.join(names())}, got {name!r}")
+    return _facts(name)
+
+
+def _facts(name: str) -> ChipFacts:
     found: ChipFacts = importlib.import_module(f"{__name__}.{name}.facts").FACTS
     return found
 
@@ -46,7 +50,7 @@ def pci_drivers() -> dict[tuple[int, int], PciDriver]:
 
 def by_id(chip_id: int) -> ChipFacts | None:
     """The chip that a kernel driver reports so, by its id or by another patch level of it."""
-    known = [facts(name) for name in names()]
+    known = [_facts(name) for name in names()]
     for chip in known:
         if chip_id in chip.chip_ids:
             return chip
@@ -66,7 +70,7 @@ def stand_in(chip_id: int) -> ChipFacts | None:
     """Facts to try an unknown GPU of a known generation with: those of the oldest chip, with the
     least of everything. None for another generation."""
     generation = generation_of(chip_id)
-    known = [facts(name) for name in names()]
+    known = [_facts(name) for name in names()]
     same = [chip for chip in known if chip.generation == generation]
     if not same:
         return None
