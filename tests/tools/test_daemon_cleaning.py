@@ -11,9 +11,10 @@ import pytest
 
 from am.virtual.engines import shaders
 from am.virtual.isa.core import GfxCore
-from hcq.errors import ChipError
+from hcq.errors import ChipError, DeviceBusy
 from tests.support.daemon import Running, scaled, settings_text
 from tests.support.kernels import compile_ir
+from tests.support.waiting import until
 from tools.daemon import daemon
 from tools.daemon.config import parse
 
@@ -121,3 +122,40 @@ def test_a_cleaner_that_does_not_end_has_the_card_recovered(
         monkeypatch.undo()
         assert failed and scaled(gpu)
     assert running.daemon.owned[0].card.state.name != "OFF"
+
+
+def test_a_shared_card_that_was_not_cleaned_takes_no_further_holder(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its other holders go on. When they are gone it is recovered, cleaned, and leased again."""
+
+    def broken(device: Any) -> None:
+        raise ChipError("the cleaner does not end")
+
+    shared = {"shared": True, "memory": "64M"}
+    (owned,) = running.daemon.owned
+    with running.lease(NAME, **shared) as other:
+        with running.lease(NAME, **shared) as gpu:
+            run(gpu, "plant")
+            monkeypatch.setattr(daemon, "clean", broken)
+        until(lambda: owned.card.unclean, "the card is found unclean")
+        monkeypatch.undo()
+        assert "the cleaner does not end" in str(running.daemon.devices()[0]["reason"])
+        with pytest.raises(DeviceBusy):
+            running.lease(NAME, **shared)
+        assert scaled(other), "the other lease goes on"
+    with running.lease(NAME, wait_s=60, **shared) as gpu:
+        assert int((run(gpu, "find") == SECRET).sum()) == 0
+    assert not owned.card.unclean
+
+
+def test_a_card_that_was_not_cleaned_is_cleaned_when_it_is_opened_again(running: Running) -> None:
+    with running.lease(NAME) as gpu:
+        assert scaled(gpu)
+    (owned,) = running.daemon.owned
+    until(lambda: owned.card.state.name == "READY", "the lease is over")
+    owned.card.unclean = "not cleaned after a lease"
+    with owned.lock:
+        owned.boot()
+    with running.lease(NAME, wait_s=60) as gpu:
+        assert scaled(gpu)

@@ -257,6 +257,8 @@ class Daemon(Ward):
                     problem = str(error)
                     self._tell_failed(lease, client, error)
         with self._tick:
+            if not any(each.holds and each is not lease for each in lease.card.leases):
+                problem = problem or lease.card.unclean
             if problem and lease.card.state is not State.OFF:
                 self._treat(owned, problem)
             self.table.release(lease)
@@ -280,7 +282,10 @@ class Daemon(Ward):
         except UgpuError as error:
             if not holder.tenant:
                 raise
-            log.warning("%s: %s", holder.device.name, error)  # closing it ends its work too
+            # Closing it ends its work too. The card is cleaned when its other holders are gone.
+            log.warning("%s: %s", holder.device.name, error)
+            with self._tick:
+                owned.card.unclean = f"not cleaned after {holder.device.name}: {error}"
         holder.free_all()
 
     def hold(self, client: Client, owned: Owned, lease: Lease) -> Holder | None:

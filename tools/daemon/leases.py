@@ -41,7 +41,9 @@ class Card:
     """A device as the table sees it. labels: other names that a pattern may match. memory: bytes
     that leases may have. shares: how many may share it; 0: it cannot be shared, for the reason in
     `alone`; -1: known when it has been opened. transport: whether it can be handed out as a
-    vfio-user socket. reason: of the quarantine, or of the recovery. served: leases so far."""
+    vfio-user socket. reason: of the quarantine, or of the recovery. unclean: why what a lease left
+    on it may still be there; until that is overwritten, none holds it but those who do. served:
+    leases so far."""
 
     name: str
     labels: tuple[str, ...] = ()
@@ -51,6 +53,7 @@ class Card:
     transport: bool = False
     state: State = State.OFF
     reason: str = ""
+    unclean: str = ""
     leases: list[Lease] = field(default_factory=list)
     served: int = 0
 
@@ -73,7 +76,7 @@ class Card:
             "name": self.name,
             "labels": list(self.labels),
             "state": self.state.value,
-            "reason": self.reason,
+            "reason": self.reason or self.unclean,
             "memory": self.memory,
             "leases": [lease.number for lease in self.leases],
         }
@@ -302,6 +305,8 @@ class Table:
             if request.kind == "observer":
                 if card.state in (State.READY, State.LEASED):
                     yield card
+            elif card.unclean:
+                continue
             elif card.state is State.READY and not holders:
                 yield card
             elif request.kind == "shared" and card.state is State.LEASED:

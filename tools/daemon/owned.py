@@ -67,6 +67,12 @@ class Owned:
         self.card.labels = tuple(dict.fromkeys(each for each in names if each))
         if not self.card.memory:
             self.card.memory = _memory_of(device)
+        if self.card.unclean:
+            self._clean()  # to attach to a card that runs overwrites nothing
+
+    def _clean(self) -> None:
+        clean(self._opened())
+        self.card.unclean = ""
 
     def _open(self) -> Device:
         options = dict(self.settings.options)
@@ -165,7 +171,8 @@ class Owned:
         self.boot()
 
     def prove(self) -> None:
-        """See Patient."""
+        """See Patient. What kernels of leases have left is overwritten first."""
+        self._clean()
         found = health.check(self._opened())
         if not found:
             raise ChipError(f"{self.name} fails its self-test: {found.trouble}")
