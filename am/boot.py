@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from am import advice, discovery
+from am import advice, discovery, psp_commands
 from am.chip import ALL_ONES, Chip
 from am.chips.facts import ChipFacts
 from am.engines import reset_engines, start_engines, start_engines_by_list
@@ -273,15 +273,16 @@ def load_firmware(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
     with stages.stage("TMR"):
         size = tmr_size(units, firmware)
         kind, name = generation.smu_firmware
-        smu = psp.load_firmware(name, kind, firmware.parts[name])
-        psp.run(smu, psp.setup_tmr(units.carveout.tmr, size))
+        first = [psp_commands.load_firmware(name, kind, firmware.parts[name])]
+        first.append(psp.setup_tmr(units.carveout.tmr, size))
+        if not psp.takes_many:
+            psp.run(*first)
+            first = []
     with stages.stage("IP firmware"):
         parts = firmware.parts
-        psp.run(
-            *(psp.load_firmware(name, kind, parts[name]) for kind, name in generation.ip_firmware),
-            later=True,
-        )
-        psp.autoload()
+        load = psp_commands.load_firmware
+        rest = (load(name, kind, parts[name]) for kind, name in generation.ip_firmware)
+        psp.run(*first, *rest, psp_commands.autoload(), later=True)
 
 
 def tmr_size(units: Units, firmware: FirmwareSet) -> int:
@@ -327,7 +328,11 @@ def cold_boot(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
     load_firmware(units, firmware, stages)
     by_list = units.lists is not None
     with stages.stage("SMU"):
-        units.smu.start(by_list=by_list)
+        try:
+            units.smu.start(by_list=by_list)
+        except FirmwareError:
+            units.psp.check_unread()  # what was refused says more
+            raise
         if not by_list:
             units.thermal.start()
     start_graphics(units, firmware, stages, by_list=by_list)

@@ -25,7 +25,7 @@ def start_engines_by_list(units: Units, lists: ListQueue) -> None:
             gfx.configure_by_list,
             units.clocks.gate,
             gfx.count_units,
-            smu.ask_versions,
+            smu.ask_rest,
             thermal.ask,
             read=[*unread, *thermal.places()],
         )
@@ -34,7 +34,7 @@ def start_engines_by_list(units: Units, lists: ListQueue) -> None:
         raise
     units.signals.clear()  # after a later reset they hold values
     units.psp.check_unread(words[: len(unread)])
-    smu.take_versions()
+    smu.take_rest()
     thermal.take(words[len(unread) :])
 
 

@@ -7,7 +7,7 @@ a card by mode1 unless it is told otherwise (soc21.c, amdgpu.reset_method=3).
 
 from __future__ import annotations
 
-from am import boot
+from am import boot, psp_commands
 from am.firmware import FirmwareSet
 from am.smu import version_text
 from am.units import Units
@@ -56,9 +56,9 @@ def _load(units: Units, firmware: FirmwareSet) -> None:
     psp.create_ring(destroy_first=True)
     psp.run(
         *(
-            psp.load_firmware(name, kind, firmware.parts[name])
+            psp_commands.load_firmware(name, kind, firmware.parts[name])
             for kind, name in generation.ip_firmware
             if name in generation.mode2_firmware
         )
     )
-    psp.autoload()
+    psp.run(psp_commands.autoload())

@@ -18,7 +18,6 @@ from am.psp_stage import OutsideStage, Shelf
 from am.regs import constants, structs
 from hcq.errors import FirmwareError, FirmwareRejected, FirmwareSilent, UnitTimeout
 from hcq.fields import RegisterValue
-from hcq.layout import Struct
 
 log = logging.getLogger(__name__)
 
@@ -267,16 +266,18 @@ class Psp:
             self.destroy_ring()
         self.unread = []
         self._wait_mailbox("ready for a ring", _READY)
-        if self.outside is None:
-            self.chip.vram.write(self.command, bytes(COMMAND_SIZE + RING_SIZE))
-        else:
-            self.chip.vram.write(self.fence, bytes(4))
-            self._filled = self._layouts.psp_gfx_cmd_resp.size
-        self.nbio.post_hdp()
+        if not self.takes_many:  # else the first command's write has all that is looked at
+            if self.outside is None:
+                self.chip.vram.write(self.command, bytes(COMMAND_SIZE + RING_SIZE))
+            else:
+                self.chip.vram.write(self.fence, bytes(4))
+                self._filled = self._layouts.psp_gfx_cmd_resp.size
+            self.nbio.post_hdp()
         address = self.carveout.mc(self.ring)
-        mp0.MP0_SMN_C2PMSG_69.write(address & 0xFFFF_FFFF)
-        mp0.MP0_SMN_C2PMSG_70.write(address >> 32)
-        mp0.MP0_SMN_C2PMSG_71.write(RING_SIZE)
+        with self.chip.transport.batch():
+            mp0.MP0_SMN_C2PMSG_69.write(address & 0xFFFF_FFFF)
+            mp0.MP0_SMN_C2PMSG_70.write(address >> 32)
+            mp0.MP0_SMN_C2PMSG_71.write(RING_SIZE)
         mp0.MP0_SMN_C2PMSG_64.write(RING_TYPE_KM << 16)
         self.sleep(HANDSHAKE_S)
         self._wait_mailbox("ring created", _STATUS)
@@ -330,12 +331,12 @@ class Psp:
 
     def run(self, *commands: Command, later: bool = False) -> None:
         """Run commands in their order and wait for them; FirmwareRejected for the first that is
-        refused. later: leave the answers but the last in VRAM where each read of one is a message,
-        for `check_unread`.
+        refused. later: where the ring `takes_many`, leave the answers in VRAM for `check_unread`:
+        each read of one is a message.
 
-        Where register accesses are messages, as many as fit are given to the ring at once. UNSURE:
-        the kernel gives it one at a time; each frame has a fence of its own, and a board would show
-        whether later frames run after one that was refused.
+        There, as many as fit are given to the ring at once. UNSURE: the kernel gives it one at a
+        time; each frame has a fence of its own, and a board would show whether later frames run
+        after one that was refused.
         """
         left = list(commands)
         while left:
@@ -346,21 +347,25 @@ class Psp:
                 continue
             count, size = 1, left[0].size
             free = (RING_SIZE - len(self._frames)) // (4 * FRAME_DWORDS)
-            most = min(free, _MOST_FRAMES, len(left)) if self.chip.bus.messages else 1
+            most = min(free, _MOST_FRAMES, len(left)) if self.takes_many else 1
             while count < most:
                 size += left[count].size
                 if size > PRIVATE_SIZE - RING_SIZE:
                     break
                 count += 1
-            self._run(left[:count], later=later and self.chip.bus.messages)
+            self._run(left[:count], later=later and self.takes_many)
             del left[:count]
+
+    @property
+    def takes_many(self) -> bool:
+        """Whether the ring gets several commands at once."""
+        return self.chip.bus.messages and self.outside is None
 
     def _run(self, group: Sequence[Command], *, later: bool) -> None:
         """Run commands that fit in front of the ring, each behind the image that it names."""
         layout = self._layouts.psp_gfx_cmd_resp
         start = at = self.ring - sum(command.size for command in group)
-        if any(place >= start for _, place in self.unread):
-            self.check_unread()
+        self._read_from(start)
         first, places, content = self.fence_value + 1, [], b""
         for command in group:
             buffer = layout.new()
@@ -381,17 +386,11 @@ class Psp:
         self._wait_fence(group, first)
         offset = layout.offset_of("resp.status")
         answers = [(command, place + offset) for command, place in zip(group, places, strict=True)]
-        if not later:
-            for command, place in answers:
-                self._check(command, place)
+        if later:
+            self.unread += answers
             return
-        # The next command takes the last one's place. The others' answers stay for a while.
-        self.unread += answers[:-1]
-        command, place = answers[-1]
-        status = int.from_bytes(self.chip.vram.read(place, 4), "little")
-        if status:
-            self.check_unread()  # an earlier one may have been refused first
-        self._check(command, place, status)
+        for command, place in answers:
+            self._check(command, place)
 
     def _run_one(self, command: Command, outside: OutsideStage) -> None:
         """Run a command whose image lies outside; VRAM is written as little as possible."""
@@ -414,6 +413,13 @@ class Psp:
         self._wait_fence([command], self.fence_value)
         offset = self._layouts.psp_gfx_cmd_resp.offset_of("resp.status")
         self._check(command, self.command + offset)
+
+    def _read_from(self, start: int) -> None:
+        """Read answers whose places, from `start` on, are taken now."""
+        for entry in [entry for entry in self.unread if entry[1] >= start]:
+            if any(self.chip.vram.read(entry[1], 4)):
+                self.check_unread()  # an earlier one may have been refused first
+            self.unread.remove(entry)
 
     def check_unread(self, statuses: Sequence[int] = ()) -> None:
         """Raise FirmwareRejected for the first command that was refused, of those whose answers
@@ -475,24 +481,16 @@ class Psp:
 
     def load_toc(self, image: bytes) -> int:
         """Show the table of contents; returns the size of the TMR that the images need."""
-
-        def fill(buffer: Struct, address: int) -> None:
-            toc = buffer.cmd.cmd_load_toc
-            toc.toc_phy_addr_lo, toc.toc_phy_addr_hi = address & 0xFFFF_FFFF, address >> 32
-            toc.toc_size = len(image)
-
-        self.run(Command("TOC", "LOAD_TOC", fill, image))
-        place = self.command + self._layouts.psp_gfx_cmd_resp.offset_of("resp.tmr_size")
-        return int.from_bytes(self.chip.vram.read(place, 4), "little")
+        command, response = psp_commands.load_toc(image), self._layouts.psp_gfx_cmd_resp
+        status, size = (response.offset_of(f"resp.{name}") for name in ("status", "tmr_size"))
+        self.run(command, later=True)
+        if not self.unread:
+            return int.from_bytes(self.chip.vram.read(self.command + size, 4), "little")
+        _, place = self.unread.pop()
+        answer = self.chip.vram.read(place, size - status + 4)
+        self._check(command, place, int.from_bytes(answer[:4], "little"))
+        return int.from_bytes(answer[-4:], "little")
 
     def setup_tmr(self, address: int, size: int) -> Command:
         """The command to give VRAM [address, address+size) to the firmware, for good."""
         return psp_commands.setup_tmr(self.carveout, address, size)
-
-    def load_firmware(self, name: str, kind: int, image: bytes) -> Command:
-        """The command to load one image of psp_gfx_fw_type `kind`."""
-        return psp_commands.load_firmware(name, kind, image)
-
-    def autoload(self) -> None:
-        """Let the RLC start the graphics core with what was loaded."""
-        self.run(Command("RLC autoload", "AUTOLOAD_RLC", lambda _buffer, _image: None))

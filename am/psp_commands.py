@@ -59,6 +59,22 @@ class Command:
         return -(-len(self.image) // _PAGE) * _PAGE + COMMAND_SIZE
 
 
+def load_toc(image: bytes) -> Command:
+    """The command to show the table of contents; its response has the size of the TMR."""
+
+    def fill(buffer: Struct, address: int) -> None:
+        toc = buffer.cmd.cmd_load_toc
+        toc.toc_phy_addr_lo, toc.toc_phy_addr_hi = address & 0xFFFF_FFFF, address >> 32
+        toc.toc_size = len(image)
+
+    return Command("TOC", "LOAD_TOC", fill, image)
+
+
+def autoload() -> Command:
+    """The command to let the RLC start the graphics core with what was loaded."""
+    return Command("RLC autoload", "AUTOLOAD_RLC", lambda _buffer, _image: None)
+
+
 def setup_tmr(carveout: Carveout, address: int, size: int) -> Command:
     """The command to give VRAM [address, address+size) to the firmware, for good."""
     mc, physical = carveout.mc(address), carveout.physical(address)

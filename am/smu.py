@@ -212,13 +212,13 @@ class Smu:
 
     def start(self, *, by_list: bool = False) -> None:
         """Check versions, tell the SMU where our table buffer is, switch its features on. by_list:
-        without the versions, for which it is asked later."""
+        the features alone, see `ask_rest`. UNSURE: Linux and tinygrad tell it of the buffer before;
+        it writes there when it is asked for a table."""
         self._idle = False  # what it answered before it was loaded says nothing
         if not by_list:
             self._take_versions(self.send("GetSmuVersion"), self.send("GetDriverIfVersion"))
-        address = self.carveout.mc(self.carveout.smu_table)
-        self.tell("SetDriverDramAddrHigh", address >> 32)
-        self.tell("SetDriverDramAddrLow", address & 0xFFFF_FFFF)
+            for message, argument in self._table_address():
+                self.tell(message, argument)
         self.tell("EnableAllSmuFeatures")
         # With GFXOFF the graphics core's registers may sleep under us.
         try:
@@ -226,14 +226,26 @@ class Smu:
         except FirmwareRejected as error:
             log.warning("%s; it is off where the firmware does not know it", error)
 
-    def ask_versions(self) -> None:
-        """As a step of a list, for `take_versions`."""
+    def _table_address(self) -> tuple[tuple[str, int], tuple[str, int]]:
+        """The messages, and their arguments, that tell where our table buffer is."""
+        address = self.carveout.mc(self.carveout.smu_table)
+        return (
+            ("SetDriverDramAddrHigh", address >> 32),
+            ("SetDriverDramAddrLow", address & 0xFFFF_FFFF),
+        )
+
+    def ask_rest(self) -> None:
+        """As a step of a list: the part of `start` that features do not need, for `take_rest`."""
         self.ask("GetSmuVersion")
         self.ask("GetDriverIfVersion")
+        for message, argument in self._table_address():
+            self.ask(message, argument)
 
-    def take_versions(self) -> None:
-        """See `ask_versions`."""
+    def take_rest(self) -> None:
+        """See `ask_rest`."""
         self._take_versions(self.answer("GetSmuVersion"), self.answer("GetDriverIfVersion"))
+        for message, _ in self._table_address():
+            self.answer(message)
 
     def _take_versions(self, version: int, interface: int) -> None:
         self.version = version

@@ -8,9 +8,9 @@ from itertools import groupby, pairwise
 
 import pytest
 
-from am import psp, psp_stage
+from am import psp, psp_stage, smu
 from am.device import AmDevice, open_device
-from am.psp_commands import Command
+from am.psp_commands import Command, load_toc
 from am.virtual.chip import Chip
 from hcq.errors import FirmwareRejected, FirmwareSilent
 from hcq.layout import Struct
@@ -103,7 +103,11 @@ def test_any_number_of_commands_runs_in_order(chip: Chip, count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["RS64_MEC", "SMU", "RLC_G"])
-def test_the_image_that_is_refused_is_named(chip: Chip, kind: str) -> None:
+def test_the_image_that_is_refused_is_named(
+    chip: Chip, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its answer, which is read when the SMU is silent or the graphics core does not start."""
+    monkeypatch.setattr(smu, "MESSAGE_LIMIT_S", 0.1)
     chip.faults.psp_reject = {kind}
     with pytest.raises(FirmwareRejected) as caught:
         plug_in(chip)
@@ -111,6 +115,25 @@ def test_the_image_that_is_refused_is_named(chip: Chip, kind: str) -> None:
     chip.faults.psp_reject = set()
     with plug_in(chip) as device:
         assert not device.warm
+
+
+def test_answers_that_are_about_to_be_lost_are_read(chip: Chip) -> None:
+    """The next command takes the place of some, and the first that was refused is named."""
+    with plug_in(chip) as device:
+        driver = device.driver
+        unit = driver.units.psp
+        assert driver.card.firmware is not None and not unit.unread
+        toc = driver.card.firmware.boot[driver.facts.generation.toc_type]
+        commands = [replace(load_toc(toc), what=name) for name in ("first", "second", "third")]
+        unit.run(*commands, later=True)
+        assert len(unit.unread) == 3
+        assert unit.load_toc(toc)
+        assert [command.what for command, _ in unit.unread] == ["first", "second"]
+        bad = replace(commands[0], what="bad", kind="SETUP_VMR")
+        unit.run(bad, *commands, later=True)
+        with pytest.raises(FirmwareRejected) as caught:
+            unit.run(*commands, commands[0], later=True)
+        assert caught.value.facts["image"] == "bad" and not unit.unread
 
 
 def test_the_command_that_is_not_done_is_named(chip: Chip, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from am import psp_commands
 from am.chips.navi32.facts import FACTS as NAVI32
 from am.device import AmDevice
 from am.psp import Psp
@@ -219,13 +220,13 @@ def test_milder_rungs_are_refused_below_a_graphics_core_without_firmware(
 @pytest.mark.parametrize(
     ("owner", "step"),
     [
-        (Smu, "tell"), (Psp, "create_ring"), (Psp, "load_firmware"), (Psp, "autoload"),
-        (Smu, "enable_graphics"),
+        (Smu, "tell"), (Psp, "create_ring"), (psp_commands, "load_firmware"),
+        (psp_commands, "autoload"), (Smu, "enable_graphics"),
     ],
-    ids=lambda value: value if isinstance(value, str) else value.__name__,
+    ids=lambda value: value if isinstance(value, str) else value.__name__.split(".")[-1],
 )  # fmt: skip
 def test_a_process_that_dies_in_the_middle_leaves_a_card_that_opens(
-    chip: Any, monkeypatch: pytest.MonkeyPatch, owner: type, step: str
+    chip: Any, monkeypatch: pytest.MonkeyPatch, owner: object, step: str
 ) -> None:
     class Died(BaseException):
         pass
