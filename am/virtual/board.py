@@ -54,6 +54,14 @@ class DoorbellTarget(Protocol):
         ...
 
 
+class EnginePort(DoorbellTarget, Protocol):
+    """An engine in the graphics core's domain of power."""
+
+    def busy(self) -> bool:
+        """Return whether some queue has work, or hangs. The board's lock is held."""
+        ...
+
+
 class CutMemory(ShaderMemory, Protocol):
     """Memory of one VMID; cut: the waves of an aborted launch no longer reach it."""
 
@@ -161,8 +169,23 @@ class MetricsPort(Protocol):
         ...
 
 
+class GraphicsPort(Protocol):
+    """Power of the graphics core."""
+
+    def ring(self, unit: str) -> None:
+        """A doorbell of a unit in its domain was rung."""
+        ...
+
+
 class PowerPort(Protocol):
-    """The power manager."""
+    """The power manager. features: those enabled, one bit each."""
+
+    features: int
+
+    @property
+    def graphics(self) -> GraphicsPort:
+        """Return the power of the graphics core."""
+        ...
 
     @property
     def metrics(self) -> MetricsPort:
@@ -222,8 +245,8 @@ class Board(ABC):
         self.lost = False
         self.tmr: tuple[int, int] | None = None
         self.msi: Callable[[], None] | None = None
-        self.gfx: DoorbellTarget | None = None
-        self.sdma: list[DoorbellTarget] = []
+        self.gfx: EnginePort | None = None
+        self.sdma: list[EnginePort] = []
         self.memory_changed: Callable[[], None] = lambda: None  # wakes engines that poll memory
         self._blackout = False
         self.scheduler = Scheduler(self.lock, self.options.seed, manual=self.options.manual_time)

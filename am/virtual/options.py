@@ -28,6 +28,7 @@ class Delays:
     smu_message: float = 0.0001  # 0: answered before the write of the message returns
     autoload: float = 0.003  # AUTOLOAD_RLC to BOOTLOAD_COMPLETE; 0: with the PSP's answer
     tlb: float = 0.00002  # an INVALIDATE_ENG REQ to its ACK
+    gfxoff: float = 0.002  # idle, and allowed GFXOFF, until the graphics core has no power
     blackout: float = 0.03  # registers read all ones after mode1; a board needs 0.5 to 1 s
 
 
@@ -81,6 +82,7 @@ class FaultPlan:
     smu_busy: int = 0  # how many of the next messages are answered with busy
     mode1_ignored: bool = False  # mode1 is acknowledged and does nothing
     mode2_ignored: bool = False  # the same of mode2
+    gfxoff_stuck: bool = False  # DisallowGfxOff is answered, and the core stays without power
     autoload_never: bool = False
     safe_mode_never: bool = False  # the RLC does not acknowledge safe mode
     mec_crashed: bool = False  # its firmware stands still; a reset of the block starts it again

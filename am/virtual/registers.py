@@ -19,7 +19,8 @@ class RegisterSpace:
     with `poke`. A read gives the latch, or what the handler says. The caller holds the chip's lock.
     Objections: a write to a block that is not up is lost (fault), an index that no header names
     reads zero (violation: Linux's driver reads some), ones written to undefined bits are kept
-    (note: the vendor's own constants contain them).
+    (note: the vendor's own constants contain them). A block without power gives ones, and writes to
+    it are lost (fault).
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class RegisterSpace:
         self._indices: dict[tuple[str, str], int] = {}
         self._read_only: set[int] = set()
         self.closed: set[str] = set()  # blocks that are not up: writes are lost
+        self.unpowered: set[str] = set()  # blocks without power: reads give ones too
 
     # ---- naming -------------------------------------------------------------------------------
 
@@ -121,6 +123,8 @@ class RegisterSpace:
 
     def read(self, index: int) -> int:
         """One register read by the bus."""
+        if self.unpowered and self._is_dead(index, "read"):
+            return ALL_ONES
         reader = self._readers.get(index)
         if reader is not None:
             return reader() & ALL_ONES
@@ -129,6 +133,8 @@ class RegisterSpace:
 
     def write(self, index: int, value: int) -> None:
         """One register write by the bus."""
+        if self.unpowered and self._is_dead(index, f"written with {value:#x}"):
+            return
         undefined = self._undefined.get(index)
         if undefined is None:
             self._touch(index, "written")
@@ -147,6 +153,15 @@ class RegisterSpace:
         writer = self._writers.get(index)
         if writer is not None:
             writer(value)
+
+    def _is_dead(self, index: int, how: str) -> bool:
+        """Return whether an access meets a block without power, and record it."""
+        owner = self.owner(index)
+        if owner is None or owner[0] not in self.unpowered:
+            return False
+        text = f"{owner[1].name} {how} while {owner[0]} has no power (GFXOFF)"
+        self._objections.record(Level.FAULT, text)
+        return True
 
     def _touch(self, index: int, how: str) -> int:
         """Meet a register for the first time: learn whose it is and which bits it has."""

@@ -179,6 +179,8 @@ class Nbio(Block):
         return first <= dword and (count == 0 or dword < first + count)
 
     def _deliver(self, port: int, dword: int, value: int) -> bool:
+        if port != _IH_PORT:
+            self.chip.smu.graphics.ring("SDMA" if port == _SDMA_PORT else "the graphics core")
         if port == _SDMA_PORT:
             return any(engine.doorbell(dword, value) for engine in self.chip.sdma)
         if port == _IH_PORT:

@@ -108,6 +108,10 @@ class Gfx(Block):
         """Take a doorbell write for the MEC; see block.DoorbellTarget."""
         return self.mec.doorbell(dword, value)
 
+    def busy(self) -> bool:
+        """Return whether waves, queues or the RLC are at work."""
+        return bool(self.array.running > 0 or self.mec.busy() or self.rlc.loading)
+
     # ---- selects ------------------------------------------------------------------------------
 
     def _choose(self, value: int) -> None:
@@ -148,7 +152,7 @@ class Gfx(Block):
     def _status(self) -> int:
         register = self.chip.space.register("gc", "GRBM_STATUS")
         waves = int(self.array.running > 0)
-        busy = int(waves or self.mec.busy() or self.rlc.loading)
+        busy = int(self.busy())
         return register.encode(SPI_BUSY=waves, ANY_ACTIVE=busy, CP_BUSY=busy, GUI_ACTIVE=busy)
 
     def _status2(self) -> int:

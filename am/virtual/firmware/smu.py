@@ -14,6 +14,7 @@ from am.regs import constants
 from am.virtual.block import Block, Reset
 from am.virtual.firmware.announcements import Announcements
 from am.virtual.firmware.clocks import Clocks
+from am.virtual.firmware.gfxoff import GraphicsPower
 from am.virtual.firmware.powerplay import combo_table, overdrive_table
 from am.virtual.firmware.smumetrics import Metrics
 
@@ -36,7 +37,7 @@ _DEBUG_TEST, _DEBUG_MODE1, _DEBUG_EXIT = 1, 2, 3
 
 # Messages that are accepted without an effect that this model shows.
 _ACCEPTED = """
-    UseDefaultPPTable SetWorkloadMask AllowGfxOff DisallowGfxOff NotifyPowerSource
+    UseDefaultPPTable SetWorkloadMask NotifyPowerSource
     SetToolsDramAddrHigh SetToolsDramAddrLow SetSystemVirtualDramAddrHigh
     SetSystemVirtualDramAddrLow SetThrottlerMask SetFwDstatesMask RunDcBtc AllowGfxDcs
     DisallowGfxDcs OverridePcieParameters DALNotPresent EnableAudioStutterWA
@@ -65,7 +66,7 @@ class Smu(Block):
     """MP1. Silent until its firmware was loaded through the PSP.
 
     features: those enabled, one bit each. metrics.load: the engines tell it when they work.
-    messages: all that came, as (id, argument), for tests.
+    messages: all that came, as (id, argument), for tests. graphics: power of the graphics core.
     """
 
     def __init__(self, chip: Board) -> None:
@@ -74,7 +75,8 @@ class Smu(Block):
         self.features = 0
         self.messages: list[tuple[int, int]] = []
         self.clocks = Clocks(chip.facts.board)
-        self.metrics = Metrics(chip, self.clocks)
+        self.graphics = GraphicsPower(chip)
+        self.metrics = Metrics(chip, self.clocks, lambda: self.graphics.off)
         self.announcements = Announcements(chip, self.metrics)
         self._allowed = 0
         self._dram = 0
@@ -113,6 +115,8 @@ class Smu(Block):
             ),
             "SetPptLimit": self._set_power_limit,
             "GetPptLimit": lambda _: (_OK, self._power_limit),
+            "AllowGfxOff": lambda _: self._gfxoff(allowed=True),
+            "DisallowGfxOff": lambda _: self._gfxoff(allowed=False),
             "PrepareMp1ForUnload": lambda _: self._enable(0),
             "ReenableAcDcInterrupt": lambda _: self._reenable(),
             "Mode1Reset": lambda _: self._mode1(_MAIN),
@@ -149,6 +153,7 @@ class Smu(Block):
         self._power_limit = self.chip.facts.board.power_limit
         self._pending.clear()
         self._resetting = None
+        self.graphics.forbid()
         self.clocks.reset()
         self.metrics.reset()
 
@@ -276,6 +281,10 @@ class Smu(Block):
         self._power_limit = watts
         return _OK, None
 
+    def _gfxoff(self, *, allowed: bool) -> Answer:
+        (self.graphics.allow if allowed else self.graphics.disallow)()
+        return _OK, None
+
     def _reenable(self) -> Answer:
         self.announcements.reenable()
         return _OK, None
@@ -284,6 +293,7 @@ class Smu(Block):
         """Reset, then answer: the kernel loads IMU once it has read the answer (smu_v13_0_10.c)."""
         if not self.chip.faults.mode2_ignored:
             self.features &= ~self._graphics_features
+            self.graphics.switch_on()
             self.chip.mode2_reset()
         return _OK, None
 

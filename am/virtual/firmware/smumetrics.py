@@ -64,9 +64,11 @@ class Load:
 class Metrics:
     """Makes the table, from the load and the clocks."""
 
-    def __init__(self, chip: Board, clocks: Clocks) -> None:
+    def __init__(self, chip: Board, clocks: Clocks, gfxoff: Callable[[], bool]) -> None:
+        """gfxoff: whether the graphics core has no power."""
         self._chip = chip
         self._clocks = clocks
+        self._gfxoff = gfxoff
         self._random = random.Random(chip.options.seed)
         self.load = Load(chip.scheduler.now)
         self._heat = 0.0  # follows the load slowly
@@ -102,7 +104,9 @@ class Metrics:
         metrics = external.SmuMetrics
         for clock in range(13):
             metrics.CurrClock[clock] = self._clocks.current(clock, activity)
-        frequency = self._clocks.current(GFX, activity)
+        # UNSURE: a core without power has no clock; what a board's table has then is not public.
+        frequency = 0 if self._gfxoff() else self._clocks.current(GFX, activity)
+        metrics.CurrClock[GFX] = frequency
         for name in ("Target", "PreDs", "PostDs"):
             metrics[f"AverageGfxclkFrequency{name}"] = frequency
         for name in ("PreDs", "PostDs"):
