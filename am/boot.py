@@ -172,9 +172,8 @@ def first_contact(transport: Transport, facts: ChipFacts, stages: Stages) -> Chi
 
 
 def is_warm(chip: Chip, units: Units) -> bool:
-    """Return whether a ugpu process left the chip running and clean; no other state is trusted."""
-    if not units.psp.alive():
-        return False
+    """Return whether a ugpu process left a chip whose secure OS runs clean; no other state is
+    trusted."""
     gc = chip.gc
     if not marked(chip) or int(gc.SCRATCH_REG6.read()) != LEFT_CLEAN:
         return False
@@ -487,6 +486,7 @@ def _wait_bootloader(units: Units) -> None:
     wait_ifwi(chip)
     if chip.mp0.MP0_SMN_C2PMSG_81.read():
         return  # nothing was reset: the caller knows what that means
+    chip.dark = False
     try:
         chip.wait(
             chip.mp0.MP0_SMN_C2PMSG_35,

@@ -17,6 +17,7 @@ from am.chips.facts import ChipFacts
 from am.firmware import FirmwareSet, FirmwareSource, load_firmware
 from am.generations.record import generation_of
 from am.ih import Interrupt
+from am.rest import Rest
 from am.seat import SEATS, Seat
 from am.thermal import WHOLE_CARD
 from am.units import Units
@@ -60,7 +61,7 @@ class Card:
     lock: of all its holders: their submissions and resets exclude each other. holders: those that
     are open, in the order of opening. stuck: those that were closed and whose queues did not leave
     the hardware: their seats and their memory stay taken until the card is reset as a whole.
-    target: as the first holder found it.
+    target: as the first holder found it. rest: lets its graphics core go off (am.rest).
     """
 
     target: TargetSpec
@@ -99,6 +100,7 @@ class Card:
             self.transport.close()
             raise
         self._ih = self.units.ih
+        self.rest = Rest(self.units, self.lock, self.holders)
 
     @property
     def chip(self) -> Chip:
@@ -123,7 +125,8 @@ class Card:
 
     def _start(self, force_cold: bool) -> None:
         units, stages = self.units, self.stages
-        self.warm = not force_cold and boot.is_warm(units.chip, units) and self._attach()
+        awake = units.psp.alive() and self.rest.take_over()
+        self.warm = awake and not force_cold and boot.is_warm(units.chip, units) and self._attach()
         if not self.warm:
             with stages.stage("firmware images"):
                 self.firmware = load_firmware(self.firmware_source, self.facts)

@@ -64,6 +64,9 @@ class RegisterBus:
         self._aimed: int | None = None  # where the RSMU pair points, inside `setting_up`
         self.selectors: frozenset[int] = frozenset()  # registers that choose what others mean
         self.recorder: Recorder | None = None  # see `recorded`
+        # Called before each access while the graphics core may have no power, with the register's
+        # index; None: several. False: it has none, and is left alone (am.rest).
+        self.rouse: Callable[[int | None], bool] | None = None
         self.index_register: int | None = None  # dword indices, known after discovery
         self.data_register: int | None = None
         # The last accesses, for the evidence of a failure: whether it was a write, index, value.
@@ -73,6 +76,8 @@ class RegisterBus:
     def recorded(self, recorder: Recorder | None) -> Iterator[None]:
         """Have `recorder` take the accesses inside; None: the chip itself. Registers that the RSMU
         pair reaches, and those that GRBM_GFX_CNTL banks, must not be among them."""
+        if self.rouse is not None:
+            self.rouse(None)
         before, self.recorder = self.recorder, recorder
         try:
             yield
@@ -80,6 +85,8 @@ class RegisterBus:
             self.recorder = before
 
     def read32(self, index: int) -> int:
+        if self.rouse is not None and not self.rouse(index):
+            return ALL_ONES
         if self.recorder is not None:
             return self.recorder.read32(index)
         offset = index * 4
@@ -100,6 +107,8 @@ class RegisterBus:
         return self.read32(index) if known is None or known == ALL_ONES else known
 
     def write32(self, index: int, value: int) -> None:
+        if self.rouse is not None and not self.rouse(index):
+            return
         self.recent.append((True, index, value))  # also one that raises
         if self.recorder is not None:
             self.recorder.write32(index, value)
@@ -134,6 +143,8 @@ class RegisterBus:
         """Inside `setting_up`, read all registers from `first` to `last` at once, for the updates
         that follow. All places between them must be registers that no read changes."""
         if self._known is None:
+            return
+        if self.rouse is not None and not self.rouse(None):
             return
         count = last.index - first.index + 1
         data = self.window.read(first.index * 4, count * 4)
@@ -243,6 +254,7 @@ class Chip:
         self.facts = facts
         self.generation = generation = facts.generation
         self.link = Link(transport)
+        self.dark = False  # the graphics core has no power, and gets it by a reset only (am.rest)
         self.kept: SavedConfig | None = None  # configuration space as first contact found it
         self.bus = RegisterBus(
             transport.window(generation.register_bar),
@@ -342,6 +354,16 @@ class Chip:
             line += f"  [{shown}]" if shown else ""
             lines.append(line + (f" ({times} times)" if times > 1 else ""))
         return lines
+
+    def outside_graphics(self, index: int) -> bool:
+        """Return whether the register at an absolute dword index is one of a block other than the
+        graphics core's."""
+        owners = [
+            name
+            for name, blocks in self._instances.items()
+            if any(block.find(index) is not None for block in blocks)
+        ]
+        return bool(owners) and "GC" not in owners
 
     def _blocks(self) -> Iterator[RegisterBlock]:
         return itertools.chain.from_iterable(self._instances.values())

@@ -185,6 +185,24 @@ class AmDriver(Driver):
             extra={"shared_base": SHARED_BASE << 48, "private_base": PRIVATE_BASE << 48},
         )
 
+    # ---- rest --------------------------------------------------------------------------------
+
+    @property
+    def can_rest(self) -> bool:
+        """See Driver. A recording has the accesses of a card that works."""
+        return self.card.rest.able and not self.card.recorded
+
+    @property
+    def resting(self) -> bool:
+        return self.card.rest.resting
+
+    def rest(self) -> bool:
+        """See Driver and am.rest."""
+        return self.can_rest and self.card.rest.begin()
+
+    def wake(self) -> None:
+        self.card.rest.end()
+
     # ---- several holders ---------------------------------------------------------------------
 
     @property
@@ -405,6 +423,7 @@ class AmDriver(Driver):
             *make_sensors(self.metrics),
             Sensor("throttle_events", "events", lambda: float(told.throttlings)),
             Sensor("fan_abnormal", "flag", lambda: float(told.fan_abnormal)),
+            Sensor("resting", "flag", lambda: float(self.resting), "gfx"),
             *self.transport.sensors(),
         )
 

@@ -34,7 +34,7 @@ def gather(driver: AmDriver, error: UgpuError) -> Evidence:
     found.take("memory.json", lambda: _regions(driver))
     found.take("boot.json", lambda: _boot(driver))
     found.take("driver.json", lambda: {name: str(fact) for name, fact in driver.info().items()})
-    if driver.core.cut_off or driver.chip.lost():
+    if driver.core.cut_off or driver.chip.lost() or driver.chip.dark:
         for name in (
             "registers.json",
             "states.json",
@@ -43,7 +43,9 @@ def gather(driver: AmDriver, error: UgpuError) -> Evidence:
             "walk.json",
             "sensors.json",
         ):
-            found.missing[name] = "the chip does not answer"
+            found.missing[name] = (
+                "the graphics core has no power" if driver.chip.dark else "the chip does not answer"
+            )
         return found
     found.take("registers.json", lambda: _registers(driver))
     found.take("states.json", lambda: states.as_json(driver.chip))

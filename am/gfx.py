@@ -85,6 +85,8 @@ class Gfx:
     def loaded(self) -> bool:
         """Return whether the micro engines have their firmware; before that, the chip does not
         accept writes here."""
+        if self.chip.dark:
+            return False
         return bool(self.chip.gc.RLC_RLCS_BOOTLOAD_STATUS.read().BOOTLOAD_COMPLETE)
 
     def wait_autoload(self) -> None:

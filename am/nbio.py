@@ -22,7 +22,7 @@ class Nbio:
 
     def __init__(self, chip: Chip) -> None:
         self.chip = chip
-        self._flush_index = REMAP_OFFSET // 4
+        self.flush_index = REMAP_OFFSET // 4
 
     @batched
     def start(self) -> None:
@@ -65,12 +65,12 @@ class Nbio:
     def post_hdp(self) -> None:
         """As flush_hdp, for what is followed by another posted write, to a doorbell or a register:
         that stays behind the flush on the bus."""
-        self.chip.bus.write32(self._flush_index, 0)
+        self.chip.bus.write32(self.flush_index, 0)
 
     def flush_hdp(self) -> None:
         """Make the host's writes through BAR0 visible to the chip.
 
         ORDER: the read of the memory size posts the write (hdp_v6_0.c).
         """
-        self.chip.bus.write32(self._flush_index, 0)
+        self.chip.bus.write32(self.flush_index, 0)
         self.chip.memory_size_mb()

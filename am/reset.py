@@ -292,6 +292,7 @@ class Rungs:
             holder.spoiled = holder is not driver
         strike(units)
         units.smu.stuck = False
+        driver.card.rest.forget()
         boot.read_discovery(units.chip)
         driver.card.own_memory()
         driver.generation.cold_boot(units, firmware, boot.Stages())

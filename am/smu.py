@@ -48,6 +48,7 @@ class Smu:
         self.stuck = False  # a message was not answered: only a reset makes the SMU listen again
         self._idle = False  # the last message was answered, and no other one was sent since
         self._asked: dict[str, list[int]] = {}  # argument, response, result of messages in a list
+        self._sending = False  # an exception may have kept the last message from being sent
         self.interface = interface = chip.facts.smu
         self._messages = constants(interface.messages)
         self._interface = constants(interface.tables)
@@ -66,9 +67,13 @@ class Smu:
         number = self._messages[f"PPSMC_MSG_{message}"]
 
         def attempt() -> int | None:
-            if not self._idle:
+            if self._sending:
+                self._settle()
+            elif not self._idle:
                 self._wait_response(message, argument, "previous message finished")
+            self._sending = True
             self.post(number, argument)
+            self._sending = False
             response = self._wait_response(message, argument, "response")
             self._idle = True
             return None if response == BUSY else response
@@ -220,7 +225,7 @@ class Smu:
             for message, argument in self._table_address():
                 self.tell(message, argument)
         self.tell("EnableAllSmuFeatures")
-        # With GFXOFF the graphics core's registers may sleep under us.
+        # With GFXOFF the graphics core's registers have no power: see am.rest, which allows it.
         try:
             self.tell("DisallowGfxOff")
         except FirmwareRejected as error:

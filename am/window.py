@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 
 from am import banks as selectors
-from am import chips, inspect, states
+from am import chips, inspect, rest, states
 from am.boot import Stages, first_contact, read_discovery
 from am.chip import ALL_ONES, Chip
 from am.diagnosis import needs
 from am.generations.record import generation_of
+from am.gmc import framebuffer_location
+from am.memory import Carveout
 from am.regs import load
 from am.seat import QUEUE_VMID
+from am.smu import Smu
 from hcq.errors import BadArgument, DeviceNotFound, FirmwareSilent, UgpuError
 from hcq.fields import RegisterBlock
 from hcq.ladder import Diagnosis, Level
@@ -30,8 +34,9 @@ def open_window(attachment: Attachment) -> Iterator[Chip]:
 
     While the window is open the function decodes its BARs, does not reach host memory, and its end
     of the link stays awake (am.boot.first_contact); what configuration space said before is put
-    back. Raises FirmwareSilent where the board's own firmware has not come up, DiscoveryError where
-    the chip's description of itself cannot be read, DeviceLost.
+    back. A card that a process left at rest when it died gets the power of its graphics core back
+    (am.rest). Raises FirmwareSilent where the board's own firmware has not come up, DiscoveryError
+    where the chip's description of itself cannot be read, DeviceLost.
     """
     transport = attachment.transport
     try:
@@ -43,6 +48,7 @@ def open_window(attachment: Attachment) -> Iterator[Chip]:
         try:
             chip = first_contact(transport, facts, Stages())
             try:
+                rest.look_into(chip, partial(_smu, chip))
                 yield chip
             finally:
                 chip.link.restore()
@@ -56,6 +62,13 @@ def open_window(attachment: Attachment) -> Iterator[Chip]:
 def banks(recording: Recording) -> Banks:
     """Return the registers of a recorded chip that choose what others mean."""
     return selectors.banks(recording)
+
+
+def _smu(chip: Chip) -> Smu:
+    classes = generation_of(chip.generation).units
+    base, offset = framebuffer_location(chip)
+    carveout = Carveout(chip.vram.size, chip.generation.reserved_vram, base, offset)
+    return classes.smu(chip, classes.nbio(chip), carveout)
 
 
 @contextmanager

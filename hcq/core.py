@@ -447,6 +447,12 @@ class Core(Closing):
             self.healer.heal()
         super().check_usable()
 
+    def fail(self, failure: UgpuError) -> None:
+        """Make a failure that the driver has met the first one. The lock is held."""
+        if self.failure is None:
+            self.failure = failure
+            self._note(failure)
+
     def _note(self, failure: UgpuError) -> None:
         kind = type(failure).__name__
         self.errors[kind] = self.errors.get(kind, 0) + 1

@@ -187,6 +187,36 @@ class Device:
     def on_fault(self, policy: str) -> None:
         self._core.healer.policy = policy
 
+    # ---- rest --------------------------------------------------------------------------------
+
+    @property
+    def can_rest(self) -> bool:
+        """Return whether the driver can let parts of an idle device lose clocks or power."""
+        return self._core.driver.can_rest
+
+    @property
+    def resting(self) -> bool:
+        """Return whether the device rests. Whatever needs it wakes it."""
+        return self._core.driver.resting
+
+    def rest(self, limit_s: float | None = None) -> bool:
+        """Wait until all queues are idle, then let the device rest (hcq.driver); return whether it
+        does: False where the driver cannot, or where work was submitted meanwhile. Raises what
+        `synchronize` does."""
+        core = self._core
+        if core.driver.can_rest:
+            core.synchronize(limit_s)
+        with core.lock:
+            core.check_usable()
+            return core.driver.rest()
+
+    def wake(self) -> None:
+        """Wake the device now, rather than at the next request that needs it; idempotent. Raises
+        the device's failure where it does not come back."""
+        with self._core.lock:
+            self._core.check_usable()
+            self._core.driver.wake()
+
     # ---- life --------------------------------------------------------------------------------
 
     @property

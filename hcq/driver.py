@@ -213,6 +213,33 @@ class Driver(ABC):
         """Stop the hardware and release everything, in any state, also of a device that is lost or
         whose opening failed. All that can be stopped and freed is, whatever fails on the way."""
 
+    # ---- rest --------------------------------------------------------------------------------
+
+    @property
+    def can_rest(self) -> bool:
+        """Return whether `rest` has an effect. Without the lock."""
+        return False
+
+    @property
+    def resting(self) -> bool:
+        """Return whether the device rests. Without the lock."""
+        return False
+
+    def rest(self) -> bool:
+        """Let parts of an idle device lose clocks or power until they are needed; return whether it
+        rests: False where a queue of any holder has work. Does nothing in this class.
+
+        Whatever needs these parts wakes the device first, in the driver: callers need not. Memory
+        keeps its content, and sensors are read without waking it. An exception at any point leaves
+        the device at rest or ready for work, and both calls can be repeated.
+        """
+        return False
+
+    def wake(self) -> None:
+        """End the rest, so that the next request need not; idempotent. Raises, and reports as a
+        failure of the device, what keeps it from coming back."""
+        return
+
     # ---- several holders ---------------------------------------------------------------------
 
     most_tenants: int | None = None  # that can be open at a time; None: as many as have memory

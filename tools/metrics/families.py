@@ -40,6 +40,7 @@ HELP = {
     "enclosure_supply_amperes": "Current from the enclosure's supply.",
     "temperature_celsius": "Temperature.",
     "throttle_events": "Times that the firmware has lowered a clock.",
+    "resting": "1 while parts of the device may have no power until they are needed.",
     "fan_abnormal": "1 while the firmware reports a fan that does not turn as it should.",
     "fan_rpm": "Fan speed.",
     "link_generation": "PCIe generation of the link.",

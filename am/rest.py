@@ -1,0 +1,249 @@
+"""Rest: the graphics core of a card without work may lose its power (GFXOFF).
+
+While a card rests, the SMU may switch the graphics core off, and the copy engines with it. Whatever
+needs the core wakes the card first, wherever it comes from: registers and doorbells are reached
+through `Chip`, which calls `rouse` before each access to a register of the core, or to one that no
+other block has, and before each doorbell. Registers of other blocks, device memory, the interrupt
+ring and the SMU's table are in reach without the core.
+
+Source: Linux 6.12 amdgpu_gfx.c (amdgpu_gfx_off_ctrl: GFXOFF is disallowed around each access),
+amdgpu_amdkfd.c (amdgpu_amdkfd_set_compute_idle: on GC 11 for as long as compute is in use),
+smu_v13_0.c (smu_v13_0_gfx_off_control), gc_11_0_0_offset.h (registers of the copy engines are the
+core's). The kernel waits for the answer to DisallowGfxOff alone: SMU 13.0.0 has no register that
+tells the state, as those of APUs do (SMUIO_GFX_MISC_CNTL of smu_v12_0.c and yellow_carp_ppt.c).
+UNSURE: that the core has its power when the message is answered, on every board; a register that
+gives ones is read again for that reason. A board that is allowed GFXOFF would show it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from am import advice, boot
+from am.chip import Chip
+from am.smu import Smu
+from am.units import Units
+from hcq.errors import FirmwareRejected, FirmwareSilent, UgpuError, UnitTimeout
+from hcq.fields import BoundRegister
+from hcq.transport.base import Window
+
+if TYPE_CHECKING:
+    from am.driver import AmDriver
+
+log = logging.getLogger(__name__)
+
+# In a register of MMHUB's last context, which is not used and which every reset clears (as
+# am.psp's note is): a process that dies leaves it for the next one. The core's own registers cannot
+# be read then.
+_NOTE = 0x75470FFF
+# TIMEOUT: the kernel waits 0.5 s where a register tells it (smu_v12_0_gfx_off_control)
+POWER_LIMIT_S = 0.5
+
+
+class Rest:
+    """Rest of one card. holders: its drivers, as the card has them; lock: theirs.
+
+    resting: the core may have no power. able: whether the firmware knows GFXOFF. rests: how often
+    it was let rest.
+    """
+
+    def __init__(self, units: Units, lock: threading.RLock, holders: list[AmDriver]) -> None:
+        self._units = units
+        self._lock = lock
+        self._holders = holders
+        self._changing = False  # the accesses are this object's own
+        self._allowed = False  # the SMU was told, and has answered
+        self._in_core: dict[int, bool] = {}  # by register
+        self.resting = False
+        self.able = True
+        self.rests = 0
+
+    def begin(self) -> bool:
+        """Let the core go off; False where a holder has work or has failed, or where the firmware
+        refuses. An exception leaves the card at rest, or ready for work."""
+        with self._lock:
+            if not self.able or (self.resting and self._allowed):
+                return self.able
+            cores = [holder.core for holder in self._holders]
+            if not all(core.idle and core.failure is None for core in cores):
+                return False
+            self.resting = True
+            self._guard()
+            self._changing = True
+            try:
+                # ORDER: who finds the note disallows GFXOFF before it reads what is marked.
+                boot.mark(self._units.chip, boot.LEFT_CLEAN)
+                _note(self._units.chip).write(_NOTE)
+                self._units.smu.tell("AllowGfxOff")
+                self._allowed = True
+            except FirmwareRejected as error:
+                log.warning("GFXOFF is not used: %s", error)
+                self.able = False
+            except UgpuError as error:
+                self._give_up(error)
+                raise
+            finally:
+                self._changing = False
+            if not self.able:
+                self._leave()
+                return False
+            self.rests += 1
+            return True
+
+    def end(self) -> None:
+        """See that the core has its power; idempotent. FirmwareSilent, FirmwareRejected, LinkError
+        are failures of all holders. Any other exception leaves the card at rest."""
+        with self._lock:
+            if not self.resting or self._changing:
+                return
+            self._changing = True
+            try:
+                give_power(self._units.chip, self._units.smu)
+                self._leave()
+            except UgpuError as error:
+                self._give_up(error)
+                raise
+            finally:
+                self._changing = False
+
+    def take_over(self) -> bool:
+        """Wake a card whose process died while it rested, and stop its engines; False where the SMU
+        does not do it: the core is then left alone until a reset. True for any other card whose
+        secure OS runs."""
+        units = self._units
+        if not noted(units.chip):
+            return True
+        try:
+            if not units.smu.running():
+                raise FirmwareSilent("the SMU's firmware does not run", unit="SMU")
+            give_power(units.chip, units.smu)
+            boot.stop(units)
+            _note(units.chip).write(0)
+        except (FirmwareSilent, FirmwareRejected) as error:
+            log.warning("the card rests and does not wake: %s", error)
+            self._lose()
+            return False
+        return True
+
+    def forget(self) -> None:
+        """The chip was reset: its core has power."""
+        with self._lock:
+            self._open()
+
+    # ---- how ---------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        """The core has its power, and may be used."""
+        self._changing = True
+        try:
+            boot.mark(self._units.chip, boot.IN_USE)
+            _note(self._units.chip).write(0)
+            self._open()
+        finally:
+            self._changing = False
+
+    def _guard(self) -> None:
+        chip = self._units.chip
+        chip.bus.rouse = self._rouse
+        if not isinstance(chip.doorbells, _Guarded):
+            chip.doorbells = cast(Window, _Guarded(chip.doorbells, self))
+
+    def _open(self) -> None:
+        chip = self._units.chip
+        if isinstance(chip.doorbells, _Guarded):
+            chip.doorbells = chip.doorbells.window
+        chip.bus.rouse = None
+        self.resting = self._allowed = False
+
+    def _give_up(self, error: UgpuError) -> None:
+        """The core does not come back by itself: a reset has to bring it."""
+        self._changing = False
+        self._lose()
+        for holder in self._holders:
+            holder.core.fail(type(error)(error.message, **error.facts))
+
+    def _lose(self) -> None:
+        """Leave the core alone until a reset."""
+        self._open()
+        chip = self._units.chip
+        chip.dark, chip.bus.rouse = True, self._rouse
+
+    def _rouse(self, index: int | None) -> bool:
+        """Before an access to the register at `index`, None: to several. Returns whether it can be
+        made: a core that does not come back is left alone, since its bus may hang."""
+        if index is not None and not self._needs_core(index):
+            return True
+        self.end()
+        return self._changing or not self._units.chip.dark
+
+    def _needs_core(self, index: int) -> bool:
+        """Return whether the register may be the core's. What no block names may be, but for the
+        place that HDP's flush was moved to."""
+        if index == self._units.nbio.flush_index:
+            return False
+        found = self._in_core.get(index)
+        if found is None:
+            found = self._in_core[index] = not self._units.chip.outside_graphics(index)
+        return found
+
+
+class _Guarded:
+    """Doorbells of a card at rest. Before one is rung the card wakes; the window is put back."""
+
+    def __init__(self, window: Window, rest: Rest) -> None:
+        self.window = window
+        self._rest = rest
+
+    def __getattr__(self, name: str) -> object:
+        self._rest.end()
+        return getattr(self.window, name)
+
+
+def give_power(chip: Chip, smu: Smu) -> None:
+    """Disallow GFXOFF, and see that the core has its power. FirmwareSilent, FirmwareRejected."""
+    smu.tell("DisallowGfxOff")
+    try:
+        chip.wait(
+            chip.gc.GRBM_STATUS,
+            lambda _: True,
+            unit="GFX",
+            waiting_for="power of the graphics core",
+            limit_s=POWER_LIMIT_S,
+        )
+    except UnitTimeout as error:
+        raise FirmwareSilent(
+            "the SMU has answered DisallowGfxOff, and the graphics core's registers read all ones",
+            unit="SMU",
+            limit_s=POWER_LIMIT_S,
+            remedy=advice.MODE1,
+            **smu.state(),
+        ) from error
+
+
+def look_into(chip: Chip, make_smu: Callable[[], Smu]) -> None:
+    """Before registers of a card are read that no process drives: wake it where a process died
+    while it rested. Where it does not wake, its core's registers read as ones. The card stays
+    marked for the process that takes it over."""
+    if not noted(chip):
+        return
+    smu = make_smu()
+    try:
+        if not smu.running():
+            raise FirmwareSilent("the SMU's firmware does not run", unit="SMU")
+        give_power(chip, smu)
+    except (FirmwareSilent, FirmwareRejected) as error:
+        log.warning("the card rests and does not wake: %s", error)
+        chip.dark = True
+        chip.bus.rouse = lambda index: index is not None and chip.outside_graphics(index)
+
+
+def noted(chip: Chip) -> bool:
+    """Return whether a process has left the card at rest, with a core that may have no power."""
+    return int(_note(chip).read()) == _NOTE
+
+
+def _note(chip: Chip) -> BoundRegister:
+    return chip.mmhub.MMVM_CONTEXT15_PAGE_TABLE_END_ADDR_LO32
