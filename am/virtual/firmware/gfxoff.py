@@ -1,7 +1,7 @@
 """GFXOFF: the SMU takes the graphics core's power away while the driver allows it and it is idle.
 
 Facts: Linux 6.12 amdgpu_gfx.c (amdgpu_gfx_off_ctrl: the core may be off between AllowGfxOff and
-DisallowGfxOff, so that whoever reads its registers disallows it first), smu_v13_0.c
+DisallowGfxOff, so that the kernel disallows it before it reads registers there), smu_v13_0.c
 (smu_v13_0_gfx_off_control: the answer to DisallowGfxOff is all that the kernel waits for), the
 kernel's documentation of amdgpu ("GFXOFF": firmware switches the core off where no pipe has work).
 The copy engines lie in the same domain: their registers are in gc_11_0_0_offset.h. Memory, MMHUB,
