@@ -5,9 +5,16 @@ from __future__ import annotations
 from functools import partial
 
 from am.gfx import LIST_PIPE
+from am.gmc import VMIDS
 from am.lists import ListQueue
+from am.memory import PAGE
+from am.sdma import RingMemory
 from am.units import Units
 from hcq.errors import FirmwareSilent
+
+_NO_MEMORY = RingMemory(
+    ring=0, ring_size=PAGE, read_pointer=0, write_pointer=0, doorbell=0, vmid=0
+)  # reads the same registers as any
 
 
 def start_engines_by_list(units: Units, lists: ListQueue) -> None:
@@ -28,6 +35,11 @@ def start_engines_by_list(units: Units, lists: ListQueue) -> None:
             smu.ask_rest,
             thermal.ask,
             read=[*unread, *thermal.places()],
+            # Then the queues start, by a list too.
+            foresee=[
+                partial(units.gmc.invalidate, VMIDS),
+                *(partial(engine.start, _NO_MEMORY) for engine in units.engines),
+            ],
         )
     except FirmwareSilent:
         smu.check_asked()  # its silence says more

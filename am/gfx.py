@@ -70,15 +70,19 @@ class Gfx:
 
     @contextmanager
     def select(
-        self, *, me: int = 0, pipe: int = 0, queue: int = 0, vmid: int = 0
+        self, *, me: int = 0, pipe: int = 0, queue: int = 0, vmid: int = 0, goes_on: bool = False
     ) -> Iterator[None]:
-        """Aim banked registers at one queue or VMID; a select left behind misdirects others."""
+        """Aim banked registers at one queue or VMID; a select left behind misdirects others.
+        goes_on: another one follows at once, which is enough where a write is a message."""
         register = self.chip.gc.GRBM_GFX_CNTL
         register.write(MEID=me, PIPEID=pipe, QUEUEID=queue, VMID=vmid)
+        left = False
         try:
             yield
+            left = goes_on and self.chip.bus.messages
         finally:
-            register.write(0)
+            if not left:
+                register.write(0)
 
     # ---- start -------------------------------------------------------------------------------
 
@@ -118,7 +122,7 @@ class Gfx:
         """Point all MEC pipes at their program and pulse their resets; leaves them inactive."""
         gc = self.chip.gc
         for pipe in range(self.pipes):
-            with self.select(me=MEC, pipe=pipe):
+            with self.select(me=MEC, pipe=pipe, goes_on=pipe < self.pipes - 1):
                 gc.CP_MEC_RS64_PRGRM_CNTR_START.write(start_address >> 2 & 0xFFFF_FFFF)
                 gc.CP_MEC_RS64_PRGRM_CNTR_START_HI.write(start_address >> 34)
         resets = {f"MEC_PIPE{pipe}_RESET": 1 for pipe in range(self.pipes)}
@@ -177,10 +181,10 @@ class Gfx:
 
     def _set_all_apertures(self) -> None:
         for vmid in self._vmids:
-            self._set_apertures(vmid)
+            self._set_apertures(vmid, goes_on=vmid != self._vmids[-1])
 
-    def _set_apertures(self, vmid: int) -> None:
-        with self.select(vmid=vmid):
+    def _set_apertures(self, vmid: int, *, goes_on: bool = False) -> None:
+        with self.select(vmid=vmid, goes_on=goes_on):
             self.chip.gc.SH_MEM_CONFIG.write(
                 ADDRESS_MODE=0, ALIGNMENT_MODE=_UNALIGNED, INITIAL_INST_PREFETCH=_PREFETCH
             )

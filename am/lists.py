@@ -32,7 +32,7 @@ from hcq.transport.base import DmaMemory
 
 RING_SIZE = 0x8000  # bytes; one list after the other, never around its end
 EOP_SIZE = 4096
-RESULTS = 60  # values of one list, which one transfer of 255 bytes brings with the mark
+RESULTS = 120  # values of one list; a transfer brings 63 dwords, and the mark is the first
 # TIMEOUT: a list has no work of its own; its waits are for acknowledgements of 0.1 s at most.
 _LIMIT_S = 2.0
 
@@ -64,6 +64,7 @@ class ListQueue:
         self._doorbell = 0  # dword index
         self._written = 0  # bytes of the ring
         self._number = 0  # of the last list
+        self._foreseen: dict[_Place, int] = {}  # what was read for the next list
 
     def describe(self) -> Struct:
         """Make the queue's descriptor. The ring is empty again."""
@@ -161,21 +162,31 @@ class ListQueue:
         self,
         *steps: Callable[[], object],
         read: Sequence[int] = (),
+        foresee: Sequence[Callable[[], object]] = (),
     ) -> list[int]:
         """Have the MEC do what `steps` do by registers: set-up that reads, changes and awaits
         registers, in their order, and does nothing else. Each step is called twice: to learn what
         it reads, and with that at hand. What steps keep, they get at the end. read: places in VRAM
-        to read behind them; returns what they hold."""
+        to read behind them; returns what they hold. foresee: what the next lists' steps will read
+        is read too, but for registers that these steps change; nothing else changes it meanwhile.
+        """
         bus = self.chip.bus
-        with bus.recorded(look := _Reads(self.selector)):
-            for step in steps:
-                step()
+        look, ahead = _Reads(self.selector), _Reads(self.selector)
+        for reads, those in ((look, steps), (ahead, foresee)):
+            with bus.recorded(reads):
+                for step in those:
+                    step()
         if look.selection is not None:
             look.want(look.selection, self.selector)  # so that the fetch leaves it selected
-        known = self.fetch(list(look.wanted)) if look.wanted else {}
+        known, self._foreseen = self._foreseen, {}
+        wanted = [each for each in ahead.wanted | look.wanted if each not in known]
+        known |= self.fetch(wanted) if wanted else {}
+        self._foreseen = {each: known[each] for each in ahead.wanted}
         with bus.recorded(record := _Record(self, known)):
             for step in steps:
                 step()
+        for each in [each for each in self._foreseen if each[1] in record.changed]:
+            self._foreseen.pop(each)
         for place in read:
             record.read_word(self._carveout.mc(place))
         return record.run()
@@ -229,6 +240,7 @@ class _Record:
         self._queue = queue
         self._known = known
         self._selection: int | None = None
+        self.changed: set[int] = set()  # registers that are written or awaited
         self._takers: list[Callable[[int], object] | None] = []  # of values; None: `run` returns it
 
     def read32(self, index: int) -> int:
@@ -241,11 +253,13 @@ class _Record:
     def write32(self, index: int, value: int) -> None:
         if index == self._queue.selector:
             self._selection = value
+        self.changed.add(index)
         self._known[self._selection, index] = value
         self.packets.write_register(index, value)
 
     def wait(self, index: int, mask: int, value: int, *, differs: bool = False) -> None:
         """A poll of the register's bits, and what it holds is not known any more."""
+        self.changed.add(index)
         self._known.pop((self._selection, index), None)
         self.packets.wait_register(index, mask, value, differs=differs)
 

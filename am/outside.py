@@ -50,11 +50,16 @@ class OutsideMemory:
         if bulk is None:
             return self._driver.wrap(control)[start : start + SIZE]
         place, self._signals = self._signals, self._signals + SIZE
+        zero = self._driver.starts_by_list  # a list has just zeroed it, see Units.signals
 
         def read(offset: int, size: int) -> bytes:
             return bulk.read_signals(place + offset, size)
 
         def write(offset: int, data: bytes | bytearray | memoryview) -> None:
+            nonlocal zero
+            known, zero = zero, False
+            if known and not any(bytes(data)):
+                return
             # Each byte is a transfer. The value's low dword alone: neither the host nor a queue
             # that waits looks at more of it (Timeline.value; wait_memory of both kinds of queue).
             bulk.write_signals(place + offset, bytes(data)[: max(0, _LOOKED_AT - offset)])

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from am.device import AmDevice, open_device
+from am.lists import RESULTS
 from am.virtual.chip import Chip
 from hcq.errors import FirmwareRejected, FirmwareSilent
 from tests.support.am_navi31 import NAME, attach, build_chip
@@ -104,6 +105,46 @@ def test_a_course_that_depends_on_a_value(chip: Chip) -> None:
 
         lists.execute(steps)
         assert int(gc.SCRATCH_REG2.read()) == 0x77 and int(gc.SCRATCH_REG3.read()) == 8
+
+
+def test_what_the_next_list_reads_is_read_before(chip: Chip) -> None:
+    """But for what the list itself changes or waits for."""
+    with plug_in(chip) as device:
+        lists, gc = device.driver.units.lists, device.driver.chip.gc
+        assert lists is not None
+        for number in range(4):
+            gc[f"SCRATCH_REG{number}"].write(10 + number)
+
+        def change(number: int) -> None:
+            gc[f"SCRATCH_REG{number}"].write(int(gc[f"SCRATCH_REG{number}"].read()) + 1)
+
+        steps = [partial(change, number) for number in range(4)]
+        lists.execute(steps[0], steps[1], foresee=steps[1:])
+        before = lists._number
+        gc.SCRATCH_REG3.write(0)  # nothing else should, and it shows that it is not read again
+        lists.execute(*steps[1:])
+        assert lists._number - before == 2  # register 1, which had changed; the rest
+        assert [int(gc[f"SCRATCH_REG{number}"].read()) for number in range(4)] == [11, 13, 13, 14]
+        lists.execute(*steps[2:])
+        assert int(gc.SCRATCH_REG2.read()) == 14 and int(gc.SCRATCH_REG3.read()) == 15
+
+
+def test_more_values_than_one_transfer_brings(chip: Chip) -> None:
+    with plug_in(chip) as device:
+        lists, gc = device.driver.units.lists, device.driver.chip.gc
+        assert lists is not None
+        gc.SCRATCH_REG0.write(7)
+        found: list[int] = []
+
+        def step() -> None:
+            recorder = device.driver.chip.bus.recorder
+            assert recorder is not None
+            for _ in range(RESULTS):
+                recorder.keep(gc.SCRATCH_REG0.index, found.append)
+
+        before = lists._number
+        lists.execute(step)
+        assert found == [7] * RESULTS and lists._number - before == 1
 
 
 def test_an_exception_in_a_step_leaves_the_bus_as_it_was(chip: Chip) -> None:
