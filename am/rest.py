@@ -46,8 +46,8 @@ POWER_LIMIT_S = 0.5
 class Rest:
     """Rest of one card. holders: its drivers, as the card has them; lock: theirs.
 
-    resting: the core may have no power. able: whether the firmware knows GFXOFF. rests: how often
-    it was let rest.
+    resting: the SMU has taken the message that the core may go off. able: whether its firmware
+    knows GFXOFF. rests: how often the card was let rest.
     """
 
     def __init__(self, units: Units, lock: threading.RLock, holders: list[AmDriver]) -> None:
@@ -55,7 +55,7 @@ class Rest:
         self._lock = lock
         self._holders = holders
         self._changing = False  # the accesses are this object's own
-        self._allowed = False  # the SMU was told, and has answered
+        self._asleep = False  # the guard is on: the core may have no power
         self._in_core: dict[int, bool] = {}  # by register
         self.resting = False
         self.able = True
@@ -65,20 +65,20 @@ class Rest:
         """Let the core go off; False where a holder has work or has failed, or where the firmware
         refuses. An exception leaves the card at rest, or ready for work."""
         with self._lock:
-            if not self.able or (self.resting and self._allowed):
-                return self.able
+            if self.resting or not self.able:
+                return self.resting
+            self.end()  # an exception may have cut off a call before this one
             cores = [holder.core for holder in self._holders]
             if not all(core.idle and core.failure is None for core in cores):
                 return False
-            self.resting = True
             self._guard()
             self._changing = True
             try:
-                # ORDER: who finds the note disallows GFXOFF before it reads what is marked.
-                boot.mark(self._units.chip, boot.LEFT_CLEAN)
+                # ORDER: a process that finds the mark without the note takes the engines as halted.
                 _note(self._units.chip).write(_NOTE)
+                boot.mark(self._units.chip, boot.LEFT_CLEAN)
                 self._units.smu.tell("AllowGfxOff")
-                self._allowed = True
+                self.resting = True
             except FirmwareRejected as error:
                 log.warning("GFXOFF is not used: %s", error)
                 self.able = False
@@ -97,9 +97,9 @@ class Rest:
         """See that the core has its power; idempotent. FirmwareSilent, FirmwareRejected, LinkError
         are failures of all holders. Any other exception leaves the card at rest."""
         with self._lock:
-            if not self.resting or self._changing:
+            if not self._asleep or self._changing:
                 return
-            self._changing = True
+            self._changing, self.resting = True, False
             try:
                 give_power(self._units.chip, self._units.smu)
                 self._leave()
@@ -147,6 +147,7 @@ class Rest:
 
     def _guard(self) -> None:
         chip = self._units.chip
+        self._asleep = True
         chip.bus.rouse = self._rouse
         if not isinstance(chip.doorbells, _Guarded):
             chip.doorbells = cast(Window, _Guarded(chip.doorbells, self))
@@ -156,7 +157,7 @@ class Rest:
         if isinstance(chip.doorbells, _Guarded):
             chip.doorbells = chip.doorbells.window
         chip.bus.rouse = None
-        self.resting = self._allowed = False
+        self.resting = self._asleep = False
 
     def _give_up(self, error: UgpuError) -> None:
         """The core does not come back by itself: a reset has to bring it."""

@@ -45,7 +45,8 @@ def _list(connection: Connection, out: Output) -> int:
     for each in devices:
         reason = f": {each['reason']}" if each["reason"] else ""
         labels = ", ".join(each["labels"])
-        out.say(f"{each['name']:<24} {each['state']}{reason}  {labels}{_history(each['history'])}")
+        state = each["state"] + (", resting" if each.get("resting") else "")  # none: an older ugpud
+        out.say(f"{each['name']:<24} {state}{reason}  {labels}{_history(each['history'])}")
         for trouble in each.get("troubles", {}).values():
             out.say(f"  {trouble}")
     for trouble in {each["trouble"] for each in devices} - {""}:

@@ -274,6 +274,9 @@ def test_an_exception_at_any_access_leaves_it_at_rest_or_awake(chip: Any, call: 
                 done = True
             finally:
                 bus.window = window
+            if step % 2:
+                assert device.rest()
+                off(chip)
             work(device)
             assert not device.resting and not chip.smu.graphics._allowed
             if done:

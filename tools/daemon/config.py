@@ -7,6 +7,7 @@ state = "/var/lib/ugpud"            # tokens, history
 log = "auto"                        # "journal", "stderr"; auto: journal under systemd
 clients = 1100                      # connections at a time
 message = "64M"                     # bytes of one message, at most
+rest_s = 5                          # without a lease until a card rests (GFXOFF); 0: never
 hotplug = ["pci:*", "usb:*"]        # GPUs that are taken when they arrive; default: those below
 
 [lease]
@@ -129,6 +130,7 @@ class Settings:
     state: Path = Path("/var/lib/ugpud")
     clients: int = 1100
     message: int = 64 << 20
+    rest_s: float = 5.0
     drain_s: float = 5.0
     grace_s: float = 30.0
     hotplug: tuple[str, ...] = ()
@@ -194,6 +196,7 @@ def parse(text: str, name: str = "ugpud.toml") -> Settings:
         Path(daemon.take("state", str, str(Path.home() / ".local/state/ugpud"))),
         daemon.number("clients", 1100, 1, 1 << 16),
         daemon.size("message", 64 << 20, 1 << 16, 1 << 30),
+        daemon.seconds("rest_s", 5.0, zero=True),
         drain_s,
         grace_s,
         tuple(hotplug),

@@ -94,7 +94,8 @@ class Daemon(Ward):
                     self._note_at = self.now() + NOTE_S
                     self._jobs.submit(self._note)
                     self.look()
-                deadline = min(self.table.next_deadline() or self._note_at, self._note_at)
+                times = self.table.next_deadline(), self.rest_idle(), self._note_at
+                deadline = min(time for time in times if time is not None)
                 self._tick.wait(max(0.0, deadline - self.now()))
 
     # ---- clients -----------------------------------------------------------------------------
@@ -294,6 +295,11 @@ class Daemon(Ward):
         device = owned.device
         assert device is not None
         tenant = lease.request.kind == "shared"
+        try:
+            owned.wake()
+        except UgpuError as error:
+            self.failed(owned, error)
+            raise
         if tenant:
             device = owned.open_tenant(lease.number)
         try:

@@ -132,6 +132,35 @@ class Owned:
         device.reset()
         self._check(device)
 
+    @property
+    def can_rest(self) -> bool:
+        """Return whether the device is open and `rest` has an effect. From any thread."""
+        device = self.device
+        return device is not None and not device.closed and device.can_rest
+
+    @property
+    def resting(self) -> bool:
+        """Return whether it rests. From any thread."""
+        device = self.device
+        return device is not None and not device.closed and device.resting
+
+    def rest(self) -> bool:
+        """Let the device rest until the next lease, or until something else needs it; False where
+        it has work, or is not open. UgpuError where it fails."""
+        device = self.device
+        if device is None:
+            return False
+        core = device.driver.core
+        with core.lock:
+            core.check_usable()
+            return core.driver.rest()
+
+    def wake(self) -> None:
+        """End its rest before a lease; idempotent. From any thread. UgpuError where it fails."""
+        device = self.device
+        if device is not None and device.resting:
+            device.wake()
+
     def telemetry(self) -> bytes:
         """Return a line of JSON (hcq.telemetry); Closed where the device is not open. From any
         thread."""

@@ -25,6 +25,7 @@ from .hotplug import Plugs
 from .leases import Card, State, Table
 from .owned import Owned
 from .recovery import Breaker, Healing, can_help, reboot
+from .resting import Idle
 from .tokens import Rights
 from .watch import Watch, links
 
@@ -65,6 +66,7 @@ class Ward:
         self._healers = ThreadPoolExecutor(max(_JOBS, len(self.owned)), "ugpud recovery")
         self._opener = opener
         self._looking: set[str] = set()  # cards that are looked at just now
+        self._idle = Idle(settings.rest_s, now)
         self._plugs = Plugs(settings.hotplug, self._arrived, self._departed, self._names, system)
         self._breakers = {each.name: Breaker(settings.recovery, now) for each in self.owned}
         self._beyond: tuple[str, str] | None = None  # card and reason that call for a reboot
@@ -113,6 +115,7 @@ class Ward:
                 {
                     **each.card.to_map(),
                     "served": each.card.served,
+                    "resting": each.resting,
                     "trouble": self.history.trouble,
                     "troubles": self.watch.troubles(each.name) | _missing(each.card),
                     "history": records.get(each.name, Record()).to_map(),
@@ -433,6 +436,37 @@ class Ward:
         finally:
             with self._tick:
                 self._looking.discard(owned.name)
+
+    def rest_idle(self) -> float | None:
+        """Have cards rest that were not leased for a while, each in a job; return when the next one
+        is due. The lock is held."""
+        due, next_s = self._idle.due(self.owned)
+        for owned in due:
+            self._jobs.submit(self._rest, owned)
+        return next_s
+
+    def _rest(self, owned: Owned) -> None:
+        """RACE: a lease may be granted meanwhile; what it needs wakes the device."""
+        try:
+            with owned.lock:
+                with self._tick:
+                    if owned.card.state is not State.READY:
+                        return
+                if owned.rest():
+                    log.debug("%s rests", owned.name)
+        except UgpuError as error:
+            self.failed(owned, error)
+        except Exception:
+            log.exception("%s: it cannot rest", owned.name)
+
+    def failed(self, owned: Owned, error: UgpuError) -> None:
+        """A card has failed outside of a holder's work: have it recovered."""
+        with self._tick:
+            if owned.card.state not in (State.READY, State.LEASED):
+                return
+        text = f"{owned.name} failed: {error}"
+        tell(log, FAILED, text, device=owned.name, error=error, serial=owned.serial)
+        self._treat(owned, str(error))
 
     def _note(self) -> None:
         """Write the time in service to the history."""

@@ -82,6 +82,7 @@ def _card(card: Mapping[str, Any], who: dict[str, str]) -> Iterator[Point]:
     for name in ("ok", "degraded", "failed"):
         yield Point("hw.status", "1", float(name == status), {**who, "hw.state": name})
     yield Point("ugpu.card.state", "1", 1.0, {**who, "ugpu.state": state.value})
+    yield Point("ugpu.card.resting", "1", float(card.get("resting", False)), who)
     for kind in card.get("troubles", {}):
         yield Point("ugpu.card.trouble", "1", 1.0, {**who, "ugpu.event": kind})
     past = card["history"]

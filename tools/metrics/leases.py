@@ -51,6 +51,8 @@ def _card(made: Families, card: dict[str, Any]) -> None:
         text = "1 for the state of a card of ugpud."
         made.gauge("ugpu_card_state", text, float(card["state"] == state.value), device=name,
                    state=state.value)  # fmt: skip
+    text = "1 while a card of ugpud rests: parts of it may have no power until they are needed."
+    made.gauge("ugpu_card_resting", text, float(card.get("resting", False)), device=name)
     text = "1 while the history cannot be written."
     made.gauge("ugpu_card_history_trouble", text, float(bool(card["trouble"])), device=name)
     held = card.get("troubles", {})  # none: an older ugpud
