@@ -216,23 +216,24 @@ def marked(chip: Chip) -> bool:
 # ---- stages ------------------------------------------------------------------------------------
 
 
-def start_bus_and_hub(units: Units, stages: Stages, *, interrupts: bool = True) -> None:
-    """Start doorbells, HDP, MMHUB and interrupts, which every start needs first. Where
-    `interrupts` is False, a list of registers sets the interrupts up later."""
+def start_bus_and_hub(units: Units, stages: Stages, *, by_list: bool = False) -> None:
+    """Start doorbells, HDP, MMHUB and interrupts, which every start needs first. by_list: a list of
+    registers sets the interrupts and the rest of the hub up later."""
     with stages.stage("NBIO"):
         units.nbio.start()
         units.nbio.post_hdp()
     with stages.stage("MMHUB"):
-        start_hubs(units, units.gmc.mmhubs)
+        start_hubs(units, units.gmc.mmhubs, by_list=by_list)
     with stages.stage("IH"):
         enable_master(units.chip.transport)
-        if interrupts:
+        if not by_list:
             units.ih.start(units.dummy_address)
 
 
-def start_hubs(units: Units, hubs: Sequence[Hub]) -> None:
-    """Set memory hubs up on our page tables."""
-    units.gmc.start(hubs, units.carveout, units.memory.root_entry, units.dummy_address)
+def start_hubs(units: Units, hubs: Sequence[Hub], *, by_list: bool = False) -> None:
+    """Set memory hubs up on our page tables. by_list: see Hub.start."""
+    place, root, dummy = units.carveout, units.memory.root_entry, units.dummy_address
+    units.gmc.start(hubs, place, root, dummy, by_list=by_list)
 
 
 def load_components(units: Units, firmware: FirmwareSet, done: int) -> None:
@@ -298,8 +299,7 @@ def start_graphics(
     units: Units, firmware: FirmwareSet | None, stages: Stages, *, by_list: bool = False
 ) -> None:
     """GFXHUB and the compute engine. firmware: None when the micro engines already run. by_list:
-    most of it, the interrupts, and the rest of what the SMU is told, by a list of registers
-    (am.lists)."""
+    most of it, and what was left to a list of registers before (am.lists)."""
     if firmware is not None:
         with stages.stage("RLC autoload"):
             try:
@@ -310,7 +310,7 @@ def start_graphics(
         with stages.stage("MEC"):
             units.gfx.start_mec(firmware.mec_start)
     with stages.stage("GFXHUB"):
-        start_hubs(units, units.gmc.gfxhubs)
+        start_hubs(units, units.gmc.gfxhubs, by_list=by_list)
     if firmware is None:
         with stages.stage("engine resets"):
             reset_engines(units)
@@ -323,9 +323,9 @@ def start_graphics(
 
 def cold_boot(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
     """From power-on state to a chip that waits for queues."""
-    start_bus_and_hub(units, stages, interrupts=units.lists is None)
-    load_firmware(units, firmware, stages)
     by_list = units.lists is not None
+    start_bus_and_hub(units, stages, by_list=by_list)
+    load_firmware(units, firmware, stages)
     with stages.stage("SMU"):
         try:
             units.smu.start(by_list=by_list)

@@ -28,6 +28,7 @@ def start_engines_by_list(units: Units, lists: ListQueue) -> None:
         words = lists.execute(
             lambda: lists.zero(ih.memory.address, ih.memory.size),
             *(partial(lists.zero, *place) for place in units.signals),
+            *(hub.finish for hub in units.gmc),
             lambda: ih.start_by_list(units.dummy_address),
             gfx.configure_by_list,
             units.clocks.gate,

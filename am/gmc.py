@@ -98,11 +98,14 @@ class Hub:
     # ---- set-up ------------------------------------------------------------------------------
 
     @batched
-    def start(self, carveout: Carveout, root: int, dummy_address: int) -> None:
+    def start(
+        self, carveout: Carveout, root: int, dummy_address: int, *, by_list: bool = False
+    ) -> None:
         """Set the hub up, without a fault of before. root: entry that points to the root table of
         contexts that have none of their own;
         dummy_address: bus address of the host page that faulting accesses go to. In the order of
-        addresses where the hub allows it: neighbours travel together behind a bridge."""
+        addresses where the hub allows it: neighbours travel together behind a bridge. by_list: as
+        far as VMID 0 needs it, `finish` is the rest."""
         bus, tlb = self.chip.bus, self.mc("MX_L1_TLB_CNTL")
         bus.read_ahead(self.vm("L2_CNTL"), self.vm("L2_PROTECTION_FAULT_CNTL2"))
         bus.read_ahead(tlb, tlb)
@@ -110,13 +113,20 @@ class Hub:
         self._set_apertures(carveout, dummy_address)
         self._set_caches()
         self._enable_context(0)
+        self.on = True
+        if not by_list:
+            self.finish()
+
+    @batched
+    def finish(self) -> None:
+        """See `start`; also in a list (am.lists). Nothing works in the other contexts yet, and the
+        reset value of the fault defaults has them on."""
         self._disable_identity()
         if not self._left:
             self._enable_context(QUEUE_VMID)
         self.vm("L2_PROTECTION_FAULT_CNTL").update(
             **{f"{kind}_PROTECTION_FAULT_ENABLE_DEFAULT": 1 for kind in _HUB_FAULTS}
         )
-        self.on = True
         self.clear_fault()
         for vmid, tables in self._own.items():
             if vmid != QUEUE_VMID:
@@ -308,10 +318,18 @@ class Gmc:
     def __iter__(self) -> Iterator[Hub]:
         return iter((*self.gfxhubs, *self.mmhubs))
 
-    def start(self, hubs: Sequence[Hub], carveout: Carveout, root: int, dummy_address: int) -> None:
+    def start(
+        self,
+        hubs: Sequence[Hub],
+        carveout: Carveout,
+        root: int,
+        dummy_address: int,
+        *,
+        by_list: bool = False,
+    ) -> None:
         """Set hubs up, see Hub.start; all forget faults and what they remember of tables."""
         for hub in hubs:
-            hub.start(carveout, root, dummy_address)
+            hub.start(carveout, root, dummy_address, by_list=by_list)
         # Starting a queue flushes its VMID again; where each access is a message, one flush is
         # enough.
         self._flush(hubs, VMIDS[:1] if self.chip.bus.messages else VMIDS)

@@ -15,6 +15,7 @@ for the MEC: banked registers stay the host's.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -135,6 +136,12 @@ class ListQueue:
         assert self.chip.bus.recorder is not None
         self.chip.bus.recorder.fill(address, size)
 
+    def put(self, place: int, content: bytes) -> None:
+        """As a step of `execute`: write whole dwords of VRAM that no cache of the MEC has."""
+        assert self.chip.bus.recorder is not None
+        words = [word for (word,) in struct.iter_unpack("<I", content)]
+        self.chip.bus.recorder.put(self._carveout.mc(place), words)
+
     def place(self, number: int) -> Symbol:
         """Where a list stores its value `number`, from 1 on; the mark is 0."""
         return Symbol.constant(int(self._mapping.address) + 4 * number)
@@ -230,6 +237,9 @@ class _Reads:
     def fill(self, address: int, size: int) -> None:
         """It reads no register."""
 
+    def put(self, address: int, words: Sequence[int]) -> None:
+        """It reads no register."""
+
 
 class _Record:
     """Makes a list of what is written and awaited. What is read and is not known, as the course
@@ -279,6 +289,9 @@ class _Record:
 
     def fill(self, address: int, size: int) -> None:
         self.packets.fill(Symbol.constant(address), 0, size)
+
+    def put(self, address: int, words: Sequence[int]) -> None:
+        self.packets.store_words(Symbol.constant(address), words)
 
     def run(self) -> list[int]:
         """Execute what was made so far, and give what was kept to its takers."""

@@ -6,6 +6,7 @@ masks come from the generated constants; this file says which packet has which w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 from am.assembler import Assembler
@@ -152,6 +153,13 @@ class Pm4(Assembler):
         self.emit(header("WRITE_DATA", 4), _WRITE_CONFIRM | _at("WRITE_DATA_DST_SEL", _MEMORY))
         self.pair(address)
         self.emit(value)
+
+    def store_words(self, address: Symbol, words: Sequence[int]) -> None:
+        """WRITE_DATA of neighbouring words of memory, completed before what follows."""
+        control = _WRITE_CONFIRM | _at("WRITE_DATA_DST_SEL", _MEMORY)
+        self.emit(header("WRITE_DATA", 3 + len(words)), control)
+        self.pair(address)
+        self.emit(*words)
 
     def store_register(self, address: Symbol, index: int) -> None:
         """COPY_DATA from a register to 32 bits of memory, completed before what follows."""

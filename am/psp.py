@@ -147,14 +147,13 @@ class Psp:
         """Hand over the last component and wait for its sign of life."""
         self._stage(image)
         before = 0 if self._dead else int(self.chip.mp0.MP0_SMN_C2PMSG_81.read())
-        self._dead = False
         self._command(position, command)
         self.sleep(HANDSHAKE_S)
         self.wait_secure_os(name, before)
 
     def wait_secure_os(self, name: str = "SOS", before: int = 0) -> None:
         """Wait for the sign of life, which was `before`, of component `name` that was started."""
-        mp0 = self.chip.mp0
+        mp0, self._dead = self.chip.mp0, False
 
         try:
             self.chip.wait(

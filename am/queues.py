@@ -11,6 +11,7 @@ from am.lists import ListQueue
 from am.mqd import QueueMemory
 from am.queue import RING_SIZE, ComputeQueue, CopyQueue, RingQueue
 from am.sdma import Engine, RingMemory
+from hcq.layout import Struct
 from hcq.memory import Placement
 from hcq.queue import QueueKind
 
@@ -60,14 +61,16 @@ class Queues:
         of registers; then the compute queue by itself, as its registers are banked."""
         driver = self._driver
         zero = (partial(lists.zero, *place) for queue in self.all for place in queue.cleared)
+        described = [(queue, *self._describe(queue)) for queue in self.compute]
         lists.execute(
             partial(driver.units.gmc.invalidate, VMIDS),
             *zero,
             *(partial(self._start_copy, queue) for queue in self.copy),
+            *(partial(lists.put, place, bytes(made)) for _, place, made in described),
         )
         driver.memory.stale = False
-        for compute in self.compute:
-            self._start_compute(compute, fresh=True)
+        for compute, _, descriptor in described:
+            driver.units.gfx.load_queue(compute.pipe, compute.queue, descriptor, fresh=True)
 
     def _engines(self) -> list[Engine]:
         """The copy engines, each with the holder's queue of it."""
@@ -94,8 +97,16 @@ class Queues:
         elif isinstance(queue, CopyQueue):
             self._start_copy(queue)
 
-    def _start_compute(self, queue: ComputeQueue, *, fresh: bool = False) -> None:
+    def _start_compute(self, queue: ComputeQueue) -> None:
         """Describe the queue in its MQD and load it."""
+        driver = self._driver
+        place, descriptor = self._describe(queue)
+        driver.chip.vram.write(place, bytes(descriptor))
+        driver.units.nbio.post_hdp()
+        driver.units.gfx.load_queue(queue.pipe, queue.queue, descriptor)
+
+    def _describe(self, queue: ComputeQueue) -> tuple[int, Struct]:
+        """Make a queue's MQD; where in VRAM it belongs, and the MQD."""
         driver = self._driver
         carveout = driver.units.carveout
         place = carveout.mqd(driver.seat.index)
@@ -113,9 +124,7 @@ class Queues:
             ),
             driver.chip.gc.map,
         )
-        driver.chip.vram.write(place, bytes(descriptor))
-        driver.units.nbio.post_hdp()
-        driver.units.gfx.load_queue(queue.pipe, queue.queue, descriptor, fresh=fresh)
+        return place, descriptor
 
     def _start_copy(self, queue: CopyQueue) -> None:
         queue.engine.start(

@@ -147,6 +147,16 @@ def test_more_values_than_one_transfer_brings(chip: Chip) -> None:
         assert found == [7] * RESULTS and lists._number - before == 1
 
 
+def test_words_of_memory_are_written(chip: Chip) -> None:
+    with plug_in(chip) as device:
+        driver = device.driver
+        lists, place = driver.units.lists, driver.units.carveout.smu_table
+        assert lists is not None
+        content = bytes(range(256)) * 8
+        lists.execute(partial(lists.put, place, content))
+        assert driver.chip.vram.read(place, len(content)) == content
+
+
 def test_an_exception_in_a_step_leaves_the_bus_as_it_was(chip: Chip) -> None:
     with plug_in(chip) as device:
         lists, gc = device.driver.units.lists, device.driver.chip.gc

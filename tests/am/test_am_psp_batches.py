@@ -79,6 +79,40 @@ def test_components_that_do_not_fit_side_by_side_come_one_after_the_other(
     assert objections(chip) == []
 
 
+@pytest.mark.parametrize("position", [1, 5, 8])
+def test_a_boot_that_died_while_the_bootloader_loads_goes_on(
+    chip: Chip, monkeypatch: pytest.MonkeyPatch, position: int
+) -> None:
+    class Died(BaseException):
+        pass
+
+    give = psp.Psp._command
+
+    def count(unit: psp.Psp, at: int, command: int) -> None:
+        give(unit, at, command)
+        if at + 1 == position:
+            raise Died
+
+    with monkeypatch.context() as patched, pytest.raises(Died):
+        patched.setattr(psp.Psp, "_command", count)
+        plug_in(chip)
+    with plug_in(chip) as device:
+        unit = device.driver.units.psp
+        assert unit.alive() and not device.warm
+        device.synchronize()
+    assert objections(chip) == []
+
+
+def test_a_secure_os_that_starts_late_is_alive_in_the_end(chip: Chip) -> None:
+    """The boot before ended between the last command and the sign of life."""
+    with plug_in(chip) as device:
+        unit, sign = device.driver.units.psp, device.driver.chip.mp0.MP0_SMN_C2PMSG_81
+        unit._dead = True
+        assert not unit.alive()
+        unit.wait_secure_os()
+        assert unit.alive() and int(sign.read())
+
+
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 150])
 def test_any_number_of_commands_runs_in_order(chip: Chip, count: int) -> None:
     with plug_in(chip) as device:
