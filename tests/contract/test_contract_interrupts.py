@@ -122,6 +122,21 @@ def test_replaying(device: Device, check: Check) -> None:
         graph.close()
 
 
+def test_resting(device: Device, check: Check) -> None:
+    """A device is at rest or ready for work, and either way the next request gets its result."""
+    for place in interrupted(device.rest):
+        check.works(place)
+    for call in (device.wake, check.launch):
+        assert device.rest() == device.can_rest
+        for place in interrupted(call):
+            check.works(place)
+            assert device.rest() == device.can_rest, place
+            assert device.resting == device.can_rest, place
+    device.wake()
+    assert not device.resting
+    device.synchronize()
+
+
 def test_copying(device: Device, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     data = np.arange(1 << 10, dtype=np.uint32)
     other = np.zeros_like(data)
