@@ -174,7 +174,7 @@ class Rest:
 
     def _rouse(self, index: int | None) -> bool:
         """Before an access to the register at `index`, None: to several. Returns whether it can be
-        made: a core that does not come back is left alone, since its bus may hang."""
+        made: a core that does not come back is left alone."""
         if index is not None and not self._needs_core(index):
             return True
         self.end()

@@ -9,8 +9,9 @@ IH, HDP and the firmware of PSP and SMU go on. What the core holds is kept: RLC 
 it.
 
 UNSURE: how long the core must be idle, and how long it takes to come back: AMD publishes neither.
-Also what a board does with an access to a register without power: it may give ones, as here, or
-hang the bus; a board that is allowed GFXOFF would show both.
+Also what a register without power gives, here ones; the kernel's driver, which reads and writes
+interrupt enables of the core when it is unloaded (amdgpu_irq_disable_all, before it disallows
+GFXOFF), shows that boards survive it. A board that is allowed GFXOFF would show all three.
 """
 
 from __future__ import annotations
