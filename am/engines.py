@@ -22,7 +22,7 @@ def start_engines_by_list(units: Units, lists: ListQueue) -> None:
     is asked besides its features: versions, the board's temperatures."""
     gfx, ih, smu, thermal = units.gfx, units.ih, units.smu, units.thermal
     gfx.configure_for_lists()
-    gfx.load_queue(LIST_PIPE, 0, lists.describe(), fresh=True)
+    lists.describe(partial(gfx.load_queue, LIST_PIPE, 0, fresh=True))
     unread = [place for _, place in units.psp.unread]
     try:
         words = lists.execute(

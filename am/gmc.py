@@ -70,6 +70,7 @@ class Hub:
         self._acknowledge = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_ACK")
         self._everything = {vmid: self._invalidation(vmid) for vmid in VMIDS}
         self._own: dict[int, int] = {}  # VMID -> entry that points to the root table of a holder
+        self._pages: tuple[Carveout, int] | None = None  # of `_set_fault_pages`, for `finish`
         self._left = False  # whether the holder in QUEUE_VMID has closed its context
 
     def _invalidation(self, vmid: int) -> int:
@@ -107,6 +108,9 @@ class Hub:
         addresses where the hub allows it: neighbours travel together behind a bridge. by_list: as
         far as VMID 0 needs it, `finish` is the rest."""
         bus, tlb = self.chip.bus, self.mc("MX_L1_TLB_CNTL")
+        # Nothing works behind the hub of the graphics core before the list.
+        idle = by_list and self.prefix == "GC"
+        self._pages = (carveout, dummy_address) if idle else None
         bus.read_ahead(self.vm("L2_CNTL"), self.vm("L2_PROTECTION_FAULT_CNTL2"))
         bus.read_ahead(tlb, tlb)
         self._set_contexts(root)
@@ -121,6 +125,8 @@ class Hub:
     def finish(self) -> None:
         """See `start`; also in a list (am.lists). Nothing works in the other contexts yet, and the
         reset value of the fault defaults has them on."""
+        if self._pages is not None:
+            self._set_fault_pages(*self._pages)
         self._disable_identity()
         if not self._left:
             self._enable_context(QUEUE_VMID)
@@ -184,6 +190,11 @@ class Hub:
             ECO_BITS=0,
             MTYPE=_MTYPE_UC,
         )
+        if self._pages is None:
+            self._set_fault_pages(carveout, dummy_address)
+
+    def _set_fault_pages(self, carveout: Carveout, dummy_address: int) -> None:
+        """Where accesses go that fault, or that no aperture has."""
         scratch = carveout.physical(carveout.scratch_page)
         self.mc("SYSTEM_APERTURE_DEFAULT_ADDR_LSB").write(scratch >> _PAGE_SHIFT & 0xFFFF_FFFF)
         self.mc("SYSTEM_APERTURE_DEFAULT_ADDR_MSB").write(scratch >> (_PAGE_SHIFT + 32))

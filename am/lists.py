@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from am import advice
@@ -65,10 +66,13 @@ class ListQueue:
         self._doorbell = 0  # dword index
         self._written = 0  # bytes of the ring
         self._number = 0  # of the last list
+        self._load: Callable[[], object] | None = None  # see `describe`
+        self._descriptor = b""  # with nothing behind it, up to the ring
         self._foreseen: dict[_Place, int] = {}  # what was read for the next list
 
-    def describe(self) -> Struct:
-        """Make the queue's descriptor. The ring is empty again."""
+    def describe(self, load: Callable[[Struct], object]) -> None:
+        """Make the queue's descriptor, with which `load` activates the queue: before the first
+        list, when both are in memory. The ring is empty again."""
         place = self._carveout
         doorbell = (self.chip.generation.doorbells.compute_ring0 + 1) * 2
         self._doorbell, self._written = doorbell, 0
@@ -90,8 +94,8 @@ class ListQueue:
         descriptor.cp_hqd_pq_control = int(
             control.insert(descriptor.cp_hqd_pq_control, {"PRIV_STATE": 1, "KMD_QUEUE": 1})
         )
-        self.chip.vram.write(place.list_mqd, bytes(descriptor))
-        return descriptor
+        self._descriptor = bytes(descriptor).ljust(place.list_ring - place.list_mqd, b"\0")
+        self._load = partial(load, descriptor)
 
     def run(self, words: Sequence[int], count: int = 0) -> list[int]:
         """Execute packets; returns the `count` values that they have stored with `store`."""
@@ -101,9 +105,14 @@ class ListQueue:
         image = b"".join(word.to_bytes(4, "little") for word in (*words, *end.words))
         start, self._written = self._written, self._written + len(image)
         assert self._written <= RING_SIZE
+        load, self._load = self._load, None
+        if load is not None:
+            start, image = start - len(self._descriptor), self._descriptor + image
         with self.chip.bus.recorded(None):
             self.chip.vram.write(self._carveout.list_ring + start, image)
             self._nbio.post_hdp()
+            if load is not None:
+                load()
             self.chip.doorbells.write64(4 * self._doorbell, self._written // 4)
             return self._await(count)
 

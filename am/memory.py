@@ -70,9 +70,9 @@ class Carveout:
         self.psp_ring = 2 * MIB + 0x1000
         self.scratch_page = 2 * MIB + 0x3000  # default of the system aperture
         self._mqd = 2 * MIB + 0x4000
-        self.list_mqd = 2 * MIB + 0x5000  # see am.lists
-        self.list_pointers = 2 * MIB + 0x5800
+        self.list_pointers = 2 * MIB + 0x5000  # see am.lists
         self.list_eop = 2 * MIB + 0x6000
+        self.list_mqd = 2 * MIB + 0x7800  # and its ring, side by side
         self.list_ring = 2 * MIB + 0x8000
         self.smu_table = 2 * MIB + 0x10000
         self.smu_table_size = 0x10000

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from hcq.errors import BarUnassigned, DeviceLost, DeviceNotFound, LinkDegraded
@@ -34,6 +34,9 @@ _HEADER = 0x100  # bytes of the part with the header and the older capabilities
 # Extended capabilities lie behind it; as many bytes of them as take two requests' time to read.
 _EXTENDED, _EXTENDED_BYTES = 0x100, 0x200
 _BARS = 6
+_ONES = 0xFFFF_FFFF
+_LOW_HALF = 1 << 31  # bytes of the largest BAR whose low half has a bit of its address
+_REBAR_INDEX_MASK = 7
 _REBAR_SIZE_SHIFT, _REBAR_SIZE_MASK, _REBAR_SIZES = 8, 0x1F00, 4
 
 
@@ -252,9 +255,9 @@ def configure(card: Card) -> None:
     function = card.function
     if card.header.read(regs.PCI_COMMAND, 2):
         function.post(regs.PCI_COMMAND, 0, 2)
-    resize(function)
+    large = {index for index, size in resize(function).items() if size > _LOW_HALF}
     low, high = MEMORY_BASE, PREFETCH_BASE
-    wanted = sorted(_bars(function, card.header), key=lambda bar: bar.size, reverse=True)
+    wanted = sorted(_bars(function, card.header, large), key=lambda bar: bar.size, reverse=True)
     for bar in wanted:
         if bar.prefetchable and bar.wide:
             address = high = _aligned(high, bar.size)
@@ -267,7 +270,8 @@ def configure(card: Card) -> None:
                 f"BAR {bar.index} of the card behind the bridge does not fit",
                 bar=bar.index, size=bar.size, remedy="none: the bridge's address space is full",
             )  # fmt: skip
-        function.post(bar.register, address & 0xFFFF_FFFF)
+        if bar.size <= _LOW_HALF:  # else the low half has no bits of an address
+            function.post(bar.register, address & 0xFFFF_FFFF)
         if bar.wide:
             function.post(bar.register + 4, address >> 32)
         card.bars[bar.index] = (address, bar.size)
@@ -318,32 +322,43 @@ class _Bar:
     prefetchable: bool
 
 
-def _bars(function: Function, header: Header) -> Iterator[_Bar]:
-    """The memory BARs; their registers hold all ones afterwards. I/O BARs are left alone. What a
-    BAR is, the low bits of its register tell, which nothing changes."""
+def _bars(function: Function, header: Header, large: Collection[int]) -> Iterator[_Bar]:
+    """The memory BARs; their registers hold all ones afterwards, where they were asked for bits of
+    the size. I/O BARs are left alone. What a BAR is, the low bits of its register tell, which
+    nothing changes. large: BARs by index that should have more than 2 GiB, and thus no bits of an
+    address in their low half; others are asked there alone at first."""
     regs = constants("pci_regs")
-    first, index = regs.PCI_BASE_ADDRESS_0, 0
-    kinds: list[int] = []  # what each register holds; of an upper half, what the lower one does
-    while len(kinds) < _BARS:
-        value = header.read(first + 4 * len(kinds))
-        kinds += [value] * (2 if _is_wide(value) else 1)
-    for number, value in enumerate(kinds[:_BARS]):
-        if not value & regs.PCI_BASE_ADDRESS_SPACE_IO:
-            function.post(first + 4 * number, 0xFFFF_FFFF)
-    found = function.block(first, 4 * _BARS)
+    first = regs.PCI_BASE_ADDRESS_0
+    kinds: dict[int, bool] = {}  # whether it is wide, by index
+    index = 0
     while index < _BARS:
-        register = first + 4 * index
-        value = found.read(register)
-        wide = _is_wide(value)
-        mask = value & 0xFFFF_FFF0
-        if wide and index < _BARS - 1:
-            mask |= found.read(register + 4) << 32
-        elif mask:
-            mask |= 0xFFFF_FFFF << 32
-        if mask and not value & regs.PCI_BASE_ADDRESS_SPACE_IO:
-            prefetchable = bool(value & regs.PCI_BASE_ADDRESS_MEM_PREFETCH)
-            yield _Bar(index, register, (1 << 64) - mask, wide, prefetchable)
+        value = header.read(first + 4 * index)
+        wide = _is_wide(value) and index < _BARS - 1
+        if not value & regs.PCI_BASE_ADDRESS_SPACE_IO:
+            kinds[index] = wide
+            function.post(first + 4 * (index + (wide and index in large)), _ONES)
         index += 2 if wide else 1
+    found = function.block(first, 4 * _BARS)
+    for index, wide in kinds.items():
+        register = first + 4 * index
+        value, upper = found.read(register), _ONES
+        mask = value & 0xFFFF_FFF0
+        if wide and index in large:
+            mask, upper = 0, found.read(register + 4)
+            if upper == _ONES:  # it is not that large after all
+                mask = _ask(function, register) & 0xFFFF_FFF0
+        elif wide and not mask:
+            upper = _ask(function, register + 4)
+        if mask or (wide and upper):
+            size = (1 << 64) - (upper << 32 | mask)
+            prefetchable = bool(value & regs.PCI_BASE_ADDRESS_MEM_PREFETCH)
+            yield _Bar(index, register, size, wide, prefetchable)
+
+
+def _ask(function: Function, register: int) -> int:
+    """Which bits of a BAR's register can be set."""
+    function.post(register, _ONES)
+    return function.read(register)
 
 
 def _is_wide(value: int) -> bool:
@@ -354,13 +369,15 @@ def _is_wide(value: int) -> bool:
     return value & 6 == int(regs.PCI_BASE_ADDRESS_MEM_TYPE_64)
 
 
-def resize(function: Function) -> None:
-    """Give each resizable BAR the largest size that it offers; decoding is off."""
+def resize(function: Function) -> dict[int, int]:
+    """Give each resizable BAR the largest size that it offers; decoding is off. Their sizes by
+    index, as they should be now."""
     regs = constants("pci_regs")
+    sizes: dict[int, int] = {}
     space = function.block(_EXTENDED, _EXTENDED_BYTES)
     place = extended_capability(space, regs.PCI_EXT_CAP_ID_REBAR)
     if place is None:
-        return
+        return sizes
     control = space.read(place + regs.PCI_REBAR_CTRL)
     count = control >> 5 & 7
     for number in range(max(1, count)):
@@ -370,9 +387,11 @@ def resize(function: Function) -> None:
         if not offered:
             continue
         size = offered.bit_length() - 1
+        sizes[control & _REBAR_INDEX_MASK] = _MIB << size
         wanted = control & ~_REBAR_SIZE_MASK | size << _REBAR_SIZE_SHIFT
         if wanted != control:
             function.post(at + regs.PCI_REBAR_CTRL, wanted)
+    return sizes
 
 
 def extended_capability(space: Block, wanted: int) -> int | None:

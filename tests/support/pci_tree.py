@@ -33,6 +33,7 @@ class Node:
     port: int = 0  # PCI Express port type
     width: int = 4
     sizes: int = 0  # that BAR 0 may be given: bit n is 1 MiB << n
+    stays: bool = False  # what it is given has no effect
     retries: int = 0  # configuration requests that it puts off
     config: bytearray = field(default_factory=lambda: bytearray(4096))
 
@@ -46,6 +47,8 @@ class Node:
         put(0x34, EXPRESS, 1)
         put(EXPRESS, 0x10 | self.port << 20)
         put(EXPRESS + 18, self.width << 4 | 4, 2)
+        for index, bar in self.bars.items():
+            put(0x10 + 4 * index, bar.flags)
         if self.sizes:
             put(0x100, 1 | 1 << 16 | REBAR << 20)
             put(REBAR, 0x15 | 1 << 16)
@@ -74,7 +77,8 @@ class Node:
             power = self.get(offset) >> 8 & 0x1F
             assert self.sizes >> power & 1, "a size that is not offered"
             assert not self.get(4, 2) & 2, "resized while it decodes"
-            self.bars[0].size = 1 << 20 + power
+            if not self.stays:
+                self.bars[0].size = 1 << 20 + power
         for index, bar in self.bars.items():
             self._mask(index, bar)
         if self.kind == 0x06 and offset == 0x3C and value >> 16 & 0x40 and enable & 4:

@@ -68,6 +68,34 @@ def test_what_was_read_when_the_card_was_found_is_not_read_again() -> None:
         assert transport.config_read(place, 2) == found ^ 3
 
 
+@pytest.mark.parametrize("given", [1 << 30, 2 << 30, 4 << 30, 32 << 30])
+@pytest.mark.parametrize("resizable", [False, True])
+def test_bars_of_any_size(given: int, resizable: bool) -> None:
+    """The halves of a register that hold no bits of an address are not written."""
+    card = gpu()
+    card.sizes = given >> 20 if resizable else 0
+    card.bars[0].size = 256 << 20 if resizable else given
+    card.__post_init__()
+    with opened(TreeBridge(chain(card))) as transport:
+        assert transport.card.bars == {
+            0: (32 << 30, given),
+            2: ((32 << 30) + given, 2 << 20),
+            5: (0x1000_0000, 1 << 20),
+        }
+        assert card.get(0x10, 8) == (32 << 30) | 0xC
+        assert card.get(0x18, 8) == (32 << 30) + given | 0xC
+        assert card.get(0x24) == 0x1000_0000 and card.get(0x20) == 1
+
+
+def test_a_bar_that_keeps_its_size_is_taken_as_it_is() -> None:
+    card = gpu()
+    card.sizes, card.stays = 32 << 10, True
+    card.__post_init__()
+    with opened(TreeBridge(chain(card))) as transport:
+        assert transport.card.bars[0] == (32 << 30, 256 << 20)
+        assert card.get(0x10, 8) == (32 << 30) | 0xC
+
+
 def test_a_card_that_is_up_is_not_powered_again() -> None:
     bridge = TreeBridge(chain(gpu()), up=True)
     with opened(bridge):
