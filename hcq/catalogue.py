@@ -17,7 +17,7 @@ VENDORS = ("am", "nv", "qcom")
 ENDPOINTS = ("am",)
 # Virtual bridges that such a card is put behind, and the firmware that runs on them.
 BRIDGES = {"usb": "custom", "usb-stock": "uas"}
-STEPPED = ("am", "nv")  # of these a debugger halts models (hcq.debugging)
+STEPPED = ("am", "nv", "qcom")  # of these a debugger halts models (hcq.debugging)
 # Of these, `attach` takes `kernel_driver`: models of several kernel drivers, the usual one first.
 KERNEL_DRIVERS = {"qcom": ("kgsl", "msm")}
 

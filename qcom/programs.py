@@ -77,6 +77,10 @@ class Programs:
                     return name, address - start
         return None
 
+    def lines(self, address: int) -> list[tuple[int, int, str]]:
+        """The lines of source of a kernel's instructions: none, as objects of ir3 have no table."""
+        return []
+
     def _private_for(self, kernel: Ir3Kernel) -> PrivateMemory:
         if not kernel.private_size:
             return NO_PRIVATE_MEMORY

@@ -7,6 +7,7 @@ import itertools
 import threading
 from collections import Counter
 
+from hcq import debugging
 from hcq.clock import ModelClock
 from hcq.config import config
 from hcq.errors import NotSupported
@@ -138,6 +139,7 @@ def _ir3_processors(facts: ChipFacts) -> ShaderProcessors:
     """The shader processors that execute ir3. They are large; most tests need none."""
     module = importlib.import_module("qcom.virtual.sp.processors")
     made: ShaderProcessors = module.Processors(
-        cache=config().cache_folder / "ir3", private_slots=facts.shader_processors
-    )
+        cache=config().cache_folder / "ir3", private_slots=facts.shader_processors,
+        debugger=debugging.attached(),
+    )  # fmt: skip
     return made

@@ -59,6 +59,10 @@ class ShaderMemory(LaneMemory, Protocol):
         """Read instructions; None after a fault (not mapped, not executable), which is latched."""
         ...
 
+    def peek(self, address: int, size: int) -> bytes | None:
+        """Read for a debugger: None where a byte is not mapped; latches no fault."""
+        ...
+
 
 @dataclass(frozen=True)
 class Table:

@@ -176,7 +176,7 @@ def test_a_wrong_command_at_a_halt_ends_the_program(debug: Debug, command: str, 
     assert code == 2 and said in shown and "result" not in shown
 
 
-@pytest.mark.parametrize("device", ["cpu", "pci:0000:03:00.0", "nvrm:0", "virtual:a630"])
+@pytest.mark.parametrize("device", ["cpu", "pci:0000:03:00.0", "nvrm:0", "kgsl:0"])
 def test_other_devices_are_refused(debug: Debug, device: str) -> None:
     code, shown = debug("import ugpu\nugpu.open()\n", "run\n", b"", "--device", device)
     assert code == 1

@@ -214,6 +214,13 @@ class LaunchMemory:
                 self._latch(fault, None)
             return None
 
+    def peek(self, address: int, size: int) -> bytes | None:
+        """Read for a debugger; see the protocol."""
+        try:
+            return self._space.read(address, size, "debugger")
+        except PageFault:
+            return None
+
     def close(self) -> None:
         """End of the launch: its tables are no longer kept up to date."""
         self._space.drop_tables(self._tables)

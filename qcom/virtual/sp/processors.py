@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from hcq.debugging import Debugger
 from hcq.emu import jit, stack, waves
 from hcq.emu.crew import Crew
 from hcq.emu.launches import Pace, Recent
@@ -23,6 +24,7 @@ from qcom.virtual.sp.program import INSTRUCTION, Program, fetched, load
 from qcom.virtual.sp.runtime import layout
 from qcom.virtual.sp.runtime.launch import BadDispatch, Launch
 from qcom.virtual.sp.runtime.library import PACKAGE, launch_address
+from qcom.virtual.sp.runtime.stepping import Stepping
 from qcom.virtual.sp.runtime.worker import Run, Worker
 from qcom.virtual.sp.translator.translate import Shape, translate
 
@@ -70,13 +72,20 @@ class Processors:
 
     workers: host threads to spread workgroups over (default: one a host CPU). cache: folder for
     compiled code, shared by processes; None keeps it in memory only. private_slots: shader
-    processors that the driver has private memory for.
+    processors that the driver has private memory for. debugger: halts waves, all of which one
+    thread runs then.
     """
 
     def __init__(
-        self, workers: int | None = None, cache: Path | None = None, private_slots: int = 1
+        self,
+        workers: int | None = None,
+        cache: Path | None = None,
+        private_slots: int = 1,
+        debugger: Debugger | None = None,
     ) -> None:
-        self._crew = Crew([Worker() for _ in range(workers or os.cpu_count() or 1)], "ir3")
+        count = 1 if debugger else workers or os.cpu_count() or 1
+        self._stepping = None if debugger is None else Stepping(debugger)
+        self._crew = Crew([Worker() for _ in range(count)], "ir3")
         self._private_slots = private_slots
         self._objects = jit.ObjectCache(cache)
         self._sources: Recent[tuple[object, ...], Source] = Recent()
@@ -102,10 +111,15 @@ class Processors:
             kernel = self._kernel(source, dispatch, launch)
         run = Run(dispatch, launch, source.program, memory, abort)
         count = self._worker_count(dispatch, launch, kernel)
-        work = partial(self._work, kernel=kernel, run=run, rules=source.rules)
-        outcomes, _ = self._pace.run(
-            self._crew, count, work, kernel.address, launch.groups, here=kernel.here
-        )
+        work = partial(self._work, kernel=kernel, run=run, source=source)
+        if self._stepping is not None:
+            abort.debugged = self._stepping.active
+        try:
+            outcomes, _ = self._pace.run(
+                self._crew, count, work, kernel.address, launch.groups, here=kernel.here
+            )
+        finally:
+            abort.debugged = None
         return min(outcomes, key=lambda outcome: _SEVERITY.index(outcome.ending))
 
     def close(self) -> None:
@@ -119,11 +133,14 @@ class Processors:
         return min(count, self._private_slots) if dispatch.private_size else count
 
     def _work(
-        self, worker: Worker, number: int, kernel: Kernel, run: Run, rules: tuple[str, ...]
+        self, worker: Worker, number: int, kernel: Kernel, run: Run, source: Source
     ) -> Outcome:
         """Run workgroups on this thread until none is left or a wave cannot go on."""
+        rules = source.rules
         try:
             worker.prepare(run, number)
+            if self._stepping is not None:
+                self._stepping.enter(worker, run, source.digest)
             code = self._launch(place_of(worker.context), kernel.address)
         except BaseException:
             run.stop[0] = 1
@@ -165,12 +182,15 @@ class Processors:
         if known is not None:
             return known
 
+        stepped = self._stepping is not None
+
         def make() -> bytes:
-            ir, _ = translate(source.program, shape, _KERNEL)
+            ir, _ = translate(source.program, shape, _KERNEL, stepped=stepped)
             small = len(source.program.by_index) <= _MOST_CAREFUL
             return jit.compile_object(ir, jit.LIMITED, int(small))
 
-        image = self._objects.made(jit.key_of(PACKAGE, "kernel", source.digest, repr(shape)), make)
+        kind = "stepped" if stepped else "kernel"
+        image = self._objects.made(jit.key_of(PACKAGE, kind, source.digest, repr(shape)), make)
         frame = stack.frame_of(image, _KERNEL)
         if frame > stack.DEEPEST:
             raise NotSupported(

@@ -150,6 +150,20 @@ class Worker(NativeWorker):
                 done += count
         return found
 
+    def state(self, wave: int) -> NDArray[np.uint8]:
+        """Return a wave's state."""
+        size = self.quad(context.STATE_STRIDE)
+        return self._states[wave * size : (wave + 1) * size]
+
+    @property
+    def constants(self) -> NDArray[np.uint32]:
+        """The constant file."""
+        return self._constants
+
+    def local(self, size: int) -> bytes:
+        """Return the memory that the group shares."""
+        return self._local[:size].tobytes()
+
     def prepare(self, run: Run, number: int) -> None:
         """Fill the context for a dispatch. number: of this worker among those that share it."""
         self.error = None

@@ -34,6 +34,7 @@ class Registers(Text):
         self.private_per_wave = private_per_wave
         self.slots: set[str] = set()
         self.both = True  # blocks are emitted with and without a mask
+        self.stepped = False  # all registers lie in the wave state, for a debugger
         self.predicating = False  # predt or predf stands somewhere
         self.words, self.relative, self.generation = words, relative, generation
         self.used: set[int] = set()
@@ -111,7 +112,7 @@ class Registers(Text):
         """Read 32 bits of every lane."""
         if 0 <= number < self.words:
             self.used.add(number)
-            return self.value(f"load {self.vector}, ptr %r{number}")
+            return self.value(f"load {self.vector}, ptr %r{number}, align 64")
         if SHARED <= number < SHARED_END:
             return self.broadcast("i32", self.scalar(number))
         if P0 <= number < P0 + 4:
@@ -126,7 +127,7 @@ class Registers(Text):
     def short(self, number: int) -> str:
         """Read a half register."""
         if number == A0:
-            return self.value(f"load {self.vector_of('i16')}, ptr %a0")
+            return self.value(f"load {self.vector_of('i16')}, ptr %a0, align 64")
         if P0 <= number < P0 + 4:
             return self.convert("trunc", "i32", "i16", self.word(number))
         where, odd = _half_place(number)
@@ -139,9 +140,9 @@ class Registers(Text):
         """Store a vector of `kind` where lanes are active."""
         mask = self.mask()
         if mask is not None:
-            old = self.value(f"load {self.vector_of(kind)}, ptr {slot}")
+            old = self.value(f"load {self.vector_of(kind)}, ptr {slot}, align 64")
             value = self.select(mask, kind, value, old)
-        self.do(f"store {self.vector_of(kind)} {value}, ptr {slot}")
+        self.do(f"store {self.vector_of(kind)} {value}, ptr {slot}, align 64")
 
     def set_word(self, number: int, value: str) -> None:
         """Write 32 bits (i32) of the active lanes."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from hcq.emu import context, waves
+from hcq.emu import context, stepping, waves
 from hcq.emu.text import PROFILES, constant
 from qcom.virtual.sp.operands import NONE, SHARED, SHARED_END, Kind, Op
 from qcom.virtual.sp.program import BRANCHES, Block, Program, Stop
@@ -92,14 +92,21 @@ def emit(e: Registers, op: Op) -> None:
         handler(e, op, turn)
 
 
-def translate(program: Program, shape: Shape, name: str) -> tuple[str, dict[int, str]]:
-    """Return the IR module of a program, and what it lacks: reasons by instruction."""
+def translate(
+    program: Program, shape: Shape, name: str, *, stepped: bool = False
+) -> tuple[str, dict[int, str]]:
+    """Return the IR module of a program, and what it lacks: reasons by instruction.
+
+    stepped: the wave state holds all registers at every instruction, and the code halts where it is
+    told to (`hcq.emu.stepping`).
+    """
     relative = any(_is_relative(op) for op in program.ops())
     e = Registers(shape.lanes, shape.words, relative, shape.generation,
                   private_per_wave=shape.private_per_wave)  # fmt: skip
     e.predicating = any(op.name in ("predt", "predf") for op in program.ops())
     flow, missing = Flow(program), dict[int, str]()
-    e.both = sum(1 for _ in program.ops()) <= _MOST_TWICE
+    e.stepped = stepped
+    e.both = not stepped and sum(1 for _ in program.ops()) <= _MOST_TWICE
     resumes = []
     for block in program.blocks.values():
         flow.emit_gate(e, block)
@@ -114,6 +121,8 @@ def translate(program: Program, shape: Shape, name: str) -> tuple[str, dict[int,
     _first_values(first, shape)
     e.used |= first.used
     e.shared |= first.shared
+    if stepped:
+        e.used, e.shared = set(range(shape.words)), set(range(SHARED, SHARED_END))
     return _module(e, flow, resumes, name, first), missing
 
 
@@ -145,6 +154,9 @@ def _emit_block(e: Registers, block: Block, flow: Flow, missing: dict[int, str])
     e.forget_masks()
     e.aliases.clear()
     for op in block.ops:
+        if e.stepped:
+            stepping.look(e, op.index, op.index, waves.FINISHED)
+            e.forget_masks()
         mark = len(e.lines)
         try:
             if op.name in BRANCHES or op.name in ("end", "bar"):
@@ -219,13 +231,17 @@ def _jump_back(e: Registers, op: Op, target: int, flow: Flow, own: str) -> None:
 
 def _slots(e: Registers, flow: Flow) -> list[str]:
     bits = e.bits
-    lines = [f"  %{name} = alloca {bits}" for name in ("exec", "predicated", "arriving")]
+    lines = ["  %resume.slot = alloca i32", f"  %arriving = alloca {bits}"]
     lines += [f"  %waiting{gate} = alloca {bits}" for gate in flow.gates]
+    lines += [f"  %slot.{kind} = alloca {e.vector_of(kind)}, align 64" for kind in sorted(e.slots)]
+    if e.stepped:
+        lines += [_pointer(slot[1:], "wave", place) for slot, _, place in _state(e)]
+        lines.append(_pointer("file", "wave", layout.REGISTERS))
+        return [*lines, *stepping.found(context.STEPS, context.STEP)]
+    lines += [f"  %{name} = alloca {bits}" for name in ("exec", "predicated")]
     lines += [f"  %p{k} = alloca {bits}" for k in range(4)]
     lines += ["  %a1 = alloca i32", f"  %a0 = alloca {e.vector_of('i16')}"]
-    lines += ["  %resume.slot = alloca i32"]
     lines += [f"  %s{k} = alloca i32" for k in sorted(e.shared)]
-    lines += [f"  %slot.{kind} = alloca {e.vector_of(kind)}, align 64" for kind in sorted(e.slots)]
     if e.relative:
         lines.append(f"  %file = alloca [{e.words} x {e.vector}], align 64")
         for k in range(e.words):
@@ -267,7 +283,7 @@ def _undefined(e: Registers) -> list[str]:
             lines.append(f"  %exec.first.p = getelementptr i8, ptr %wave, i64 {layout.EXEC}")
             lines.append(f"  %exec.first = load {kind}, ptr %exec.first.p, align 16")
             value = "%exec.first"
-        lines.append(f"  store {kind} {value}, ptr {slot}")
+        lines.append(f"  store {kind} {value}, ptr {slot}, align 4")
     return lines
 
 
@@ -298,7 +314,7 @@ def _module(e: Registers, flow: Flow, resumes: list[int], name: str, first: Regi
     head += ["  %fresh = icmp eq i32 %resume, 0", "  br i1 %fresh, label %first, label %restore"]
     head += ["first:", *_undefined(e), *first.lines]
     head += ["  br label %resume0", "restore:"]
-    for k, (slot, kind, _) in enumerate(state):
+    for k, (slot, kind, _) in enumerate(() if e.stepped else state):
         head.append(f"  %ld{k} = load {kind}, ptr %st{k}, align 4")
         head.append(f"  store {kind} %ld{k}, ptr {slot}")
     cases = " ".join(f"i32 {place + 1}, label %resume{place}" for place in resumes)
@@ -310,7 +326,7 @@ def _module(e: Registers, flow: Flow, resumes: list[int], name: str, first: Regi
         whole = "f" if e.both else "m"
         head.append(f"  br i1 %whole{place}, label %{whole}{place}, label %m{place}")
     tail = ["save:"]
-    for k, (slot, kind, _) in enumerate(state):
+    for k, (slot, kind, _) in enumerate(() if e.stepped else state):
         tail += [
             f"  %sv{k} = load {kind}, ptr {slot}",
             f"  store {kind} %sv{k}, ptr %st{k}, align 4",
