@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import costs
 from tests.support.folders import Folders
 
 FOLDERS = Folders.prepare()  # before anything reads the environment
@@ -78,6 +79,15 @@ COLLECTOR = Collector()
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     COLLECTOR.enter(item.getparent(pytest.Module))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of tests/slow.txt are slow, as `python -m tests.costs` has measured."""
+    slow = costs.listed()
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
