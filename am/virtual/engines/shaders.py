@@ -94,6 +94,8 @@ class ShaderArray:
         part = self._part(abort)
         try:
             with self._chip.lock:
+                if abort.flag[0]:  # since then: `cut` has not seen this launch
+                    return Outcome(Ending.ABORTED)
                 part.current = vmid, abort, memory
             with self._chip.smu.metrics.load.working():
                 return part.core.run(dispatch, memory, abort)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from am.virtual.engines.engine import Stopped
+from hcq.emu.memory import Abort
 from tests.support.virtual_engines import (
     DATA,
     DOORBELL_DWORD,
@@ -425,6 +426,31 @@ def test_unplugging_stops_a_running_shader_and_all_threads() -> None:
     bench.close()
     assert bench.core.closed == 1
     assert set(threading.enumerate()) <= before
+
+
+def test_a_launch_that_is_about_to_begin_when_power_is_lost_runs_nothing(
+    ready: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waves of the life before would reach memory through a hub that has just been reset."""
+    bench, done = ready, threading.Event()
+    part = bench.gfx.array._part
+
+    def loses_power(abort: Abort) -> object:
+        made = part(abort)
+        bench.chip.unplug()
+        bench.chip.power_cycle()
+        done.set()
+        return made
+
+    monkeypatch.setattr(bench.gfx.array, "_part", loses_power)
+    sh = bench.gfx.mec.slots[0][0].sh
+    at = bench.gfx.mec.sh_registers.at("COMPUTE_NUM_THREAD_X")
+    sh[at : at + 3] = [1, 1, 1]
+    worker = bench.queue().worker
+    bench.submit([0xC0031500, 1, 1, 1, 0x8005], wait=False)
+    bench.wait(done.is_set)
+    assert worker.join(60)
+    assert bench.core.launches == []
 
 
 def test_a_bug_of_the_model_does_not_pass_as_a_hang(
