@@ -131,6 +131,14 @@ class AdrenoDriver(Driver):
     def recovery_plan(self, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
         return self.faults.plan(only)
 
+    def sole_holder(self) -> str:
+        return self.interface.sole_holder()
+
+    def open_tenant(self, name: str) -> AdrenoDriver:
+        """See Driver. A tenant is another open file of msm: an address space and a submit queue of
+        its own, as of another program."""
+        return AdrenoDriver(name, self.interface.another(), self.index)
+
     def shutdown(self) -> None:
         self._release()
 

@@ -214,6 +214,16 @@ class KernelInterface(ABC):
         """Destroy the context, if there is one; what it runs is waited for or cut off by the kernel
         driver. Raises nothing."""
 
+    def sole_holder(self) -> str:
+        """Return why the GPU cannot have a second context whose kernels reach none of this one's
+        memory, made by this process; empty where `another` can."""
+        return "its kernel driver gives a process one address space, and ugpud is one process"
+
+    def another(self) -> KernelInterface:
+        """Open the device file again, with an address space of its own: as another program. The
+        caller closes it. NotSupported where `sole_holder` has a reason."""
+        raise NotSupported(f"{self.path} cannot be opened for another holder: {self.sole_holder()}")
+
     @abstractmethod
     def prepare(self, ranges: Sequence[tuple[Memory, int, int]]) -> Submission:
         """Return a submission for `submit`: command buffers as (memory, first byte, bytes), in

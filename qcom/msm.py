@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from hcq.errors import DeviceNotFound, DriverRefused, NotSupported, OutOfMemory, UgpuError
 from hcq.layout import Struct
-from hcq.transport.node import Node
+from hcq.transport.node import Node, Reopenable
 from hcq.uapi import constants, structs
 from qcom.interface import (
     Caching,
@@ -48,6 +48,7 @@ class Msm(KernelInterface):
         self._coherent: bool | None = None
         self._entries: dict[int, bytes] = {}  # what names each handle in a submission
         self._faults = (0, 0)  # of the queue and of others, when they were last looked at
+        self._index = index
         super().__init__(node, f"/dev/dri/renderD{FIRST_MINOR + index}")
 
     @property
@@ -98,6 +99,32 @@ class Msm(KernelInterface):
             except (DriverRefused, NotSupported, OutOfMemory):
                 self._coherent = False
         return Caching.COHERENT if self._coherent else Caching.COMBINED
+
+    # ---- several holders -------------------------------------------------------------------------
+
+    def sole_holder(self) -> str:
+        """See KernelInterface. Each open file has an address space where the GPU's IOMMU has page
+        tables for each; else all use one, and its size is not told (Linux 7.3 adreno_gpu.c,
+        MSM_PARAM_VA_SIZE; msm_gpu.c, msm_gpu_create_private_vm)."""
+        if not isinstance(self.node, Reopenable):
+            return f"{self.node.name} cannot be opened a second time"
+        try:
+            self.parameter("MSM_PARAM_VA_SIZE")
+        except UgpuError:
+            return "all programs use one address space of the GPU (MSM_PARAM_VA_SIZE is refused)"
+        return ""
+
+    def another(self) -> Msm:
+        """See KernelInterface."""
+        reason = self.sole_holder()
+        if reason or not isinstance(self.node, Reopenable):
+            raise NotSupported(f"{self.path} cannot be opened for another holder: {reason}")
+        node = self.node.another()
+        try:
+            return Msm(node, self._index)
+        except BaseException:
+            node.close()
+            raise
 
     # ---- memory ----------------------------------------------------------------------------------
 

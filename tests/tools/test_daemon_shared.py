@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import hcq
+from compiler.codegen.objects import compile_text
 from hcq.errors import BadArgument, DeviceBusy, NotSupported, OutOfMemory, PageFault
 from tests.support import ptx_kernels
+from tests.support.adreno import module, needs_mesa
 from tests.support.am_faulty import faulty_object
 from tests.support.daemon import Running, scaled, settings_text
 from tools.daemon.config import parse
@@ -26,7 +28,13 @@ PEEK = """
 """
 
 
-DEVICES = ("virtual:gh100", "virtual:navi31")
+READ = """
+  %p = inttoptr i64 %place to ptr addrspace(1)
+  %word = load i32, ptr addrspace(1) %p
+  store i32 %word, ptr addrspace(1) %out
+"""
+ADRENO = pytest.param("virtual:a630+msm", marks=needs_mesa)
+DEVICES = ("virtual:gh100", "virtual:navi31", ADRENO)
 
 
 @pytest.fixture(scope="module", params=DEVICES)
@@ -45,19 +53,30 @@ def share(running: Running, **options: Any) -> Any:
 
 
 def peek(gpu: Any, address: int) -> int:
-    nvidia = gpu.target.cpu.startswith("sm_")
-    image = ptx_kernels.text(PEEK, gpu.target.cpu) if nvidia else faulty_object()
-    name = "peek" if nvidia else "read_at"
+    name, threads = "peek", 1
+    if gpu.target.cpu.startswith("sm_"):
+        image = ptx_kernels.text(PEEK, gpu.target.cpu)
+    elif gpu.target.cpu.startswith("gfx"):
+        name, image = "read_at", faulty_object()
+    else:
+        threads = 64
+        text = module(READ, "ptr addrspace(1) %out, i64 %place", threads)
+        image = compile_text(text.replace("@k(", "@peek("), gpu.target)
     with gpu.load(image) as program, gpu.alloc(64) as out:
         with gpu.queue() as queue:
             queue.launch(
                 program[name],
                 grid=(1,),
-                block=(1,),
+                block=(threads,),
                 args=(out, np.uint64(address)),
             )
         gpu.synchronize()
         return int(out.numpy(np.uint32)[0])
+
+
+def tells_faults(gpu: Any) -> bool:
+    """Whether a page fault ends the work. On msm it reads zeros and goes on (Linux msm_iommu.c)."""
+    return not gpu.target.name.startswith("adreno")
 
 
 def test_holders_share_a_device_and_none_reads_anothers_memory(running: Running) -> None:
@@ -66,8 +85,11 @@ def test_holders_share_a_device_and_none_reads_anothers_memory(running: Running)
         secret = one.alloc(FAR)[FAR - 4096 :]
         secret.fill(SECRET)
         assert peek(one, int(secret.address)) == SECRET
-        with pytest.raises(PageFault, match=r"peek|read_at"):
-            peek(other, int(secret.address))
+        if tells_faults(other):
+            with pytest.raises(PageFault, match=r"peek|read_at"):
+                peek(other, int(secret.address))
+        else:
+            assert peek(other, int(secret.address)) != SECRET
         assert one.failure is None and scaled(one)
         assert (secret.numpy(np.uint32) == SECRET).all()
         other.reset()
@@ -76,6 +98,8 @@ def test_holders_share_a_device_and_none_reads_anothers_memory(running: Running)
 
 def test_a_failed_holders_lease_ends_and_the_other_goes_on(running: Running) -> None:
     with share(running) as one:
+        if not tells_faults(one):
+            pytest.skip("msm ends no work for a page fault; hangs are those of test_qcom_tenants")
         with share(running) as other, pytest.raises(PageFault):
             peek(other, 1 << 46)
         assert scaled(one)

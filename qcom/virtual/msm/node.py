@@ -59,6 +59,11 @@ class MsmNode(VirtualNode):
         wide = facts.generation == 7 or facts.step >= _NEWER_STEP
         return (16 if wide else 4) << 30
 
+    def another(self) -> MsmNode:
+        """See hcq.transport.node.Reopenable."""
+        self._need_open()
+        return MsmNode(self.machine)
+
     def _new_space(self) -> AddressSpace:
         return _Space(self)
 
