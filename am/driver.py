@@ -188,19 +188,19 @@ class AmDriver(Driver):
     # ---- rest --------------------------------------------------------------------------------
 
     @property
-    def can_rest(self) -> bool:
+    def rests(self) -> bool:
         """See Driver. A recording has the accesses of a card that works."""
         return self.card.rest.able and not self.card.recorded
 
     @property
-    def resting(self) -> bool:
+    def at_rest(self) -> bool:
         return self.card.rest.resting
 
-    def rest(self) -> bool:
+    def begin_rest(self) -> bool:
         """See Driver and am.rest."""
-        return self.can_rest and self.card.rest.begin()
+        return self.rests and self.card.rest.begin()
 
-    def wake(self) -> None:
+    def end_rest(self) -> None:
         self.card.rest.end()
 
     # ---- several holders ---------------------------------------------------------------------
@@ -423,7 +423,7 @@ class AmDriver(Driver):
             *make_sensors(self.metrics),
             Sensor("throttle_events", "events", lambda: float(told.throttlings)),
             Sensor("fan_abnormal", "flag", lambda: float(told.fan_abnormal)),
-            Sensor("resting", "flag", lambda: float(self.resting), "gfx"),
+            Sensor("resting", "flag", lambda: float(self.at_rest), "gfx"),
             *self.transport.sensors(),
         )
 

@@ -8,7 +8,7 @@ ring and the SMU's table are in reach without the core.
 
 Source: Linux 6.12 amdgpu_gfx.c (amdgpu_gfx_off_ctrl: GFXOFF is disallowed around each access),
 amdgpu_amdkfd.c (amdgpu_amdkfd_set_compute_idle: on GC 11 for as long as compute is in use),
-smu_v13_0.c (smu_v13_0_gfx_off_control), gc_11_0_0_offset.h (registers of the copy engines are the
+smu_v13_0.c (smu_v13_0_gfx_off_control); its register headers (registers of the copy engines are the
 core's). The kernel waits for the answer to DisallowGfxOff alone: SMU 13.0.0 has no register that
 tells the state, as those of APUs do (SMUIO_GFX_MISC_CNTL of smu_v12_0.c and yellow_carp_ppt.c).
 UNSURE: that the core has its power when the message is answered, on every board; a register that

@@ -192,30 +192,30 @@ class Device:
     @property
     def can_rest(self) -> bool:
         """Return whether the driver can let parts of an idle device lose clocks or power."""
-        return self._core.driver.can_rest
+        return self._core.driver.rests
 
     @property
     def resting(self) -> bool:
         """Return whether the device rests. Whatever needs it wakes it."""
-        return self._core.driver.resting
+        return self._core.driver.at_rest
 
     def rest(self, limit_s: float | None = None) -> bool:
         """Wait until all queues are idle, then let the device rest (hcq.driver); return whether it
         does: False where the driver cannot, or where work was submitted meanwhile. Raises what
         `synchronize` does."""
         core = self._core
-        if core.driver.can_rest:
+        if core.driver.rests:
             core.synchronize(limit_s)
         with core.lock:
             core.check_usable()
-            return core.driver.rest()
+            return core.driver.begin_rest()
 
     def wake(self) -> None:
         """Wake the device now, rather than at the next request that needs it; idempotent. Raises
         the device's failure where it does not come back."""
         with self._core.lock:
             self._core.check_usable()
-            self._core.driver.wake()
+            self._core.driver.end_rest()
 
     # ---- life --------------------------------------------------------------------------------
 

@@ -216,16 +216,16 @@ class Driver(ABC):
     # ---- rest --------------------------------------------------------------------------------
 
     @property
-    def can_rest(self) -> bool:
-        """Return whether `rest` has an effect. Without the lock."""
+    def rests(self) -> bool:
+        """Return whether `begin_rest` has an effect. Without the lock."""
         return False
 
     @property
-    def resting(self) -> bool:
+    def at_rest(self) -> bool:
         """Return whether the device rests. Without the lock."""
         return False
 
-    def rest(self) -> bool:
+    def begin_rest(self) -> bool:
         """Let parts of an idle device lose clocks or power until they are needed; return whether it
         rests: False where a queue of any holder has work. Does nothing in this class.
 
@@ -235,7 +235,7 @@ class Driver(ABC):
         """
         return False
 
-    def wake(self) -> None:
+    def end_rest(self) -> None:
         """End the rest, so that the next request need not; idempotent. Raises, and reports as a
         failure of the device, what keeps it from coming back."""
         return

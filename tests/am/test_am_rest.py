@@ -131,7 +131,7 @@ def test_a_queue_with_work_keeps_the_card_awake(chip: Any) -> None:
         gate = device.timeline()
         with device.queue(QueueKind.COPY) as queue:
             queue.wait(gate, 1)
-        assert not driver_of(device).rest()
+        assert not driver_of(device).begin_rest()
         gate.reach(1)
         assert device.rest()
     untouched(chip)

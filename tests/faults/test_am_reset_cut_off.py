@@ -12,7 +12,6 @@ import pytest
 
 from am.chips.navi32.facts import FACTS as NAVI32
 from am.device import AmDevice
-from am.psp import Psp
 from am.virtual.options import ChipOptions
 from hcq.buffer import Buffer
 from hcq.program import Program
@@ -91,18 +90,21 @@ def test_a_mode2_reset_that_is_cut_off_loses_no_memory(first: int, stride: int) 
         chip.close()
 
 
-@pytest.mark.parametrize("step", ["setup_tmr", "load_firmware", "autoload"])
+@pytest.mark.parametrize(
+    "step",
+    ["psp.Psp.setup_tmr", "psp.Psp.run", "psp_commands.load_firmware", "psp_commands.autoload"],
+)
 def test_a_boot_again_that_is_cut_off_before_the_graphics_core_is_up(
     chip: Any, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    def cut(*_: object) -> None:
+    def cut(*_: object, **__: object) -> None:
         raise Interrupted
 
     with opened(chip) as device, device.load(faulty_object()) as program:
         out, kept = device.alloc(64), device.alloc(PATTERN.nbytes)
         kept.copy_from(PATTERN)
         with monkeypatch.context() as patched:
-            patched.setattr(Psp, step, cut)
+            patched.setattr(f"am.{step}", cut)
             with pytest.raises(Interrupted):
                 device.reset("mode1")
         check(device, program, kept, out, step)

@@ -153,7 +153,7 @@ class Owned:
         core = device.driver.core
         with core.lock:
             core.check_usable()
-            return core.driver.rest()
+            return core.driver.begin_rest()
 
     def wake(self) -> None:
         """End its rest before a lease; idempotent. From any thread. UgpuError where it fails."""
