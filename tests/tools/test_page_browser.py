@@ -22,6 +22,7 @@ from hcq.bundle import Evidence, write
 from hcq.errors import ChipError
 from tests.support.page import Served
 from tools.daemon.leases import State
+from tools.daemon.owned import Owned
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium")
@@ -85,6 +86,19 @@ def enter(page: Any, token: str) -> None:
     page.fill("#token", token)
     page.press("#token", "Enter")
     page.wait_for_selector(".card")
+
+
+def test_a_card_at_rest_says_so(
+    served: Served, page: Any, errors: Errors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter(page, served.token("observe"))
+    page.wait_for_selector(".card .state:text-is('ready')")
+    with monkeypatch.context() as patched:
+        patched.setattr(Owned, "resting", property(lambda owned: owned.name == "cpu#1"))
+        page.wait_for_selector(".card .state:text-is('ready, resting')")
+        assert page.locator(".state:text-is('ready, resting')").count() == 1
+    page.wait_for_selector(".card .state:text-is('ready, resting')", state="detached")
+    assert errors == []
 
 
 def test_every_control(served: Served, page: Any, errors: Errors) -> None:

@@ -1,4 +1,4 @@
-// Made from page.ts by make page; sha256 6ac4794dd01aecc280a99a528dd1bb05691e36ea3f5c71338502c11d82654514
+// Made from page.ts by make page; sha256 730a02ca923f544b199bdcca8510c47d08f2e5c1076ff6b4b0c5ce5bb7ea0a2a
 "use strict";
 const POINTS = 120;
 const EVENTS = 300;
@@ -167,10 +167,13 @@ function makeCard(card) {
     const name = button(card.name, () => view(card.name), "name");
     return make("li", {}, make("div", { class: "head" }, name), make("p", { class: "line" }, make("span", { class: "state" }), make("span", { class: "who" })), make("p", { class: "why" }), make("p", { class: "trouble" }), make("div", { class: "plots" }), make("p", { class: "dim past" }));
 }
+function stateOf(card) {
+    return card.resting ? `${card.state}, resting` : card.state;
+}
 function fillCard(element, card) {
     element.className = `card ${card.state}`;
     const part = (name) => element.querySelector(`.${name}`);
-    put(part("state"), card.state);
+    put(part("state"), stateOf(card));
     const held = state?.leases.filter((each) => each.device === card.name).map((each) => each.holder) ?? [];
     put(part("who"), held.length ? ` by ${held.join("; ")}` : ` ${card.labels.filter((each) => each !== card.name).join(", ")}`);
     put(part("why"), card.reason);
@@ -264,7 +267,7 @@ function showActions() {
     const card = state?.cards.find((each) => each.name === viewed);
     if (card === undefined || !at("view").open)
         return;
-    put(at("view-state"), card.reason ? `${card.state}: ${card.reason}` : card.state);
+    put(at("view-state"), card.reason ? `${card.state}: ${card.reason}` : stateOf(card));
     const path = `/api/cards/${encodeURIComponent(card.name)}`;
     const actions = [
         ["Refresh", true, () => void refresh()],

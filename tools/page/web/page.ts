@@ -5,7 +5,7 @@ type Values = Record<string, number>;
 interface Brief { age_s: number; state: string; failure: string; queue_depth: number; launches: number; values: Values }
 interface Past { failures: number; leases: number; mtbf_s: number | null; mttr_s: number | null }
 interface Card {
-  name: string; labels: string[]; state: string; reason: string; memory: number;
+  name: string; labels: string[]; state: string; resting: boolean; reason: string; memory: number;
   leases: number[]; served: number; trouble: string; troubles: Record<string, string>;
   history: Past; telemetry: Brief | null;
 }
@@ -194,10 +194,14 @@ function makeCard(card: Card): Element {
     make("p", { class: "why" }), make("p", { class: "trouble" }), make("div", { class: "plots" }), make("p", { class: "dim past" }));
 }
 
+function stateOf(card: Card): string {
+  return card.resting ? `${card.state}, resting` : card.state;
+}
+
 function fillCard(element: Element, card: Card): void {
   element.className = `card ${card.state}`;
   const part = (name: string): Element => element.querySelector(`.${name}`) as Element;
-  put(part("state"), card.state);
+  put(part("state"), stateOf(card));
   const held = state?.leases.filter((each) => each.device === card.name).map((each) => each.holder) ?? [];
   put(part("who"), held.length ? ` by ${held.join("; ")}` : ` ${card.labels.filter((each) => each !== card.name).join(", ")}`);
   put(part("why"), card.reason);
@@ -292,7 +296,7 @@ function rows(id: string, lines: string[][], empty: string): void {
 function showActions(): void {
   const card = state?.cards.find((each) => each.name === viewed);
   if (card === undefined || !at<HTMLDialogElement>("view").open) return;
-  put(at("view-state"), card.reason ? `${card.state}: ${card.reason}` : card.state);
+  put(at("view-state"), card.reason ? `${card.state}: ${card.reason}` : stateOf(card));
   const path = `/api/cards/${encodeURIComponent(card.name)}`;
   const actions: [string, boolean, () => void][] = [
     ["Refresh", true, () => void refresh()],
