@@ -177,8 +177,11 @@ class Gfx(Block):
 
     def _wave_data(self) -> int:
         """Read wave state: of halted waves, and of those that run, which sit on the SIMD of their
-        group, in the slot of their number or the next that is free."""
+        group, in the slot of their number or the next that is free. Where AUTO_INCR is set, the
+        next read is of the next register."""
         index = self.fields("SQ_IND_INDEX")
+        if index.AUTO_INCR:
+            self.set("SQ_IND_INDEX", INDEX=index.INDEX + 1 & 0xFFFF)
         there: dict[int, dict[int, int]] = {}  # slot -> values by index
         for vmid, wave, place in self._halted():
             if self._aimed(place):

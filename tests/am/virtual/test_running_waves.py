@@ -98,6 +98,25 @@ def test_a_wave_that_runs_shows_where_it_is_and_its_registers(chip: Chip, device
     check_runs(device, program, out, 3)
 
 
+def test_reads_of_wave_data_go_on_to_the_next_register_where_asked(
+    chip: Chip, device: AmDevice
+) -> None:
+    """As wave_read_regs does (Linux 6.12 gfx_v11_0.c): one index, then a read per register."""
+    program, out = device.load(faulty_object()), device.alloc(4096)
+    start(chip, device, program, out, grid=(1,), block=(20,))
+    gc, gfx = device.chip.gc, Gfx(device.chip, Nbio(device.chip))
+    with gfx.aim(0, 0, 0, 0):
+        gc.SQ_IND_INDEX.write(WAVE_ID=0, INDEX=EXEC_LO - 1, AUTO_INCR=1)
+        gc.SQ_IND_DATA.read()
+        assert int(gc.SQ_IND_DATA.read()) == (1 << 20) - 1
+        after = gc.SQ_IND_INDEX.read()
+        assert (after.WAVE_ID, after.INDEX, after.AUTO_INCR) == (0, EXEC_LO + 1, 1)
+        gc.SQ_IND_INDEX.write(WAVE_ID=0, INDEX=EXEC_LO)
+        assert [int(gc.SQ_IND_DATA.read()) for _ in range(2)] == [(1 << 20) - 1] * 2
+        assert gc.SQ_IND_INDEX.read().INDEX == EXEC_LO
+    hang(device)
+
+
 def test_groups_lie_on_the_shader_engines_in_turns(chip: Chip, device: AmDevice) -> None:
     program, out = device.load(faulty_object()), device.alloc(4096)
     start(chip, device, program, out, grid=(2,), block=(64,))
