@@ -45,9 +45,10 @@ WAVE_VALID_AND_IDLE, WAVE_STATUS, WAVE_TRAPSTS, WAVE_PC_LO, WAVE_PC_HI = (
     0x108,
     0x109,
 )
-WAVE_MODE, WAVE_HW_ID2 = 0x101, 0x118
+WAVE_MODE, WAVE_HW_ID1, WAVE_HW_ID2, WAVE_IB_STS2 = 0x101, 0x117, 0x118, 0x11C
 WAVE_SLOTS = 32  # numbers of waves in a group
 SCALARS = 0x200  # scalar registers follow: M0 is 0x27D, EXEC 0x27E
+WAVE64 = 1 << 11  # of IB_STS2
 STATUS_VALID = 1 << 16
 STATUS_HALT = 1 << 13 | 1 << 16  # HALT, VALID
 STATUS_FATAL_HALT = 1 << 23
@@ -193,7 +194,18 @@ class Gfx(Block):
                 _sit(there, one.wave, self._id(vmid) | self._running_state(one))
         if index.INDEX == WAVE_VALID_AND_IDLE:
             return sum(1 << slot for slot in there) & 0xFFFFF
-        return there.get(index.WAVE_ID, {}).get(index.INDEX, 0)
+        state = there.get(index.WAVE_ID)
+        if state is None:
+            return 0
+        if index.INDEX == WAVE_HW_ID1:
+            return self._here() | index.WAVE_ID
+        return state.get(index.INDEX, 0)
+
+    def _here(self) -> int:
+        """HW_ID1 of the SIMD that GRBM_GFX_INDEX selects; slot 0."""
+        where = self.fields("GRBM_GFX_INDEX")
+        wgp, simd = divmod(where.INSTANCE_INDEX, 4)
+        return simd << 8 | wgp << 10 | where.SA_INDEX << 16 | where.SE_INDEX << 18
 
     def _id(self, vmid: int) -> dict[int, int]:
         """HW_ID2, of which the VMID is known here."""
@@ -212,6 +224,7 @@ class Gfx(Block):
         return {
             WAVE_STATUS: status,
             WAVE_MODE: wave.dispatch.rsrc1 >> 12 & 0xFF,  # FLOAT_MODE
+            WAVE_IB_STS2: 0 if wave.dispatch.wave32 else WAVE64,
             WAVE_PC_LO: wave.pc & 0xFFFF_FFFF,
             WAVE_PC_HI: wave.pc >> 32,
             **{SCALARS + number: value for number, value in enumerate(wave.scalars)},

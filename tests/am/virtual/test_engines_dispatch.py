@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from am.virtual.chip import FRAME_BUFFER_BASE
-from am.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory
+from am.virtual.shader import Dispatch, Ending, Outcome, RunningWave, ShaderMemory, place_of
 from hcq.emu.memory import Abort, Access
 from tests.support.virtual_engines import DATA, Bench, high, low, spin_until_aborted
 
@@ -206,6 +206,31 @@ def test_a_wave_that_halts_itself_hangs_the_queue_and_shows_halt_alone(bench: Be
         values[index] = bench.get("SQ_IND_DATA")
     assert values[0x102] == 1 << 13 | 1 << 16  # HALT, VALID; not FATAL_HALT
     assert values[0x103] == 0 and values[0x108] == (CODE + 4) & 0xFFFFFFFF
+
+
+def test_a_wave_says_where_it_is_and_how_many_lanes_it_has(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HW_ID1 and IB_STS2 (fields: gc_11_0_0_sh_mask.h), by which umr reads registers."""
+    bench.core.body = spin_until_aborted
+    bench.submit(dispatch(2048, 1, 1, EN | DIMENSIONS), RELEASE, wait=False)
+    bench.wait(lambda: bench.core.launches)
+    launch = bench.core.launches[0]
+    waves = [RunningWave(launch, CODE, (31, 0, 0), 2, [0] * 128, False)] * 2
+    monkeypatch.setattr(bench.core, "look", lambda abort, limit_s: waves)
+    assert place_of((31, 0, 0), launch.groups, (6, 2, 4)) == (1, 1, 2, 0)
+    bench.set("GRBM_GFX_INDEX", 1 << 16 | 1 << 8 | 2 << 2)
+    for slot in (2, 3):  # the second one takes the next that is free
+        bench.set("SQ_IND_INDEX", slot | 0x117 << 16)
+        assert bench.get("SQ_IND_DATA") == slot | 2 << 10 | 1 << 16 | 1 << 18
+        bench.set("SQ_IND_INDEX", slot | 0x11C << 16)
+        assert bench.get("SQ_IND_DATA") == 1 << 11  # WAVE64
+    bench.set("SQ_IND_INDEX", 4 | 0x117 << 16)
+    assert bench.get("SQ_IND_DATA") == 0  # no wave
+    bench.select()
+    bench.set("CP_HQD_DEQUEUE_REQUEST", 2)
+    bench.set("SPI_COMPUTE_QUEUE_RESET", 1)
+    bench.wait(bench.gone)
 
 
 def test_an_infinite_loop_ends_with_the_reset_of_its_waves(bench: Bench) -> None:
