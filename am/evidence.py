@@ -8,7 +8,6 @@ there is.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from am import inspect, states
@@ -50,7 +49,7 @@ def gather(driver: AmDriver, error: UgpuError) -> Evidence:
     found.take("registers.json", lambda: _registers(driver))
     found.take("states.json", lambda: states.as_json(driver.chip))
     found.take("hqd.json", lambda: inspect.hardware_queues(driver.chip))
-    found.take("waves.json", lambda: list(_waves(driver)))
+    found.take("waves.json", lambda: _waves(driver))
     address = error.facts.get("address")
     if isinstance(address, int):
         found.take("walk.json", lambda: _walk(driver, address))
@@ -109,15 +108,21 @@ def _registers(driver: AmDriver) -> str:
     return RegisterFile(driver.name, driver.facts.name, values).dumps()
 
 
-def _waves(driver: AmDriver) -> Iterator[dict[str, object]]:
-    """Each wave that is there, as far as time allows, with the kernel it is in."""
+def _waves(driver: AmDriver) -> list[dict[str, object]]:
+    """Each wave that is there, as far as time allows, with the kernel it is in; the first of our
+    kernels with its scalar and vector registers."""
+    waves, ours = [], []
     for wave in inspect.waves(driver.chip, _WAVES_LIMIT_S):
+        waves.append(wave)
         pc = wave.get("pc")
         found = driver.programs.find(pc) if isinstance(pc, int) else None
         if found is not None and isinstance(pc, int):
             source = driver.programs.source_of(pc)
             wave |= {"kernel": found[0], "offset": found[1], "source": source}
-        yield wave
+            ours.append(wave)
+    if ours and not driver.chip.bus.messages:  # a word would be three transfers
+        inspect.wave_words(driver.chip, ours[0])
+    return waves
 
 
 def _walk(driver: AmDriver, address: int) -> dict[str, object]:

@@ -26,6 +26,7 @@ _UNALIGNED = 3
 _PREFETCH = 3
 SHARED_BASE = 1  # apertures, as address bits 63:48: LDS, then scratch
 PRIVATE_BASE = 2
+_WAVE_SCALARS, _WAVE_VECTORS = 0x200, 0x400  # SQIND_WAVE_SGPRS_OFFSET, _VGPRS_ (gfx_v11_0.c)
 _TCP_CNTL = 0x2000_0000  # golden setting of gfx11 (gfx_v11_0.c, golden_settings_gc_11_0)
 _READ_TIMEOUT = 0xFF
 _SPM_VMID = 0xF
@@ -387,6 +388,22 @@ class Gfx:
         offset = self.chip.wave_registers[f"SQ_WAVE_{name}"].offset
         self.chip.gc.SQ_IND_INDEX.write(WAVE_ID=slot, INDEX=offset)
         return int(self.chip.gc.SQ_IND_DATA.read())
+
+    def wave_scalars(self, slot: int) -> list[int]:
+        """The scalar registers of a wave, by their encoding: s0 to s105, VCC, trap temporaries, M0
+        (125), EXEC (126, 127)."""
+        return self._wave_words(slot, _WAVE_SCALARS, 128)
+
+    def wave_vectors(self, slot: int, lanes: int, count: int) -> list[list[int]]:
+        """The first `count` vector registers of a wave, with `lanes` of each. Of a wave that runs
+        they change meanwhile."""
+        found = [self._wave_words(slot, _WAVE_VECTORS, count, lane) for lane in range(lanes)]
+        return [list(register) for register in zip(*found, strict=True)]
+
+    def _wave_words(self, slot: int, first: int, count: int, lane: int = 0) -> list[int]:
+        """Read words of a wave's registers (gfx_v11_0.c, wave_read_regs)."""
+        self.chip.gc.SQ_IND_INDEX.write(WAVE_ID=slot, WORKITEM_ID=lane, AUTO_INCR=1, INDEX=first)
+        return [int(self.chip.gc.SQ_IND_DATA.read()) for _ in range(count)]
 
     # ---- resets ------------------------------------------------------------------------------
 

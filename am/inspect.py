@@ -19,6 +19,8 @@ from hcq.errors import BadArgument, NotRecorded
 from hcq.fields import BoundRegister
 
 MOST_WAVES = 256
+MOST_VECTORS = 16  # vector registers that are read of a wave, see `wave_words`
+_WAVE64 = 1 << 11  # of IB_STS2 (gc_11_0_0_sh_mask.h, SQ_WAVE_IB_STS2__WAVE64)
 _SLOTS_OF_SIMD = 20  # bits of VALID_AND_IDLE.WAVE_SLOT
 _ROOT_ADDRESS = ~0xFFF
 
@@ -94,6 +96,19 @@ def waves(chip: Chip, limit_s: float | None = None) -> Iterator[dict[str, object
                 yield {"place": [*place, slot], "pc": pc, "registers": values}
     if lacking:
         yield {"more": f"the waves of {lacking} of {looks} SIMDs are not recorded"}
+
+
+def wave_words(chip: Chip, wave: dict[str, object]) -> None:
+    """Add the scalar registers, by their encoding, and the first vector registers with all lanes to
+    a wave of `waves`. Of one that runs they change meanwhile."""
+    place, values = wave.get("place"), wave.get("registers")
+    if not isinstance(place, list) or not isinstance(values, dict):
+        return
+    gfx, lanes = Gfx(chip, Nbio(chip)), 64 if values["IB_STS2"] & _WAVE64 else 32
+    engine, array, wgp, simd, slot = place
+    with gfx.aim(engine, array, wgp, simd):
+        wave["scalars"] = gfx.wave_scalars(slot)
+        wave["vectors"] = gfx.wave_vectors(slot, lanes, MOST_VECTORS)
 
 
 def walk(

@@ -18,7 +18,7 @@ from am.memory import Carveout
 from am.regs import load
 from am.seat import QUEUE_VMID
 from am.smu import Smu
-from hcq.errors import BadArgument, DeviceNotFound, FirmwareSilent, UgpuError
+from hcq.errors import BadArgument, DeviceNotFound, FirmwareSilent, NotRecorded, UgpuError
 from hcq.fields import RegisterBlock
 from hcq.ladder import Diagnosis, Level
 from hcq.registry import Attachment
@@ -26,6 +26,7 @@ from hcq.transport.recorded import Banks, RecordedTransport
 from hcq.transport.recording import Recording
 
 _COMMAND = 4  # PCI command register, offset in configuration space
+_WHOLE_WAVES = 4  # waves that are shown with their registers: thousands of reads each
 
 
 @contextmanager
@@ -129,10 +130,19 @@ def look(chip: Chip, part: str) -> object:
     looks: dict[str, Callable[[Chip], object]] = {
         "states": states.as_json,
         "queues": inspect.hardware_queues,
-        "waves": lambda chip: list(inspect.waves(chip)),
+        "waves": _waves,
         "registers": inspect.registers,
     }
     return looks[part](chip)
+
+
+def _waves(chip: Chip) -> list[dict[str, object]]:
+    """All waves, the first ones with their registers where the chip, or a recording, has them."""
+    found = list(inspect.waves(chip))
+    with suppress(NotRecorded):
+        for wave in found[:_WHOLE_WAVES]:
+            inspect.wave_words(chip, wave)
+    return found
 
 
 def named_states(attachment: Attachment) -> list[dict[str, object]]:

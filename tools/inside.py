@@ -106,8 +106,10 @@ def states(
     return 1 if wrong else 0
 
 
-def waves(source: str, out: Output, *, boot: bool = False, at: int | None = None) -> int:
-    """Show the waves that are on the chip."""
+def waves(
+    source: str, out: Output, *, boot: bool = False, at: int | None = None, words: bool = False
+) -> int:
+    """Show the waves that are on the chip. words: with the registers of those that have them."""
     file = opened(source, out, at, boot)
     found = part(source, file, "waves", boot)
     if isinstance(file, Bundle):
@@ -129,8 +131,25 @@ def waves(source: str, out: Output, *, boot: bool = False, at: int | None = None
         out.table(("se.sa.wgp.simd.slot", "pc", "exec", ""), rows)
     else:
         out.say("no wave is on the chip")
+    for wave in found if words else ():
+        if "scalars" in wave:
+            _show_words(wave, out)
     out.result(found)
     return 0
+
+
+def _show_words(wave: dict[str, Any], out: Output) -> None:
+    """Show the registers of a wave that are not 0: s126 and s127 are EXEC, s106 and s107 VCC."""
+    out.say()
+    out.say(f"wave {'.'.join(map(str, wave['place']))}:", style="bold")
+    scalars = [(f"s{n}", f"{value:#x}") for n, value in enumerate(wave["scalars"]) if value]
+    for first in range(0, len(scalars), 8):
+        out.say("  ".join(f"{name} {value}" for name, value in scalars[first : first + 8]))
+    for number, lanes in enumerate(wave["vectors"]):
+        for first in range(0, len(lanes) if any(lanes) else 0, 8):
+            row = "  ".join(f"{value:#x}" for value in lanes[first : first + 8])
+            out.say(f"v{number}[{first}:{first + 8}] {row}")
+    out.say("others are 0, or not read again by the program (models), or not read here")
 
 
 def _add_instructions(file: Bundle, waves: list[dict[str, Any]]) -> None:

@@ -8,8 +8,8 @@ driver's page tables and keeps stale translations until they are invalidated, as
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -94,7 +94,8 @@ class Outcome:
 @dataclass(frozen=True)
 class RunningWave:
     """A wave that runs, as it was a moment ago. pc: of the instruction that comes next. wave: its
-    number in the group. scalars: 128 words, VCC from 106, M0 at 125, EXEC from 126."""
+    number in the group. scalars: 128 words, VCC from 106, M0 at 125, EXEC from 126. vectors: the
+    lanes of those registers that the program reads again, by number. waits: at a barrier."""
 
     dispatch: Dispatch
     pc: int
@@ -102,6 +103,8 @@ class RunningWave:
     wave: int
     scalars: Sequence[int]
     scc: bool
+    vectors: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    waits: bool = False
 
 
 class WavePlace(NamedTuple):

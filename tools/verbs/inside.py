@@ -58,11 +58,19 @@ def fw(arguments: argparse.Namespace, out: Output) -> int:
     return inside.states(arguments.source, out, boot=arguments.boot, at=arguments.at)
 
 
-@register("debug", "the waves on a chip: place, program counter, kernel", _source, source_at=0)
+def _waves(parser: argparse.ArgumentParser) -> None:
+    _source(parser)
+    parser.add_argument("--registers", action="store_true",
+                        help="show the scalar and vector registers of the first waves")  # fmt: skip
+
+
+@register("debug", "the waves on a chip: place, program counter, kernel", _waves, source_at=0)
 def waves(arguments: argparse.Namespace, out: Output) -> int:
     from .. import inside
 
-    return inside.waves(arguments.source, out, boot=arguments.boot, at=arguments.at)
+    return inside.waves(
+        arguments.source, out, boot=arguments.boot, at=arguments.at, words=arguments.registers
+    )
 
 
 @register("debug", "the active compute queues of a chip, with their pointers", _source, source_at=0)

@@ -49,7 +49,8 @@ WAVE_MODE, WAVE_HW_ID1, WAVE_HW_ID2, WAVE_IB_STS2 = 0x101, 0x117, 0x118, 0x11C
 WAVE_SLOTS = 32  # numbers of waves in a group
 SCALARS = 0x200  # scalar registers follow: M0 is 0x27D, EXEC 0x27E
 WAVE64 = 1 << 11  # of IB_STS2
-STATUS_VALID = 1 << 16
+VECTORS = 0x400  # vector registers, of the lane WORKITEM_ID (gfx_v11_0.c)
+STATUS_VALID, STATUS_IN_BARRIER = 1 << 16, 1 << 12
 STATUS_HALT = 1 << 13 | 1 << 16  # HALT, VALID
 STATUS_FATAL_HALT = 1 << 23
 TRAPSTS_ILLEGAL = 1 << 11
@@ -191,15 +192,17 @@ class Gfx(Block):
         sizes = options.shader_engines, options.arrays_per_engine, options.wgps_per_array
         for vmid, one in self.array.waves():
             if self._aimed(place_of(one.group, one.dispatch.groups, sizes)):
-                _sit(there, one.wave, self._id(vmid) | self._running_state(one))
+                state = self._id(vmid) | self._running_state(one)
+                state |= _word(one, index.INDEX, index.WORKITEM_ID)
+                _sit(there, one.wave, state)
         if index.INDEX == WAVE_VALID_AND_IDLE:
             return sum(1 << slot for slot in there) & 0xFFFFF
-        state = there.get(index.WAVE_ID)
-        if state is None:
+        found = there.get(index.WAVE_ID)
+        if found is None:
             return 0
         if index.INDEX == WAVE_HW_ID1:
             return self._here() | index.WAVE_ID
-        return state.get(index.INDEX, 0)
+        return found.get(index.INDEX, 0)
 
     def _here(self) -> int:
         """HW_ID1 of the SIMD that GRBM_GFX_INDEX selects; slot 0."""
@@ -221,14 +224,22 @@ class Gfx(Block):
         execute = wave.scalars[126] | (0 if wave.dispatch.wave32 else wave.scalars[127] << 32)
         condition = wave.scalars[106] | (0 if wave.dispatch.wave32 else wave.scalars[107] << 32)
         status = STATUS_VALID | wave.scc | (not execute) << 9 | (not condition) << 10
+        status |= STATUS_IN_BARRIER if wave.waits else 0
         return {
             WAVE_STATUS: status,
             WAVE_MODE: wave.dispatch.rsrc1 >> 12 & 0xFF,  # FLOAT_MODE
             WAVE_IB_STS2: 0 if wave.dispatch.wave32 else WAVE64,
             WAVE_PC_LO: wave.pc & 0xFFFF_FFFF,
             WAVE_PC_HI: wave.pc >> 32,
-            **{SCALARS + number: value for number, value in enumerate(wave.scalars)},
         }
+
+
+def _word(wave: RunningWave, index: int, lane: int) -> dict[int, int]:
+    """The scalar or vector register that an index means, if it means one."""
+    if 0 <= index - SCALARS < len(wave.scalars):
+        return {index: wave.scalars[index - SCALARS]}
+    lanes = wave.vectors.get(index - VECTORS, ())
+    return {index: lanes[lane]} if lane < len(lanes) else {}
 
 
 def _sit(there: dict[int, dict[int, int]], number: int, state: dict[int, int]) -> None:

@@ -14,6 +14,7 @@ from am.virtual.isa.runtime import flat, layout, matrix, wave
 from am.virtual.isa.runtime.launch import BadDispatch, Launch
 from am.virtual.isa.runtime.stepping import Stepping
 from am.virtual.isa.runtime.worker import Run, Worker
+from am.virtual.isa.translator.needed import needed, numbers
 from am.virtual.isa.translator.program import Program, Stop, load, mark_full_blocks
 from am.virtual.isa.translator.translate import translate, uses_output_modifiers
 from am.virtual.shader import Dispatch, Ending, Outcome, RunningWave, ShaderMemory
@@ -41,6 +42,10 @@ class Kernel:
     program: Program
     code: jit.Loaded
     address: int
+
+    def shown(self, offset: int) -> list[int]:
+        """Return the vector registers that a look at a wave there stores (flow.poll_abort)."""
+        return numbers(needed(self.program).get(offset, 0))
 
 
 @cache
@@ -117,8 +122,7 @@ class GfxCore:
                     worker: count for worker, count in waiting.items()
                     if worker.busy and worker.word(layout.LOOKS) == count
                 }  # fmt: skip
-        found = [worker.looked() for worker in self._crew.workers]
-        return [wave for wave in found if wave is not None]
+        return [wave for worker in self._crew.workers for wave in worker.looked()]
 
     def close(self) -> None:
         """End the worker threads. May be called again; a later run starts new ones."""
@@ -137,6 +141,7 @@ class GfxCore:
         """Run workgroups on this thread until none is left or a wave cannot go on."""
         try:
             worker.prepare(run, number * run.launch.waves, kernel.program.base)
+            worker.shown = kernel.shown
             if self._stepping is not None:
                 self._stepping.enter(worker, run, kernel.program)
             outcome = self._run_groups(worker, kernel, run)
@@ -172,6 +177,7 @@ class GfxCore:
                 longer = self._extended(kernel, root, run.launch, run.memory)
             worker.resume_here(longer.program.base - kernel.program.base, run.launch.waves)
             kernel = longer
+            worker.shown = kernel.shown
             if self._stepping is not None:
                 self._stepping.enter(worker, run, kernel.program)
         return _halted(worker, kernel.program, code, run.dispatch)

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import ugpu
-from am import inspect
+from am import inspect, window
 from am.device import AmDevice
+from am.evidence import gather
 from am.gfx import Gfx
 from am.nbio import Nbio
 from am.virtual.chip import Chip
 from am.virtual.shader import Dispatch
+from hcq import bundle
 from hcq.errors import DeviceHang
 from hcq.program import Program
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import build_chip, check_runs, opened
+from tests.support.kernels import compile_ir
 from tests.support.waiting import until
+from tools import cli
 
 # ixSQ_WAVE_*, gc_11_0_0_offset.h; scalar registers follow 0x200: EXEC_LO, s126, is 0x27E.
 STATUS, PC_LO, SCALARS, EXEC_LO = 0x102, 0x108, 0x200, 0x27E
@@ -152,3 +158,119 @@ def test_looking_changes_no_result(chip: Chip, device: AmDevice) -> None:
         ended.set()
         thread.join()
     assert all(np.array_equal(before, result) for result in results)
+
+
+TRIPLE = "amdgcn-amd-amdhsa"
+VECTORS = """
+target triple = "amdgcn-amd-amdhsa"
+define amdgpu_kernel void @forever(ptr addrspace(1) %out) #0 {
+entry:
+  %lane = call i32 @llvm.amdgcn.workitem.id.x()
+  %at = add i32 %lane, 64
+  %from = getelementptr i32, ptr addrspace(1) %out, i32 %at
+  %known = load volatile i32, ptr addrspace(1) %from
+  br label %loop
+loop:
+  %seen = load volatile i32, ptr addrspace(1) %out
+  %more = icmp eq i32 %seen, 0
+  br i1 %more, label %loop, label %end
+end:
+  %p = getelementptr i32, ptr addrspace(1) %out, i32 %lane
+  store i32 %known, ptr addrspace(1) %p
+  ret void
+}
+declare i32 @llvm.amdgcn.workitem.id.x()
+attributes #0 = { "amdgpu-no-implicitarg-ptr" "amdgpu-no-queue-ptr" "amdgpu-no-dispatch-id"
+  "amdgpu-no-dispatch-ptr" "amdgpu-flat-work-group-size"="1,1024" }
+"""
+
+
+@pytest.mark.parametrize("features", ["", "+wavefrontsize64"], ids=["wave32", "wave64"])
+def test_vector_registers_that_a_running_wave_reads_again(
+    chip: Chip, device: AmDevice, features: str
+) -> None:
+    """What the kernel stores behind its loop lies in one of them, lane by lane."""
+    lanes = 64 if features else 32
+    text = VECTORS.replace(
+        "attributes #0 = {", f'attributes #0 = {{ "target-features"="{features}"'
+    )
+    program, out = device.load(compile_ir(text, TRIPLE, "gfx1100")), device.alloc(4096)
+    pattern = np.arange(1024, dtype=np.uint32) * 3 + 0x5EED
+    pattern[0] = 0  # what the loop waits for a change of
+    out.copy_from(pattern)
+    start(chip, device, program, out, grid=(1,), block=(lanes,))
+    (wave,) = inspect.waves(device.chip)
+    gfx = Gfx(device.chip, Nbio(device.chip))
+    with gfx.aim(0, 0, 0, 0):
+        scalars = gfx.wave_scalars(0)
+        vectors = gfx.wave_vectors(0, lanes, 16)
+        assert gfx.wave_register(0, "PC_LO") == int(str(wave["pc"])) & 0xFFFF_FFFF
+    assert scalars[126] == 0xFFFF_FFFF and len(scalars) == 128
+    assert pattern[64 : 64 + lanes].tolist() in vectors
+    hang(device)
+
+
+def test_a_bundle_and_ugpu_waves_show_registers(
+    chip: Chip, device: AmDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program, out = device.load(compile_ir(VECTORS, TRIPLE, "gfx1100")), device.alloc(4096)
+    pattern = np.arange(1024, dtype=np.uint32) * 3 + 0x5EED
+    pattern[0] = 0
+    out.copy_from(pattern)
+    start(chip, device, program, out, grid=(1,), block=(32,))
+    (live,) = window.look(device.chip, "waves")
+    assert live["scalars"][126] == 0xFFFF_FFFF and pattern[64:96].tolist() in live["vectors"]
+    evidence = gather(device.driver, DeviceHang("it does not end"))
+    path = bundle.write(tmp_path, "card", DeviceHang("it does not end"), evidence)
+    (kept,) = json.loads(evidence.parts["waves.json"])
+    assert kept["kernel"] == "forever" and pattern[64:96].tolist() in kept["vectors"]
+    assert cli.main(["waves", "--registers", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "s126 0xffffffff" in said and f"{pattern[64]:#x}  {pattern[65]:#x}" in said
+    assert cli.main(["waves", str(path)]) == 0 and "s126" not in capsys.readouterr().out
+    hang(device)
+
+
+BARRIER = """
+target triple = "amdgcn-amd-amdhsa"
+define amdgpu_kernel void @forever(ptr addrspace(1) %out) #0 {
+entry:
+  %thread = call i32 @llvm.amdgcn.workitem.id.x()
+  %at = add i32 %thread, 64
+  %from = getelementptr i32, ptr addrspace(1) %out, i32 %at
+  %known = load volatile i32, ptr addrspace(1) %from
+  %second = icmp uge i32 %thread, 32
+  br i1 %second, label %loop, label %met
+loop:
+  %seen = load volatile i32, ptr addrspace(1) %out
+  %more = icmp eq i32 %seen, 0
+  br i1 %more, label %loop, label %met
+met:
+  fence syncscope("workgroup") release
+  call void @llvm.amdgcn.s.barrier()
+  %p = getelementptr i32, ptr addrspace(1) %out, i32 %thread
+  store i32 %known, ptr addrspace(1) %p
+  ret void
+}
+declare i32 @llvm.amdgcn.workitem.id.x()
+declare void @llvm.amdgcn.s.barrier()
+attributes #0 = { "amdgpu-no-implicitarg-ptr" "amdgpu-no-queue-ptr" "amdgpu-no-dispatch-id"
+  "amdgpu-no-dispatch-ptr" "amdgpu-flat-work-group-size"="64,64" }
+"""
+
+
+def test_a_wave_that_waits_at_a_barrier_is_shown(chip: Chip, device: AmDevice) -> None:
+    program, out = device.load(compile_ir(BARRIER, TRIPLE, "gfx1100")), device.alloc(4096)
+    pattern = np.arange(1024, dtype=np.uint32) * 3 + 0x5EED
+    pattern[0] = 0
+    out.copy_from(pattern)
+    start(chip, device, program, out, grid=(1,), block=(64,))
+    waves: Any = window.look(device.chip, "waves")
+    assert [wave["place"][-1] for wave in waves] == [0, 1]
+    waits, loops = waves
+    assert [wave["registers"]["STATUS"] >> 12 & 1 for wave in waves] == [1, 0]
+    entry = program["forever"].address
+    assert waits["pc"] > loops["pc"] > entry, "behind the barrier, and at the loop's branch"
+    assert pattern[64:96].tolist() in waits["vectors"]
+    assert pattern[96:128].tolist() in loops["vectors"]
+    hang(device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,13 @@ from hcq.emu.tlb import PAGE
 from hcq.emu.worker import NativeWorker, aligned
 
 _SLOTS = (layout.SLOT_X, layout.SLOT_Y, layout.SLOT_Z, layout.SLOT_INFO)
+
+
+Shown = Callable[[int], Iterable[int]]  # vector registers that a look at a place has stored
+
+
+def _nothing(offset: int) -> Iterable[int]:
+    return ()
 
 
 class Run:
@@ -96,6 +104,7 @@ class Worker(NativeWorker):
     ) -> None:
         """Fill the context for a dispatch. first_wave: this worker's first scratch slot."""
         self.error = None
+        self.shown: Shown = _nothing
         dispatch, launch = run.dispatch, run.launch
         self._run = run
         self._tlb = self.tlb_for(run.memory)
@@ -159,24 +168,47 @@ class Worker(NativeWorker):
         """The launch has ended here: nothing runs that could be looked at."""
         self._run = None
 
-    def looked(self) -> RunningWave | None:
-        """The wave that runs, as it was when it was last looked at; None where none does. Called by
-        another thread: what changes meanwhile is read once."""
-        run = self._run
+    def looked(self) -> list[RunningWave]:
+        """The wave that runs, as it was when it was last looked at, and those of its group that
+        wait at a barrier. Called by another thread: what changes meanwhile is read once."""
+        run, current = self._run, self.word(context.HALT_WAVE)
         if run is None:
-            return None
-        state = self.word(context.HALT_WAVE) * self.quad(context.STATE_STRIDE)
+            return []
+        stored = self.shown(self.word(layout.LOOK_PC))
+        found = [self._wave(run, current, self.word(layout.LOOK_PC), stored)]
+        for wave in range(run.launch.waves):
+            at = wave * self.quad(context.STATE_STRIDE)
+            (resume, done) = struct.unpack_from("<2I", self._states.data, at + layout.STATE_RESUME)
+            if wave != current and resume and not done:
+                every = range(run.launch.vgprs)
+                found.append(self._wave(run, wave, resume - 1, every, waits=True))
+        return found
+
+    def _wave(
+        self, run: Run, wave: int, pc: int, vectors: Iterable[int], *, waits: bool = False
+    ) -> RunningWave:
+        state, launch = wave * self.quad(context.STATE_STRIDE), run.launch
         scalars = struct.unpack_from("<128I", self._states.data, state)
         (scc,) = struct.unpack_from("<I", self._states.data, state + layout.STATE_SCC)
         number, (x, y, _) = self.quad(context.HALT_GROUP), run.dispatch.groups
         return RunningWave(
             dispatch=run.dispatch,
-            pc=self.quad(layout.CODE_BASE) + self.word(layout.LOOK_PC),
+            pc=self.quad(layout.CODE_BASE) + pc,
             group=(number % x, number // x % y, number // (x * y)),
-            wave=self.word(context.HALT_WAVE),
+            wave=wave,
             scalars=scalars,
             scc=bool(scc),
+            vectors={n: self._vector(state, n, launch) for n in vectors if n < launch.vgprs},
+            waits=waits,
         )
+
+    def _vector(self, state: int, number: int, launch: Launch) -> tuple[int, ...]:
+        """Return all lanes of a vector register in the wave state at byte `state`."""
+        found: tuple[int, ...] = ()
+        for turn in range(launch.lanes // PASS):
+            at = state + layout.register_at(number, turn, launch.vgprs)
+            found += struct.unpack_from(f"<{PASS}I", self._states.data, at)
+        return found
 
     def resume_here(self, moved: int, waves: int) -> None:
         """Make the next launch go on with the group that stopped.

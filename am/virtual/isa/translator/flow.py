@@ -9,7 +9,7 @@ from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.runtime import layout
 from am.virtual.isa.runtime.launch import denormal_control
 from am.virtual.isa.translator.registers import Registers, Unsupported
-from am.virtual.isa.translator.relative import SPILL
+from am.virtual.isa.translator.relative import NOTE, SPILL
 from am.virtual.isa.translator.scalar import Handler
 from hcq.emu import waves
 from hcq.emu.jit import on_x86
@@ -49,8 +49,8 @@ def halt(e: Registers, offset: int | str, code: int) -> None:
 
 
 def poll_abort(e: Registers, pc: int) -> None:
-    """Leave the function when the dispatch is being aborted; store the wave's program counter
-    and scalar registers for inspection (hcq.emu.memory.Abort)."""
+    """Leave the function when the dispatch is being aborted; store the wave's program counter,
+    scalar registers and the vector registers that it needs (hcq.emu.memory.Abort.look)."""
     asked = e.value("load atomic i64, ptr %abort monotonic, align 8")  # both words of the flag
     halted = e.value("load atomic i32, ptr %stop monotonic, align 4")
     either = e.value(f"or i64 {asked}, {e.value(f'zext i32 {halted} to i64')}")
@@ -62,6 +62,7 @@ def poll_abort(e: Registers, pc: int) -> None:
     e.do(f"br i1 {stop}, label %stopped, label %{note}")
     e.begin(note)
     e.do(SPILL)
+    e.do(f"{NOTE}{e.needed.get(pc, 0):x}")
     scc = e.value(f"zext i1 {e.scc()} to i32")
     e.do(f"store i32 {scc}, ptr %scc.p")
     at, looks = (

@@ -9,6 +9,8 @@ Source of operand meanings: RDNA3 ISA document, "Scalar source operands" and "VO
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.decoder.operands import Kind, Operand
 from am.virtual.isa.runtime import layout
@@ -64,6 +66,7 @@ class Registers(Text):
         self.switches_mode = False  # of denormals, within the kernel
         self.stepped = False  # all registers lie in the wave state, for a debugger
         self.kept = False  # vector registers lie there, and begin with what it holds
+        self.needed: Mapping[int, int] = {}  # vector registers that are read behind blocks' ends
         self.pc = 0  # byte offset of the instruction at hand
 
     def start_block(self, full: bool) -> None:

@@ -9,23 +9,34 @@ Source: RDNA3 ISA document, "Relative addressing" and the V_MOVREL and S_MOVREL 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.decoder.operands import Kind, Operand
 from am.virtual.isa.runtime import layout
+from am.virtual.isa.translator.needed import numbers
 from am.virtual.isa.translator.registers import Registers, Unsupported
 from am.virtual.isa.translator.scalar import Handler
-from hcq.emu.text import VECTOR
+from hcq.emu.text import PASS, VECTOR, Text
 
 SPILL = "; spill all scalar registers"
 RELOAD = "; reload all scalar registers"
+NOTE = "; note vector registers "
 _SCALARS = 106
 
 
-def expanded(lines: list[str], scalars: list[int]) -> list[str]:
-    """Replace the placeholders, now that the registers in use are known."""
+def expanded(
+    lines: list[str], scalars: list[int], vectors: frozenset[int] = frozenset(), wide: int = PASS
+) -> list[str]:
+    """Replace the placeholders, now that the registers in use are known. vectors: those that are
+    values. wide: lanes of a wave."""
     found: list[str] = []
     for number, line in enumerate(lines):
         kept = line.strip()
+        if kept.startswith(NOTE):
+            noted = [k for k in numbers(int(kept.removeprefix(NOTE), 16)) if k in vectors]
+            found.extend(stored_vectors(Text(wide, f"vn{number}."), noted))
+            continue
         if kept not in (SPILL, RELOAD):
             found.append(line)
             continue
@@ -37,6 +48,15 @@ def expanded(lines: list[str], scalars: list[int]) -> list[str]:
             found.append(f"  {name} = load i32, ptr {here}, align 4")
             found.append(f"  store i32 {name}, ptr {there}, align 4")
     return found
+
+
+def stored_vectors(t: Text, vectors: Iterable[int]) -> list[str]:
+    """Return the lines that store vector registers, which are values, to the wave state."""
+    for k in vectors:
+        value = t.value(f"load {t.vector}, ptr %v{k}")
+        for turn, part in enumerate(t.cut("i32", value)):
+            t.do(f"store {VECTOR} {part}, ptr %vp{k}.{turn}, align 64")
+    return t.lines
 
 
 def _index(e: Registers, base: int, shift: int, limit: int) -> str:

@@ -31,6 +31,7 @@ from am.virtual.isa.translator import trig as emit_trig
 from am.virtual.isa.translator.flow import emit_end, halt
 from am.virtual.isa.translator.lanes import apply_dpp
 from am.virtual.isa.translator.liveness import ALL, read_after
+from am.virtual.isa.translator.needed import needed
 from am.virtual.isa.translator.pinned import pinned_registers
 from am.virtual.isa.translator.program import Block, Program, Stop, successors
 from am.virtual.isa.translator.registers import Registers, Unsupported
@@ -83,6 +84,8 @@ def translate(
     resumes: set[int] = set(program.roots)
     jumps = False
     live = read_after(program)
+    if len(pinned) < vector_limit:
+        e.needed = needed(program)
     for start in sorted(program.blocks):
         block = program.blocks[start]
         _emit_block(e, block, live)
@@ -205,7 +208,7 @@ def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps
     if not (resumes or jumps):
         head.insert(head.index("start:"), "  br label %start")
     tail = [*_save(scalars, moving, e.lanes), "stopped:", f"  ret i32 {waves.ABORTED}", "}"]
-    body = emit_relative.expanded(e.lines, scalars)
+    body = emit_relative.expanded(e.lines, scalars, frozenset(moving), e.lanes)
     return "\n".join([*head, *body, *tail, *sorted(e.declarations), PROFILES])
 
 
@@ -263,12 +266,7 @@ def _save(scalars: list[int], vectors: list[int], lanes: int) -> list[str]:
     lines.append("  %scc.o = load i1, ptr %scc")
     lines.append("  %scc.w = zext i1 %scc.o to i32")
     lines.append("  store i32 %scc.w, ptr %scc.p")
-    t = Text(lanes, "vo")
-    for k in vectors:
-        value = t.value(f"load {t.vector}, ptr %v{k}")
-        for turn, part in enumerate(t.cut("i32", value)):
-            t.do(f"store {VECTOR} {part}, ptr %vp{k}.{turn}, align 64")
-    lines.extend(t.lines)
+    lines.extend(emit_relative.stored_vectors(Text(lanes, "vo"), vectors))
     lines.append("  %resume.o = load i32, ptr %resume.slot")
     lines.append("  store i32 %resume.o, ptr %resume.p")
     lines.append("  %code.o = load i32, ptr %code.slot")

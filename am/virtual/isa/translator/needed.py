@@ -1,0 +1,94 @@
+"""Which vector registers are read again behind the end of each block.
+
+A wave that is looked at while it runs (`flow.poll_abort`) stores those alone: LLVM has them in any
+case, while to keep others alive would cost kernels that nobody looks at. What this analysis does
+not know to write a register whole counts as reading it, so that it errs on the side of more.
+"""
+
+from __future__ import annotations
+
+from am.virtual.isa.decoder.formats import Instruction
+from am.virtual.isa.decoder.operands import Operand
+from am.virtual.isa.translator.program import Block, Program, exec_registers, ones_after
+
+EVERY = (1 << 256) - 1
+_NOWHERE = ("s_setpc_b64", "s_swappc_b64", "s_rfe_b64")  # control passes to who knows where
+# Parts of names of instructions that leave some of their destination as it was, or add to it.
+_PARTLY = ("16", "fmac", "_mac_", "dot2c", "dot2acc", "writelane", "swap", "_d16", "movrel", "_u8",
+           "_i8", "_b8", "permlane")  # fmt: skip
+_WHOLE = ("v_", "ds_load_b", "global_load_b", "flat_load_b", "scratch_load_b", "buffer_load_b")
+
+
+def _registers(operand: Operand | None) -> int:
+    if operand is None or not operand.is_vector:
+        return 0
+    return ((1 << operand.width) - 1) << operand.index
+
+
+def _writes_whole(i: Instruction) -> bool:
+    return i.dpp is None and i.name.startswith(_WHOLE) and not any(p in i.name for p in _PARTLY)
+
+
+def _halves(i: Instruction) -> list[Instruction]:
+    return [i.x, i.y] if i.x is not None and i.y is not None else [i]
+
+
+def _before(i: Instruction, live: int, full: bool) -> int:
+    halves = _halves(i)
+    for half in halves:
+        if full and _writes_whole(half):
+            live &= ~_registers(half.dst)
+    for half in halves:
+        for operand in (half.addr, half.data, half.data1, half.saddr, *half.srcs):
+            live |= _registers(operand)
+        if not (full and _writes_whole(half)):
+            live |= _registers(half.dst)
+    return live
+
+
+def _passed(block: Block, whole: frozenset[int], live: int) -> int:
+    ones, fulls = set(whole) if block.full else set(), []
+    for instruction in block.instructions:
+        fulls.append(whole <= ones)
+        ones_after(instruction, ones)
+    for instruction, full in zip(reversed(block.instructions), reversed(fulls), strict=True):
+        live = _before(instruction, live, full)
+    return live
+
+
+def needed(program: Program) -> dict[int, int]:
+    """Return, by the offset of each backward branch, the set of vector registers that are read
+    behind it: bit n for register n. EVERY where control may pass to unknown places."""
+    blocks = program.blocks
+    lasts = [(b, b.instructions[-1]) for b in blocks.values() if b.instructions]
+    ends = {i.pc: b for b, i in lasts if i.branch_target is not None and i.branch_target <= i.pc}
+    if not ends:
+        return {}
+    if program.roots or any(i.name in _NOWHERE for _, i in lasts):
+        return dict.fromkeys(ends, EVERY)
+    whole = exec_registers(program)
+    before: dict[int, list[int]] = {}
+    for start, block in blocks.items():
+        for target in block.successors:
+            before.setdefault(target, []).append(start)
+    entering = dict.fromkeys(blocks, 0)
+    waiting = sorted(blocks)
+    while waiting:
+        start = waiting.pop()
+        live = _passed(blocks[start], whole, _leaving(blocks[start], entering))
+        if live != entering[start]:
+            entering[start] = live
+            waiting += before.get(start, [])
+    return {pc: _leaving(block, entering) for pc, block in ends.items()}
+
+
+def _leaving(block: Block, entering: dict[int, int]) -> int:
+    live = 0
+    for target in block.successors:
+        live |= entering.get(target, 0)
+    return live
+
+
+def numbers(registers: int) -> list[int]:
+    """The numbers of the registers of a set."""
+    return [n for n in range(registers.bit_length()) if registers >> n & 1]
