@@ -88,6 +88,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid in slow:
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.costly)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
