@@ -20,7 +20,7 @@ from hcq.fields import BoundRegister
 
 MOST_WAVES = 256
 MOST_VECTORS = 16  # vector registers that are read of a wave, see `wave_words`
-_WAVE64 = 1 << 11  # of IB_STS2 (gc_11_0_0_sh_mask.h, SQ_WAVE_IB_STS2__WAVE64)
+_WAVE64 = 1 << 11  # SQ_WAVE_IB_STS2.WAVE64
 _SLOTS_OF_SIMD = 20  # bits of VALID_AND_IDLE.WAVE_SLOT
 _ROOT_ADDRESS = ~0xFFF
 
