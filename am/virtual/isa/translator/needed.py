@@ -1,7 +1,7 @@
 """Which vector registers are read again behind the end of each block.
 
 A wave that is looked at while it runs (`flow.poll_abort`) stores those alone: LLVM has them in any
-case, while to keep others alive would cost kernels that nobody looks at. What this analysis does
+case, while to keep others alive would make all kernels slower. What this analysis does
 not know to write a register whole counts as reading it, so that it errs on the side of more.
 """
 
