@@ -14,10 +14,12 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hcq.errors import AccessDenied, UgpuError
 from hcq.remote.address import Address
 from hcq.remote.connection import Connection
+from tests.support.waiting import until
 from tools.daemon.tokens import Tokens
 
 SPARE = "cpu"
@@ -68,15 +70,28 @@ class Facts:
             for name in self.tokens:
                 tokens.revoke(name)
             self.tokens = {name: (token, False) for name, (token, _) in self.tokens.items()}
-        with Connection(Address(socket)) as connection:
-            rows = connection.call("devices").arguments[0]
-        (spare,) = (row for row in rows if row["name"] == SPARE)
+        spare = _settled(socket)
         reasons = self.unsure or (self.reason,)
         told = spare["reason"] if spare["state"] == "quarantined" else ""
         right = [one for one in reasons if told.startswith(one) and bool(told) is bool(one)]
         assert right, f"{SPARE} is {spare['state']} ({told!r}), not one of {reasons}"
         self.checked += not self.unsure
         self.reason = right[0]  # a request of a dead operator may still be under way
+
+
+def _settled(socket: str) -> dict[str, Any]:
+    """The spare card when no recovery is under way: a quarantine that was ordered during one shows
+    at its end."""
+    found: list[dict[str, Any]] = []
+
+    def ended() -> bool:
+        with Connection(Address(socket)) as connection:
+            rows = connection.call("devices").arguments[0]
+        found[:] = [row for row in rows if row["name"] == SPARE]
+        return found[0]["state"] not in ("recovering", "booting")
+
+    until(ended, f"the end of the recovery of {SPARE}")
+    return found[0]
 
 
 def operate(
