@@ -10,8 +10,10 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Collection
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hcq.debugging import Code, Debugger, Halted
 from hcq.emu.text import Text
@@ -56,7 +58,30 @@ class Stops:
                 self.table[place] = 1
 
 
-class StepCall(ABC):
+class SteppedCode(Code, Protocol):
+    """A kernel with its table."""
+
+    stops: Stops
+
+
+class SteppedWorker(Protocol):
+    """The thread that runs the waves. error: what its launch raises in the end."""
+
+    error: BaseException | None
+
+
+class SteppedRun(Protocol):
+    """A launch. stop: set to end its waves."""
+
+    stop: NDArray[np.uint32]
+
+
+W = TypeVar("W", bound=SteppedWorker)
+R = TypeVar("R", bound=SteppedRun)
+C = TypeVar("C", bound=SteppedCode)
+
+
+class StepCall(ABC, Generic[W, R, C]):
     """The function that stepped code calls where it halts. Used by one thread at a time.
 
     address: of the function, `u32 (context, wave, place)`, which returns whether the wave goes on.
@@ -66,45 +91,43 @@ class StepCall(ABC):
         self.debugger = debugger
         self._step = _STEP(self._called)
         self.address = ctypes.cast(self._step, ctypes.c_void_p).value or 0
+        self._at: tuple[W, R, C] | None = None
 
     @property
-    @abstractmethod
-    def code(self) -> Code:
-        """The kernel that runs."""
-
-    @property
-    @abstractmethod
-    def stops(self) -> Stops:
-        """The table of the kernel that runs."""
+    def entered(self) -> tuple[W, R, C]:
+        """The worker, launch and kernel that run."""
+        assert self._at is not None
+        return self._at
 
     @abstractmethod
     def wave(self, context: int, wave: int, place: int) -> Halted:
         """Return the wave that halts: by its context's and its state's host address."""
 
-    @abstractmethod
-    def failed(self, error: BaseException) -> None:
-        """End the launch and have its thread raise an error."""
-
     def active(self) -> bool:
         """Return whether wait limits are suspended."""
         return self.debugger.active
 
-    def arm(self) -> None:
-        """Ask the debugger where to halt."""
-        stops = self.stops
-        before = stops.asked
-        stops.set(self.debugger.stops(self.code))
-        if stops.asked != before:  # RACE: by another thread, and `set` may have undone it
-            stops.everywhere()
+    def begin(self, worker: W, run: R, code: C) -> None:
+        """A worker is about to run waves of a kernel: ask the debugger where they halt."""
+        self._at = worker, run, code
+        self._arm(code)
+
+    def _arm(self, code: C) -> None:
+        before = code.stops.asked
+        code.stops.set(self.debugger.stops(code))
+        if code.stops.asked != before:  # RACE: by another thread, and `set` may have undone it
+            code.stops.everywhere()
 
     def _called(self, context: int, wave: int, place: int) -> int:
+        worker, run, code = self.entered
         try:
             goes_on = self.debugger.halted(self.wave(context, wave, place))
-            self.arm()
+            self._arm(code)
             return int(goes_on)
         except BaseException as error:  # must not pass native code: the launch's thread raises it
-            self.stops.nowhere()
-            self.failed(error)
+            code.stops.nowhere()
+            worker.error = error
+            run.stop[0] = 1
             return 0
 
 

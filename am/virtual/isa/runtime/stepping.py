@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from am.virtual.isa.decoder.disassembly import text
 from am.virtual.isa.runtime import layout
 from am.virtual.isa.translator.program import Program
-from hcq.debugging import Debugger, WaveState
+from hcq.debugging import WaveState
 from hcq.emu import context
 from hcq.emu.stepping import StepCall, Stops
 from hcq.emu.text import PASS
@@ -162,42 +162,16 @@ class SteppedWave:
         return self._worker.local(self._run.launch.lds_bytes)
 
 
-class Stepping(StepCall):
+class Stepping(StepCall["Worker", "Run", SteppedCode]):
     """Runs a core's waves under a debugger."""
-
-    def __init__(self, debugger: Debugger) -> None:
-        super().__init__(debugger)
-        self._at: tuple[Worker, Run, SteppedCode] | None = None
 
     def enter(self, worker: Worker, run: Run, program: Program) -> None:
         """Have the worker's waves halt in a program where the debugger wants it."""
         code = SteppedCode(program)
-        self._at = worker, run, code
-        self.arm()
+        self.begin(worker, run, code)
         worker.set_quad(context.STEPS, code.stops.address)
         worker.set_quad(context.STEP, self.address)
 
-    @property
-    def _entered(self) -> tuple[Worker, Run, SteppedCode]:
-        assert self._at is not None
-        return self._at
-
-    @property
-    def code(self) -> SteppedCode:
-        """See StepCall."""
-        return self._entered[2]
-
-    @property
-    def stops(self) -> Stops:
-        """See StepCall."""
-        return self.code.stops
-
     def wave(self, context: int, wave: int, place: int) -> SteppedWave:
         """See StepCall."""
-        return SteppedWave(*self._entered, place)
-
-    def failed(self, error: BaseException) -> None:
-        """See StepCall."""
-        worker, run, _ = self._entered
-        worker.error = error
-        run.stop[0] = 1
+        return SteppedWave(*self.entered, place)

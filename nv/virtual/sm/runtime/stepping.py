@@ -169,7 +169,7 @@ class SteppedWarp:
         return ctypes.string_at(self._quad(layout.SHARED), self._quad(layout.SHARED_SIZE))
 
 
-class Stepping(StepCall):
+class Stepping(StepCall["Worker", "Run", SteppedCode]):
     """Runs the warps of one grid under a debugger."""
 
     def __init__(
@@ -177,30 +177,12 @@ class Stepping(StepCall):
     ) -> None:  # fmt: skip
         super().__init__(debugger)
         self._code, self._places, self._run = code, places, run
-        self._worker: Worker | None = None
         run.steps = code.stops.address, self.address
 
     def enter(self, worker: Worker) -> None:
         """Have a worker's warps halt where the debugger wants it."""
-        self._worker = worker
-        self.arm()
-
-    @property
-    def code(self) -> SteppedCode:
-        """See StepCall."""
-        return self._code
-
-    @property
-    def stops(self) -> Stops:
-        """See StepCall."""
-        return self._code.stops
+        self.begin(worker, self._run, self._code)
 
     def wave(self, context: int, wave: int, place: int) -> SteppedWarp:
         """See StepCall."""
         return SteppedWarp(self._code, self._places, self._run, context, place)
-
-    def failed(self, error: BaseException) -> None:
-        """See StepCall."""
-        assert self._worker is not None
-        self._worker.error = error
-        self._run.stop[0] = 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hcq.debugging import Debugger, WaveState
+from hcq.debugging import WaveState
 from hcq.emu import context
 from hcq.emu.stepping import StepCall, Stops
 from qcom.virtual.sp.operands import A0, A1, P0, SHARED, SHARED_END
@@ -190,42 +190,16 @@ def _numbered(name: str) -> tuple[int, bool]:
     return number + component, kind == "hr"
 
 
-class Stepping(StepCall):
+class Stepping(StepCall["Worker", "Run", SteppedCode]):
     """Runs the waves of all shader processors under a debugger."""
-
-    def __init__(self, debugger: Debugger) -> None:
-        super().__init__(debugger)
-        self._at: tuple[Worker, Run, SteppedCode] | None = None
 
     def enter(self, worker: Worker, run: Run, digest: str) -> None:
         """Have the worker's waves halt in a program where the debugger wants it."""
         code = SteppedCode(run, digest)
-        self._at = worker, run, code
-        self.arm()
+        self.begin(worker, run, code)
         for place, value in ((context.STEPS, code.stops.address), (context.STEP, self.address)):
             struct.pack_into("<Q", worker.context.data, place, value)
 
-    @property
-    def _entered(self) -> tuple[Worker, Run, SteppedCode]:
-        assert self._at is not None
-        return self._at
-
-    @property
-    def code(self) -> SteppedCode:
-        """See StepCall."""
-        return self._entered[2]
-
-    @property
-    def stops(self) -> Stops:
-        """See StepCall."""
-        return self.code.stops
-
     def wave(self, context: int, wave: int, place: int) -> SteppedWave:
         """See StepCall."""
-        return SteppedWave(*self._entered, place)
-
-    def failed(self, error: BaseException) -> None:
-        """See StepCall."""
-        worker, run, _ = self._entered
-        worker.error = error
-        run.stop[0] = 1
+        return SteppedWave(*self.entered, place)
