@@ -2,7 +2,8 @@
 
 Matrix instructions look at lanes 0..15 of A and B alone (see `runtime.matrix`), so that what loads
 a fragment need not repeat it in lanes 16..31 where nothing else reads the registers before they are
-written again. No one but the program sees a wave's registers: they end with it.
+written again. The program does not see the difference; a look at a wave that runs does, which shows
+in these lanes what was there before.
 
 A backward analysis over the program's blocks, by halves of registers (bits 2n and 2n + 1 of a set
 stand for the low and high 16 bits of register n), since halves are what v_mov_b16 writes. Whatever
@@ -13,13 +14,13 @@ from __future__ import annotations
 
 from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.decoder.operands import Operand
-from am.virtual.isa.translator.program import Block, Program, Stop, exec_registers, ones_after
+from am.virtual.isa.translator.backward import Backward
+from am.virtual.isa.translator.program import NOWHERE, Program
 from hcq.emu.text import PASS
 
 ALL = (1 << 512) - 1
 _LOADS = ("ds_load_b", "global_load_b")  # of 32 bits and more: they write nothing but whole ones
 _NARROW = ("_b8", "_b16")
-_NOWHERE = ("s_setpc_b64", "s_swappc_b64", "s_rfe_b64")  # control passes to who knows where
 
 
 def registers(operand: Operand | None) -> int:
@@ -60,23 +61,6 @@ def _before(i: Instruction, live: int, full: bool) -> int:
     return live & ~written | _read(i, written)
 
 
-def _fulls(block: Block, whole: frozenset[int]) -> list[bool]:
-    """Return, for each instruction of a block, whether EXEC, which is the scalar registers `whole`,
-    is known to be all ones there."""
-    ones = set(whole) if block.full else set()
-    found = []
-    for instruction in block.instructions:
-        found.append(whole <= ones)
-        ones_after(instruction, ones)
-    return found
-
-
-def _passed(block: Block, fulls: list[bool], live: int) -> int:
-    for instruction, full in zip(reversed(block.instructions), reversed(fulls), strict=True):
-        live = _before(instruction, live, full)
-    return live
-
-
 def read_after(program: Program) -> dict[int, int]:
     """Return, by the offset of each ds_load_b128, what is read in lanes 16..31 after it.
 
@@ -85,40 +69,14 @@ def read_after(program: Program) -> dict[int, int]:
     """
     if program.lanes > PASS:
         return {}
-    whole = exec_registers(program)
-    fulls = {start: _fulls(block, whole) for start, block in program.blocks.items()}
     for block in program.blocks.values():
         for instruction in block.instructions:
-            if instruction.name in _NOWHERE or "movrel" in instruction.name:
+            if instruction.name in NOWHERE or "movrel" in instruction.name:
                 return {}
-    entering = dict.fromkeys(program.blocks, 0)
-    waiting = sorted(program.blocks)
-    while waiting:
-        start = waiting.pop()
-        block = program.blocks[start]
-        live = _passed(block, fulls[start], _leaving(block, entering))
-        if live != entering[start]:
-            entering[start] = live
-            waiting += [at for at, other in program.blocks.items() if start in other.successors]
-    return _at_loads(program, fulls, entering)
-
-
-def _leaving(block: Block, entering: dict[int, int]) -> int:
-    live = 0 if block.stop is Stop.NONE else ALL
-    for target in block.successors:
-        live |= entering[target]
-    return live
-
-
-def _at_loads(
-    program: Program, fulls: dict[int, list[bool]], entering: dict[int, int]
-) -> dict[int, int]:
-    found = {}
-    for start, block in program.blocks.items():
-        live = _leaving(block, entering)
-        for instruction, full in zip(
-            reversed(block.instructions), reversed(fulls[start]), strict=True
-        ):
+    analysis, found = Backward(program, _before, ALL), {}
+    for block in program.blocks.values():
+        live = analysis.leaving(block)
+        for instruction, full in analysis.backward(block):
             if instruction.name == "ds_load_b128":
                 found[instruction.pc] = live
             live = _before(instruction, live, full)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.decoder.operands import Operand
-from am.virtual.isa.translator.program import Block, Program, exec_registers, ones_after
+from am.virtual.isa.translator.backward import Backward
+from am.virtual.isa.translator.program import NOWHERE, Program
 
 EVERY = (1 << 256) - 1
-_NOWHERE = ("s_setpc_b64", "s_swappc_b64", "s_rfe_b64")  # control passes to who knows where
 # Parts of names of instructions that leave some of their destination as it was, or add to it.
 _PARTLY = ("16", "fmac", "_mac_", "dot2c", "dot2acc", "writelane", "swap", "_d16", "movrel", "_u8",
            "_i8", "_b8", "permlane")  # fmt: skip
@@ -46,47 +46,18 @@ def _before(i: Instruction, live: int, full: bool) -> int:
     return live
 
 
-def _passed(block: Block, whole: frozenset[int], live: int) -> int:
-    ones, fulls = set(whole) if block.full else set(), []
-    for instruction in block.instructions:
-        fulls.append(whole <= ones)
-        ones_after(instruction, ones)
-    for instruction, full in zip(reversed(block.instructions), reversed(fulls), strict=True):
-        live = _before(instruction, live, full)
-    return live
-
-
 def needed(program: Program) -> dict[int, int]:
     """Return, by the offset of each backward branch, the set of vector registers that are read
     behind it: bit n for register n. EVERY where control may pass to unknown places."""
-    blocks = program.blocks
-    lasts = [(b, b.instructions[-1]) for b in blocks.values() if b.instructions]
+    blocks = program.blocks.values()
+    lasts = [(block, block.instructions[-1]) for block in blocks if block.instructions]
     ends = {i.pc: b for b, i in lasts if i.branch_target is not None and i.branch_target <= i.pc}
     if not ends:
         return {}
-    if program.roots or any(i.name in _NOWHERE for _, i in lasts):
+    if program.roots or any(i.name in NOWHERE for _, i in lasts):
         return dict.fromkeys(ends, EVERY)
-    whole = exec_registers(program)
-    before: dict[int, list[int]] = {}
-    for start, block in blocks.items():
-        for target in block.successors:
-            before.setdefault(target, []).append(start)
-    entering = dict.fromkeys(blocks, 0)
-    waiting = sorted(blocks)
-    while waiting:
-        start = waiting.pop()
-        live = _passed(blocks[start], whole, _leaving(blocks[start], entering))
-        if live != entering[start]:
-            entering[start] = live
-            waiting += before.get(start, [])
-    return {pc: _leaving(block, entering) for pc, block in ends.items()}
-
-
-def _leaving(block: Block, entering: dict[int, int]) -> int:
-    live = 0
-    for target in block.successors:
-        live |= entering.get(target, 0)
-    return live
+    analysis = Backward(program, _before, stopped=0)
+    return {pc: analysis.leaving(block) for pc, block in ends.items()}
 
 
 def numbers(registers: int) -> list[int]:

@@ -17,7 +17,8 @@ PAGE = 1 << PAGE_SHIFT
 MOST_INSTRUCTIONS = 200_000  # of one kernel; runaway decoding of data stops here
 
 _ENDS = ("s_endpgm", "s_endpgm_saved")
-_INDIRECT = ("s_setpc_b64", "s_swappc_b64", "s_rfe_b64")
+# Control passes to places that no instruction names.
+NOWHERE = ("s_setpc_b64", "s_swappc_b64", "s_rfe_b64")
 
 
 class Stop(Enum):
@@ -204,7 +205,7 @@ def _load(
 def successors(instruction: Instruction) -> tuple[int, ...] | None:
     """Return where control may go after an instruction that ends a block; None for all others."""
     name = instruction.name
-    if name in _ENDS or name in _INDIRECT:
+    if name in _ENDS or name in NOWHERE:
         return ()
     target = instruction.branch_target
     if name == "s_branch" or name == "s_call_b64":
