@@ -211,6 +211,21 @@ def test_a_core_that_does_not_come_back_is_recovered(running: Running) -> None:
     assert running.daemon.devices()[0]["history"]["failures"] == 1
 
 
+def test_a_bug_on_the_way_to_rest_has_the_card_recovered(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> bool:
+        raise ZeroDivisionError("made up")
+
+    owned = rests(running)
+    with monkeypatch.context() as patched:
+        patched.setattr(owned, "rest", broken)
+        running.daemon._rest(owned)
+    with running.lease("virtual:navi31", wait_s=60) as gpu:
+        assert scaled(gpu)
+    assert running.daemon.devices()[0]["history"]["failures"] == 1
+
+
 def test_a_daemon_stops_with_a_card_at_rest(folder: Path) -> None:
     running = started(folder)
     owned = rests(running)

@@ -1,4 +1,4 @@
-"""Rest of cards that are not leased: when each is due. See `hcq.driver.Driver.rest`."""
+"""Rest of cards that are not leased: when each is due. See `hcq.driver.Driver.begin_rest`."""
 
 from __future__ import annotations
 

@@ -458,6 +458,7 @@ class Ward:
             self.failed(owned, error)
         except Exception:
             log.exception("%s: it cannot rest", owned.name)
+            self.failed(owned, HostError(UNKNOWN))
 
     def failed(self, owned: Owned, error: UgpuError) -> None:
         """A card has failed outside of a holder's work: have it recovered."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import ugpu
 from am import inspect, window
@@ -185,6 +186,14 @@ attributes #0 = { "amdgpu-no-implicitarg-ptr" "amdgpu-no-queue-ptr" "amdgpu-no-d
 """
 
 
+def waited_for(out: Any) -> NDArray[np.uint32]:
+    """Fill memory with words to tell apart; of the first, 0, the kernels' loops await a change."""
+    pattern = np.arange(1024, dtype=np.uint32) * 3 + 0x5EED
+    pattern[0] = 0
+    out.copy_from(pattern)
+    return pattern
+
+
 @pytest.mark.parametrize("features", ["", "+wavefrontsize64"], ids=["wave32", "wave64"])
 def test_vector_registers_that_a_running_wave_reads_again(
     chip: Chip, device: AmDevice, features: str
@@ -195,9 +204,7 @@ def test_vector_registers_that_a_running_wave_reads_again(
         "attributes #0 = {", f'attributes #0 = {{ "target-features"="{features}"'
     )
     program, out = device.load(compile_ir(text, TRIPLE, "gfx1100")), device.alloc(4096)
-    pattern = np.arange(1024, dtype=np.uint32) * 3 + 0x5EED
-    pattern[0] = 0  # what the loop waits for a change of
-    out.copy_from(pattern)
+    pattern = waited_for(out)
     start(chip, device, program, out, grid=(1,), block=(lanes,))
     (wave,) = inspect.waves(device.chip)
     gfx = Gfx(device.chip, Nbio(device.chip))
@@ -214,9 +221,7 @@ def test_a_bundle_and_ugpu_waves_show_registers(
     chip: Chip, device: AmDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program, out = device.load(compile_ir(VECTORS, TRIPLE, "gfx1100")), device.alloc(4096)
-    pattern = np.arange(1024, dtype=np.uint32) * 3 + 0x5EED
-    pattern[0] = 0
-    out.copy_from(pattern)
+    pattern = waited_for(out)
     start(chip, device, program, out, grid=(1,), block=(32,))
     (live,) = window.look(device.chip, "waves")
     assert live["scalars"][126] == 0xFFFF_FFFF and pattern[64:96].tolist() in live["vectors"]
@@ -261,9 +266,7 @@ attributes #0 = { "amdgpu-no-implicitarg-ptr" "amdgpu-no-queue-ptr" "amdgpu-no-d
 
 def test_a_wave_that_waits_at_a_barrier_is_shown(chip: Chip, device: AmDevice) -> None:
     program, out = device.load(compile_ir(BARRIER, TRIPLE, "gfx1100")), device.alloc(4096)
-    pattern = np.arange(1024, dtype=np.uint32) * 3 + 0x5EED
-    pattern[0] = 0
-    out.copy_from(pattern)
+    pattern = waited_for(out)
     start(chip, device, program, out, grid=(1,), block=(64,))
     waves: Any = window.look(device.chip, "waves")
     assert [wave["place"][-1] for wave in waves] == [0, 1]
