@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import threading
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -69,6 +70,7 @@ class Worker(NativeWorker):
         self._lds = aligned(LDS_SPACE + 64)
         self._states = aligned(0)
         self._run: Run | None = None  # also keeps alive what the context points to
+        self._guard = threading.Lock()  # a launch begins or ends, or another thread looks
         self._tlb: NDArray[np.uint64] | None = None
         self._quads[context.REFILL // 8] = self.refill
         self._quads[context.SHARED // 8] = place_of(self._lds)
@@ -96,18 +98,17 @@ class Worker(NativeWorker):
                 return pc, text(decode(code, 0, self._run.launch.lanes))
         return pc, ""
 
-    def prepare(
-        self,
-        run: Run,
-        first_wave: int,
-        code_base: int,
-    ) -> None:
+    def prepare(self, run: Run, first_wave: int, code_base: int) -> None:
         """Fill the context for a dispatch. first_wave: this worker's first scratch slot."""
+        tlb = self.tlb_for(run.memory)  # may wait for who looks meanwhile
+        with self._guard:
+            self._prepare(run, first_wave, code_base, tlb)
+
+    def _prepare(self, run: Run, first_wave: int, code_base: int, tlb: NDArray[np.uint64]) -> None:
         self.error = None
         self.shown: Shown = _nothing
         dispatch, launch = run.dispatch, run.launch
-        self._run = run
-        self._tlb = self.tlb_for(run.memory)
+        self._run, self._tlb = run, tlb
         stride = layout.STATE_VGPR + layout.REGISTER * launch.vgprs * (launch.lanes // PASS)
         if len(self._states) < stride * launch.waves:
             self._states = aligned(stride * launch.waves)
@@ -116,7 +117,7 @@ class Worker(NativeWorker):
         quads, words = self._quads, self._words
         for field, place in run.places:
             quads[field // 8] = place
-        quads[context.TLB // 8] = place_of(self._tlb)
+        quads[context.TLB // 8] = place_of(tlb)
         quads[context.SHARED_SIZE // 8] = launch.lds_bytes
         quads[layout.SCRATCH // 8] = dispatch.scratch_base + first_wave * wave_size
         quads[layout.SCRATCH_WAVE // 8] = wave_size
@@ -126,6 +127,7 @@ class Worker(NativeWorker):
         quads[context.STATE_STRIDE // 8] = stride
         quads[layout.CODE_BASE // 8] = code_base
         quads[context.RESUME_GROUP // 8] = context.NO_GROUP
+        quads[context.HALT_GROUP // 8] = context.NO_GROUP
         quads[layout.FIRST_LANE // 8] = 0
         quads[layout.WAVE_SHIFT // 8] = launch.lanes.bit_length() - 1
         words[context.GROUPS_X // 4] = dispatch.groups[0]
@@ -166,14 +168,19 @@ class Worker(NativeWorker):
 
     def rest(self) -> None:
         """The launch has ended here: nothing runs that could be looked at."""
-        self._run = None
+        with self._guard:
+            self._run = None
 
     def looked(self) -> list[RunningWave]:
         """The wave that runs, as it was when it was last looked at, and those of its group that
         wait at a barrier. Called by another thread: what changes meanwhile is read once."""
-        run, current = self._run, self.word(context.HALT_WAVE)
-        if run is None:
-            return []
+        with self._guard:
+            run = self._run
+            if run is None or self.quad(context.HALT_GROUP) == context.NO_GROUP:
+                return []  # no wave has begun: the states are of waves before
+            return self._seen(run, self.word(context.HALT_WAVE))
+
+    def _seen(self, run: Run, current: int) -> list[RunningWave]:
         stored = self.shown(self.word(layout.LOOK_PC))
         found = [self._wave(run, current, self.word(layout.LOOK_PC), stored)]
         for wave in range(run.launch.waves):
