@@ -16,6 +16,7 @@ from am.virtual.isa.runtime.worker import Run, Worker
 from am.virtual.shader import Dispatch
 from hcq.emu import context
 from hcq.emu.memory import Abort
+from hcq.emu.worker import aligned as made
 from tests.support.shader_memory import ArrayMemory
 
 CODE = 0x1000_0000
@@ -33,7 +34,6 @@ def test_a_launch_that_begins_shows_no_wave(monkeypatch: pytest.MonkeyPatch) -> 
     """The look comes as the states of the launch are not there yet."""
     worker, seen = Worker(), list[Any]()
     looks: list[threading.Thread] = []
-    made = workers.aligned  # type: ignore[attr-defined]
 
     def aligned(size: int, at: int = 128) -> Any:
         looks.append(threading.Thread(target=lambda: seen.append(worker.looked())))
