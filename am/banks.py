@@ -2,6 +2,7 @@
 
 Sources: Linux 6.12 gfx_v11_0.c, soc21.c (soc21_grbm_select: GRBM_GFX_CNTL; GRBM_GFX_INDEX;
 SQ_IND_INDEX), nbio_v4_3.c (index and data pairs), amdgpu_device.c (MM_INDEX, MM_DATA).
+How firmware is told to reset the chip: see am.smu and am.psp.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import functools
 from fnmatch import fnmatchcase
 
 from am import chips
+from am.chips.facts import ChipFacts
 from am.names import placed_tables
+from am.regs import constants
 from hcq.transport.recorded import Banks, Place
 from hcq.transport.recording import Recording
 
@@ -69,8 +72,24 @@ def banks(recording: Recording) -> Banks:
                     return _selectors(found.name, chosen_by)
         return ()
 
+    orders = {place(name): values for name, values in _reset_orders(facts).items()}
+
+    def resets(bar: int, offset: int, value: int) -> bool:
+        return value in orders.get((bar, offset), ())
+
     selectors = {one for places in pairs.values() for one in places} | set(chosen_by.values())
-    return Banks(window, frozenset(selectors), of)
+    return Banks(window, frozenset(selectors), of, resets)
+
+
+def _reset_orders(facts: ChipFacts) -> dict[str, frozenset[int]]:
+    """What is written to the mailboxes of the SMU and the PSP to have them reset the chip."""
+    messages = constants(facts.smu.messages)
+    names = ("PPSMC_MSG_Mode1Reset", "PPSMC_MSG_Mode2Reset")
+    return {
+        "MP1_SMN_C2PMSG_66": frozenset(messages[name] for name in names if name in messages),
+        "MP1_SMN_C2PMSG_75": frozenset({facts.generation.smu_debug_mode1_message}),
+        "MP0_SMN_C2PMSG_64": frozenset({constants("psp_gfx_if").GFX_CTRL_CMD_ID_MODE1_RST}),
+    }
 
 
 def _selectors(name: str, chosen_by: dict[str, Place]) -> tuple[Place, ...]:

@@ -8,6 +8,7 @@ gc_cp_reg_list_11, wave_read_wave_data), gfxhub_v3_0.c (contexts).
 from __future__ import annotations
 
 import fnmatch
+import functools
 from collections.abc import Iterator
 
 from am.chip import ALL_ONES, Chip
@@ -16,7 +17,7 @@ from am.gfx import MEC, Gfx
 from am.memory import PageTableFormat
 from am.nbio import Nbio
 from hcq.errors import BadArgument, NotRecorded
-from hcq.fields import BoundRegister
+from hcq.fields import BoundRegister, RegisterMap
 
 MOST_WAVES = 256
 MOST_VECTORS = 16  # vector registers that are read of a wave, see `wave_words`
@@ -32,10 +33,14 @@ def registers(chip: Chip) -> dict[str, int]:
         here = getattr(chip, block, None)
         if here is None:
             continue
-        for pattern in patterns:
-            for name in fnmatch.filter(here.map, pattern):
-                values[f"{block}.{name}"] = int(here[name].read())
+        for name in _named(here.map, patterns):
+            values[f"{block}.{name}"] = int(here[name].read())
     return values
+
+
+@functools.lru_cache(maxsize=64)
+def _named(table: RegisterMap, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for pattern in patterns for name in fnmatch.filter(table, pattern))
 
 
 def hardware_queues(chip: Chip) -> list[dict[str, object]]:

@@ -22,6 +22,7 @@ from hcq.errors import BadArgument, DeviceNotFound, FirmwareSilent, NotRecorded,
 from hcq.fields import RegisterBlock
 from hcq.ladder import Diagnosis, Level
 from hcq.registry import Attachment
+from hcq.transport.base import Transport
 from hcq.transport.recorded import Banks, RecordedTransport
 from hcq.transport.recording import Recording
 
@@ -83,16 +84,40 @@ def open_recorded(transport: RecordedTransport) -> Iterator[Chip]:
             raise DeviceNotFound(f"ugpu does not support PCI id {transport.identity}")
         chip = Chip(transport, facts)
         with transport.constants():
-            size = chip.memory_size_mb()
-            if size in (0, ALL_ONES):
-                raise FirmwareSilent(
-                    "the board's boot firmware had not finished",
-                    vram_mb=size,
-                    c2pmsg_33=chip.bus.read32(chip.generation.ifwi_register),
-                )
-            chip.vram.size = size << 20
-            read_discovery(chip)
+            _describe(chip)
         yield chip
+
+
+def _describe(chip: Chip) -> None:
+    size = chip.memory_size_mb()
+    if size in (0, ALL_ONES):
+        raise FirmwareSilent(
+            "the board's boot firmware had not finished",
+            vram_mb=size,
+            c2pmsg_33=chip.bus.read32(chip.generation.ifwi_register),
+        )
+    chip.vram.size = size << 20
+    read_discovery(chip)
+
+
+def observer(transport: Transport) -> Callable[[], None]:
+    """Return a function that reads all that `look` shows of a chip while its driver boots it: for a
+    recording (hcq.transport.record). It raises as `open_recorded` where the chip cannot be reached
+    yet, and DeviceLost."""
+    facts = chips.find(transport.identity.vendor, transport.identity.device)
+    if facts is None:
+        raise DeviceNotFound(f"ugpu does not support PCI id {transport.identity}")
+    chip, described = Chip(transport, facts), False
+
+    def observe() -> None:
+        nonlocal described
+        if not described:
+            _describe(chip)
+            described = True
+        for part in _LOOKS:
+            look(chip, part)
+
+    return observe
 
 
 #: registers that reading changes: semaphores, and windows that go on to the next word
@@ -127,13 +152,7 @@ def dangers() -> tuple[tuple[str, str], ...]:
 
 def look(chip: Chip, part: str) -> object:
     """A part of what a bundle has, of the chip as it is: states, queues, waves, registers."""
-    looks: dict[str, Callable[[Chip], object]] = {
-        "states": states.as_json,
-        "queues": inspect.hardware_queues,
-        "waves": _waves,
-        "registers": inspect.registers,
-    }
-    return looks[part](chip)
+    return _LOOKS[part](chip)
 
 
 def _waves(chip: Chip) -> list[dict[str, object]]:
@@ -143,6 +162,14 @@ def _waves(chip: Chip) -> list[dict[str, object]]:
         for wave in found[:_WHOLE_WAVES]:
             inspect.wave_words(chip, wave)
     return found
+
+
+_LOOKS: dict[str, Callable[[Chip], object]] = {
+    "states": states.as_json,
+    "queues": inspect.hardware_queues,
+    "waves": _waves,
+    "registers": inspect.registers,
+}
 
 
 def named_states(attachment: Attachment) -> list[dict[str, object]]:

@@ -9,6 +9,7 @@ UGPU_LOG              level: error, warning, info, debug or trace
 UGPU_TRACE            file that receives trace events, one JSON object a line
 UGPU_WINOGRAD         0: no convolution by Winograd's tiles, whose results are less precise
 UGPU_RECORD           file that receives all that is done to a device behind a PCI transport
+UGPU_RECORD_STATES    1: and what the device's units are at after each stage of coming up
 UGPU_CRASHES          folder for bundles of evidence, one for each failure of a device (default:
                       $XDG_STATE_HOME/ugpu/crashes); 0: none are written
 UGPU_OBSERVE          folder for the sockets by which other processes of this user read telemetry of
@@ -54,6 +55,7 @@ class Config:
     wait_limit_s: float = 30.0
     winograd: bool = True
     record_file: Path | None = None
+    record_states: bool = False
     host_without: tuple[str, ...] = ()
     host_caches: tuple[int, int] | None = None
     objects_folder: Path | None = None
@@ -89,6 +91,7 @@ def from_environment(environment: Mapping[str, str]) -> Config:
         trace_file=_path(environment, "UGPU_TRACE"),
         power_command=environment.get("UGPU_POWER_COMMAND", ""),
         record_file=_path(environment, "UGPU_RECORD"),
+        record_states=_switch(environment, "UGPU_RECORD_STATES", default.record_states),
         wait_limit_s=_seconds(environment, "UGPU_WAIT_LIMIT", default.wait_limit_s),
         host_without=tuple(
             name.strip()

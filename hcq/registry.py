@@ -59,6 +59,7 @@ COMPILER = "compiler.front.source:compile_source"
 _recorded = itertools.count(1)
 # Options of `pci:` names that are the transport's (hcq.transport.attach), not the driver's.
 PCI_OPTIONS = frozenset(("via", "bind", "no_iommu", "narrow_link"))
+RECORD_OPTIONS = ("record", "record_states")
 # Names of devices that offer no telemetry to other processes: there is nothing to measure.
 UNOBSERVED = ("cpu", "recording:")
 PLANNED = ("kfd", "tcp")
@@ -109,8 +110,9 @@ def open(name: str = "auto", **options: object) -> Device:
     those whose work was lost (hcq.recovery), and the device goes on. `wait_s` waits so long for a
     device that is not there, or not free, yet (hcq.transport.hotplug). `record=PATH`, for what is
     behind a PCI transport, writes all that the driver did to the device into a file when it is
-    closed, the firmware images that it read included. DeviceNotFound for an unknown name,
-    BadArgument for an unknown option.
+    closed, the firmware images that it read included; `record_states=True` adds what its units,
+    queues and waves are at after each stage of coming up (NotSupported where the driver does not
+    expose registers). DeviceNotFound for an unknown name, BadArgument for an unknown option.
     """
     if not isinstance(name, str):
         raise BadArgument(f"name must be a str, got {name!r}")
@@ -279,10 +281,15 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
     try:
         wanted = options.pop("record", None)
         path = _record_path() if wanted is None else Path(path_like("record", wanted))
+        states = options.pop("record_states", None)
+        if states and path is None:
+            raise BadArgument("record_states requires record or UGPU_RECORD")
         if path is not None:
             make_recorder = load("hcq.transport.record:RecordingTransport")
             recorder = make_recorder(attachment.transport, path, time.monotonic)
             attachment = replace(attachment, transport=recorder, on_image=recorder.image)
+            if config().record_states if states is None else states:
+                recorder.observer = load("hcq.window:observer")(recorder)
             opening = recorder.opening()
         identity = attachment.transport.identity
         known = pci_drivers().get((identity.vendor, identity.device))
@@ -327,7 +334,7 @@ def _open_pci(name: str, address: str, options: dict[str, object]) -> Device:
         )
     make = load(known.entry)
     for_transport = {key: options.pop(key) for key in PCI_OPTIONS & set(options)}
-    driver_options = {key: value for key, value in options.items() if key != "record"}
+    driver_options = {key: value for key, value in options.items() if key not in RECORD_OPTIONS}
     _check_options(name, make, driver_options, given=2, also=PCI_OPTIONS)
     attach_pci = load("hcq.transport.attach:attach_pci")
     transport = attach_pci(

@@ -6,6 +6,7 @@ A driver that can do so names a module in its `PciDriver.window`, which has
                                 blocks, and it closes the attachment's transport
     banks(recording)            registers of a recorded chip that choose what others mean
     open_recorded(transport)    as open_window, of a recording at one moment
+    observer(transport)         a function that reads all that `look` shows, of a chip that boots
     usual_blocks(chip)          the blocks of a chip by name, without a chip: names and places
     dangers()                   what writes may do, as (pattern of names, text)
     CHANGED_BY_READING          patterns of registers that reading changes
@@ -28,7 +29,7 @@ from hcq.fields import RegisterBlock
 from hcq.ladder import Diagnosis
 from hcq.registry import Attachment, attach_virtual
 from hcq.transport.attach import attach_pci, identify
-from hcq.transport.base import PciIdentity
+from hcq.transport.base import PciIdentity, Transport
 from hcq.transport.recorded import Banks, RecordedTransport
 from hcq.transport.recording import Recording
 from hcq.transport.vfio_user.client import VfioUserTransport
@@ -42,6 +43,7 @@ class WindowModule(Protocol):
     def open_window(self, attachment: Attachment) -> AbstractContextManager[object]: ...
     def banks(self, recording: Recording) -> Banks: ...
     def open_recorded(self, transport: RecordedTransport) -> AbstractContextManager[object]: ...
+    def observer(self, transport: Transport) -> Callable[[], None]: ...
     def usual_blocks(self, chip: str) -> Mapping[str, RegisterBlock]: ...
     def dangers(self) -> tuple[tuple[str, str], ...]: ...
     def named_states(self, attachment: Attachment) -> list[dict[str, object]]: ...
@@ -92,6 +94,20 @@ def recorded_transport(
         recording, title, at=at, stage=stage, banks=module.banks(recording), name_of=name_of
     )
     return transport, module
+
+
+def banks_of(recording: Recording) -> Banks:
+    """Return the registers of a recorded chip that choose what others mean; none where no driver
+    can look into such a device."""
+    identity = recording.identity
+    driver = pci_drivers().get((identity.vendor, identity.device))
+    return module_of(driver).banks(recording) if driver is not None and driver.window else Banks()
+
+
+def observer(transport: Transport) -> Callable[[], None]:
+    """Return a function that reads the states of a device while its driver boots it, for a
+    recording. DeviceNotFound, NotSupported where no driver can look into such a device."""
+    return module_of(_driver(transport.name, transport.identity)).observer(transport)
 
 
 def module_of(driver: PciDriver) -> WindowModule:

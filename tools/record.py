@@ -27,10 +27,12 @@ from hcq.transport.recording import (
     Entry,
     Failure,
     LongWrite,
+    Look,
     Mark,
     Recording,
     Reset,
     Stage,
+    driven,
 )
 from hcq.transport.replay import ReplayTransport
 from hcq.transport.trace import Access
@@ -46,11 +48,12 @@ BUSIEST = 8  # registers in a summary
 @dataclass(frozen=True)
 class RecordOptions:
     """device: a name of `ugpu ls`; "": what the program opens. command: a program to run; none
-    opens and closes the device."""
+    opens and closes the device. states: record what its units are at after each stage, too."""
 
     device: str
     path: Path
     command: Sequence[str] = ()
+    states: bool = False
 
 
 def run(options: RecordOptions, out: Output, *, hints: bool = True) -> int:
@@ -69,7 +72,7 @@ def run(options: RecordOptions, out: Output, *, hints: bool = True) -> int:
         try:
             with (
                 shown(out, f"record {options.device}"),
-                hcq.open(options.device, record=path) as device,
+                hcq.open(options.device, record=path, record_states=options.states) as device,
             ):
                 out.say(f"{device.name} was opened ({device.info().get('start', 'start')})")
         except UgpuError:
@@ -196,11 +199,12 @@ def _failure(recording: Recording) -> str | None:
 
 def summary(recording: Recording) -> dict[str, object]:
     """Return counts of a recording's entries."""
-    names = names_of(recording)
-    kinds = Counter(_kind(e) for e in recording.entries if not isinstance(e, Mark))
+    names, entries = names_of(recording), driven(recording.entries)
+    kinds = Counter(_kind(e) for e in entries if not isinstance(e, Mark))
+    kinds += Counter(looks=recording.entries.count(Look(True)))
     used = Counter(
         names(entry.window, entry.offset)
-        for entry in recording.entries
+        for entry in entries
         if isinstance(entry, Access) and entry.value is not None
     )
     drivers = pci_drivers().get((recording.identity.vendor, recording.identity.device))
@@ -212,7 +216,7 @@ def summary(recording: Recording) -> dict[str, object]:
         "stages": _stages(recording),
         "failure": _failure(recording),
         "firmware": sorted(recording.firmware),
-        "entries": len(recording.entries),
+        "entries": len(entries),
         "kinds": dict(kinds.most_common()),
         "shared_memory_bytes": sum(memory),
         "busiest": dict(used.most_common(BUSIEST)),
@@ -281,6 +285,8 @@ def _record_command(options: RecordOptions, path: Path) -> int:
     settings = {"UGPU_RECORD": str(path)}
     if options.device:
         settings["UGPU_DEVICE"] = options.device
+    if options.states:
+        settings["UGPU_RECORD_STATES"] = "1"
     code = _run(options.command, settings)
     if not path.exists():
         raise BadArgument(

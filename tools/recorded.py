@@ -20,11 +20,13 @@ from hcq.transport.recording import (
     Entry,
     Failure,
     LongWrite,
+    Look,
     Moment,
     Presence,
     Recording,
     Stage,
     Wait,
+    driven,
 )
 from hcq.transport.trace import CONFIG, Access
 
@@ -80,7 +82,7 @@ class Step:
 
 
 class Steps:
-    """A recording as steps."""
+    """A recording as steps of its driver."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -91,7 +93,7 @@ class Steps:
 
     def __iter__(self) -> Iterator[Step]:
         reads: dict[str, Step] = {}  # of the current run of reads, the last of each place
-        for entry in self._recording.entries:
+        for entry in driven(self._recording.entries):
             step = self.step(entry)
             if step is None or (step.window, step.offset) in self._by_clock:
                 continue
@@ -106,8 +108,8 @@ class Steps:
         yield from reads.values()
 
     def step(self, entry: Entry) -> Step | None:
-        """An entry by names; None for other entries (memory, waits, times)."""
-        if isinstance(entry, Content | Wait | Moment):
+        """An entry by names; None for other entries (memory, waits, times, looks)."""
+        if isinstance(entry, Content | Wait | Moment | Look):
             return None
         if isinstance(entry, Presence):
             return Step("the device", "answers again" if entry.present else "is gone")

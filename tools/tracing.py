@@ -24,6 +24,7 @@ from hcq.transport.recording import (
     Entry,
     Failure,
     LongWrite,
+    Look,
     Moment,
     Recording,
     Stage,
@@ -36,6 +37,7 @@ from .console import Output
 from .recorded import Step, Steps, fields_of
 
 DEFAULT = "ugpu-trace.txt"
+LOOK = "look"  # the stage of accesses that are an observer's
 _MICRO = 1e6
 # Tracks of an exported trace.
 _STAGES, _REGISTERS, _MEMORY = 1, 2, 3
@@ -118,16 +120,19 @@ def _has(fields: dict[str, int], wanted: str) -> bool:
 
 
 def traced(recording: Recording) -> Iterator[Traced]:
-    """Every entry with its time and stage."""
-    steps, number, seconds, stage = Steps(recording), 0, 0.0, ""
+    """Every entry with its time and stage; an observer's in the stage "look"."""
+    steps, number, seconds, stage, looking = Steps(recording), 0, 0.0, "", False
     for entry in recording.entries:
+        if isinstance(entry, Look):
+            looking = entry.begins
+            continue
         if isinstance(entry, Moment):
             seconds = entry.seconds
             continue
         if isinstance(entry, Stage):
             stage = entry.name
         number += isinstance(entry, Access | LongWrite)
-        yield Traced(number, seconds, stage, entry, steps.step(entry))
+        yield Traced(number, seconds, LOOK if looking else stage, entry, steps.step(entry))
 
 
 def folded(found: Iterator[Traced]) -> Iterator[Traced]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from hcq import trace
 from hcq.clock import WatchedClock
 from hcq.culprit import Culprit, take_culprit
-from hcq.errors import BadArgument, DeviceBusy, HostError, NotSupported
+from hcq.errors import BadArgument, DeviceBusy, HostError, NotSupported, UgpuError
 from hcq.telemetry import Sensor
 from hcq.transport.base import (
     DmaMemory,
@@ -44,6 +45,7 @@ from hcq.transport.recording import (
     Content,
     Failure,
     Free,
+    Look,
     Moment,
     Presence,
     Recording,
@@ -53,6 +55,8 @@ from hcq.transport.recording import (
     long_write,
 )
 from hcq.transport.trace import Access, TracingTransport, TracingWindow
+
+log = logging.getLogger(__name__)
 
 _WORD = 8  # bytes; changes are told in whole words of memory
 _GAP = 64  # words: changes closer than that are told as one
@@ -205,6 +209,8 @@ class RecordingTransport(TransportLife):
         self._interrupts: RecordingInterrupts | None = None
         self._present = True
         self._opening = False
+        self.observer: Callable[[], object] | None = None
+        self._observing = False
         self._now = now
         self._begin = self._noted = now() if now is not None else 0.0
         self._entries_lock = threading.Lock()  # waits come from threads of their own
@@ -223,7 +229,8 @@ class RecordingTransport(TransportLife):
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """While a driver brings the device up on this thread: its stages, and how it failed."""
+        """While a driver brings the device up on this thread: its stages, and how it failed. After
+        each stage `observer` looks at the device, where there is one."""
         thread = threading.get_ident()
 
         def on_event(event: trace.Event) -> None:
@@ -231,8 +238,10 @@ class RecordingTransport(TransportLife):
                 return
             if event.phase == "begin":
                 self.recording.entries.append(Stage(str(event.arguments["stage"])))
-            elif event.error is not None:
+                return
+            if event.error is not None:
                 self._fail(event.error)
+            self._observe()
 
         self._opening = True
         try:
@@ -240,6 +249,20 @@ class RecordingTransport(TransportLife):
                 yield
         finally:
             self._opening = False
+
+    def _observe(self) -> None:
+        if self.observer is None or self.closed:
+            return
+        self._look()
+        self.recording.entries.append(Look(True))
+        self._observing = True
+        try:
+            self.observer()
+        except UgpuError as error:  # the stage's own error says why
+            log.debug("the device cannot be looked at: %s", error)
+        finally:
+            self._observing = False
+            self.recording.entries.append(Look(False))
 
     def _fail(self, error: BaseException) -> None:
         if not any(isinstance(entry, Failure) for entry in self.recording.entries):
@@ -266,7 +289,11 @@ class RecordingTransport(TransportLife):
 
     @contextmanager
     def _around(self) -> Iterator[None]:
-        """Tell what the driver did before an access from what the device did on it."""
+        """Tell what the driver did before an access from what the device did on it. What changed
+        meanwhile is no concern of an observer."""
+        if self._observing:
+            yield
+            return
         self._look()
         yield
         self._look(at_once=True)

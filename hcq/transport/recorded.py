@@ -34,14 +34,28 @@ def _no_selectors(window: int, offset: int) -> tuple[Place, ...]:
     return ()
 
 
+def _no_reset(window: int, offset: int, value: int) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Banks:
     """Registers that choose what others mean. window: the BAR that they are in; selectors: their
-    places; of: the selectors of a register, () for one that always means the same."""
+    places; of: the selectors of a register, () for one that always means the same. resets: whether
+    a value written to a register has firmware reset the chip."""
 
     window: int = CONFIG - 1  # none
     selectors: frozenset[Place] = frozenset()
     of: Callable[[int, int], tuple[Place, ...]] = _no_selectors
+    resets: Callable[[int, int, int], bool] = _no_reset
+
+    def ends_life(self, entry: Entry) -> bool:
+        """Return whether the device lost its state by this entry: it was reset."""
+        if isinstance(entry, Reset):
+            return not entry.refusal
+        if not isinstance(entry, Access) or not entry.is_write or entry.value is None:
+            return False
+        return self.resets(entry.window, entry.offset, entry.value)
 
 
 @dataclass
@@ -212,7 +226,7 @@ class RecordedTransport(TransportLife):
     def _apply(self, entry: Entry) -> None:
         if isinstance(entry, Presence):
             self._present = entry.present
-        elif isinstance(entry, Reset) and not entry.refusal:
+        elif self._banks.ends_life(entry):
             self._resets += 1
             self._state, self._before = _State(), self._state
             self._digests.clear()

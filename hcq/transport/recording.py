@@ -15,6 +15,9 @@
     present no
     stage PSP ring
     at 0.001250
+    look begins
+    read bar5 0x3780 4 0x2
+    look ends
     failed FirmwareRejected PSP refuses SOS (image=SOS, status=0xf)
 
 `memory`: what allocation number 0 holds from there on, where it changed between the entry before
@@ -22,9 +25,10 @@ and the entry after; the device's doing or the driver's. `answer`: the same, but
 entry before it ended, so it is the device's. `wait`: the driver waited, and what is above was there
 when it looked; what follows came later. `present`: from here on the device
 does not answer, or does again. `stage`: a step of coming up begins; `failed`: it ended so; `at`:
-how many seconds after the recording began what follows was; all three are for people. Before all
-entries may stand `command` (JSON), the program that was recorded, and `firmware NAME`, an image
-that the driver read, with its bytes. Long data is packed (zlib, base64); of long writes only the
+how many seconds after the recording began what follows was; all three are for people. `look`: the
+accesses in it are an observer's, not the driver's; a replay leaves them out. Before all entries may
+stand `command` (JSON), the program that was recorded, and `firmware NAME`, an image that the driver
+read, with its bytes. Long data is packed (zlib, base64); of long writes only the
 digest is kept, which is enough to hold a driver to them, but for those that pack well, such as page
 tables. Every line ends with a newline: a last line without one was cut off.
 """
@@ -36,7 +40,8 @@ import binascii
 import hashlib
 import json
 import zlib
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from hcq.errors import BadArgument
 from hcq.memory import BusAddr
@@ -131,8 +136,15 @@ class Moment:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Look:
+    """The accesses from one that begins to one that does not are an observer's; see `driven`."""
+
+    begins: bool
+
+
 Mark = Stage | Failure | Moment  # what is for people, and is not repeated
-Entry = Access | LongWrite | Allocation | Content | Free | Reset | Wait | Presence | Mark
+Entry = Access | LongWrite | Allocation | Content | Free | Reset | Wait | Presence | Look | Mark
 
 
 @dataclass
@@ -209,6 +221,21 @@ class Recording:
         return recording
 
 
+def driven(entries: Iterable[Entry]) -> list[Entry]:
+    """The entries without an observer's accesses: what the driver did, and what it saw. Memory that
+    changed while the observer looked is the driver's to see later."""
+    found: list[Entry] = []
+    looking = False
+    for entry in entries:
+        if isinstance(entry, Look):
+            looking = entry.begins
+        elif looking and isinstance(entry, Content):
+            found.append(replace(entry, at_once=False))
+        elif not (looking and isinstance(entry, Access | LongWrite | Moment)):
+            found.append(entry)
+    return found
+
+
 def long_write(access: Access) -> Access | LongWrite:
     """A completed access as it is kept."""
     if not access.is_write or access.data is None or access.width < LONG:
@@ -252,6 +279,8 @@ def _line(entry: Entry) -> str:
         return "wait"
     if isinstance(entry, Stage):
         return f"stage {_ascii(entry.name)}"
+    if isinstance(entry, Look):
+        return f"look {'begins' if entry.begins else 'ends'}"
     if isinstance(entry, Moment):
         return f"at {entry.seconds:.6f}"
     if isinstance(entry, Failure):
@@ -280,6 +309,8 @@ def _entry(words: list[str]) -> Entry:
         return Wait()
     if words[0] == "stage":
         return Stage(" ".join(words[1:]))
+    if words[0] == "look":
+        return Look({"begins": True, "ends": False}[words[1]])
     if words[0] == "at":
         seconds = float(words[1])
         if not 0 <= seconds < 1e9:

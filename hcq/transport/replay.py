@@ -43,6 +43,7 @@ from hcq.transport.recording import (
     Recording,
     Reset,
     Wait,
+    driven,
 )
 from hcq.transport.trace import CONFIG, Access
 
@@ -182,6 +183,7 @@ class ReplayTransport(TransportLife):
         self.traits = Traits(any_order=False, counts_interrupts=False)
         self.identity: PciIdentity = recording.identity
         self.recording = recording
+        self._entries = driven(recording.entries)
         self.position = 0
         self._by_clock = frozenset(by_clock)
         self._clocked: dict[tuple[int, int], Access] = {}  # the last of each, so far
@@ -223,9 +225,9 @@ class ReplayTransport(TransportLife):
         with self.lock:
             self._user = threading.get_ident()
             self._go_on()
-            if self.position >= len(self.recording.entries):
+            if self.position >= len(self._entries):
                 raise TransportError("access after the end of the recording", entry=str(entry))
-            wanted = self.recording.entries[self.position]
+            wanted = self._entries[self.position]
             if not _same(entry, wanted):
                 raise TransportError(
                     "the access differs from the recording",
@@ -256,7 +258,7 @@ class ReplayTransport(TransportLife):
     def _go_on(self, *, to_wait: bool = False) -> None:
         """Apply the entries that the driver does not repeat: all up to the next access, or
         up to where the driver looked for something."""
-        entries = self.recording.entries
+        entries = self._entries
         while self.position < len(entries):
             entry = entries[self.position]
             if isinstance(entry, Content):
@@ -274,7 +276,7 @@ class ReplayTransport(TransportLife):
 
     def _answer(self) -> None:
         """What the device had done when the entry ended."""
-        entries = self.recording.entries
+        entries = self._entries
         while self.position < len(entries):
             entry = entries[self.position]
             if not (isinstance(entry, Content) and entry.at_once):
@@ -286,8 +288,8 @@ class ReplayTransport(TransportLife):
         """The last read of a place outside the order before the next entry that is in it."""
         place = (access.window, access.offset)
         found = self._clocked.get(place)
-        for position in range(self.position, len(self.recording.entries)):
-            entry = self.recording.entries[position]
+        for position in range(self.position, len(self._entries)):
+            entry = self._entries[position]
             if isinstance(entry, Access) and self._is_clocked(entry):
                 if (entry.window, entry.offset) == place and not entry.is_write:
                     found = entry
@@ -304,8 +306,8 @@ class ReplayTransport(TransportLife):
     def finish(self) -> None:
         """TransportError if an entry of the recording was not repeated."""
         self._go_on()
-        if self.position < len(self.recording.entries):
-            first = str(self.recording.entries[self.position])[:200]
+        if self.position < len(self._entries):
+            first = str(self._entries[self.position])[:200]
             raise TransportError(
                 "recorded accesses were not made", position=self.position, first=first
             )
@@ -339,7 +341,7 @@ class ReplayTransport(TransportLife):
 
     def free(self, memory: ReplayMemory) -> None:
         """Repeat a recorded free; does nothing after the end of the recording."""
-        if not self.closed and self.position < len(self.recording.entries):
+        if not self.closed and self.position < len(self._entries):
             self.repeat(Free(memory.number))
 
     @property
@@ -358,7 +360,7 @@ class ReplayTransport(TransportLife):
     def present(self) -> bool:
         """Return whether the device answered at this point of the recording."""
         with self.lock:
-            entries = self.recording.entries
+            entries = self._entries
             if self.position < len(entries) and isinstance(entries[self.position], Presence):
                 self._go_on()
         return self._present and not self.closed

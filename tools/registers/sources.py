@@ -24,7 +24,6 @@ from hcq.errors import BadArgument, NotSupported
 from hcq.fields import RegisterBlock, RegisterValue
 from hcq.registerfile import RegisterFile
 from hcq.transport.recorded import entries_until
-from hcq.transport.recording import Reset
 from hcq.transport.trace import Access
 
 from ..kept import Moment, kept
@@ -190,8 +189,9 @@ def _of_recording(moment: Moment) -> Kept:
     recording = moment.recording
     find = register_finder(recording)
     values: dict[str, RegisterValue] = {}
+    banks = window.banks_of(recording)
     for entry in entries_until(recording, at=moment.at, stage=moment.stage):
-        if isinstance(entry, Reset) and not entry.refusal:
+        if banks.ends_life(entry):
             values.clear()
         if not isinstance(entry, Access) or entry.value is None:
             continue

@@ -18,7 +18,7 @@ SNIFF_USAGE = """ugpu sniff [options] -- CMD [argument ...]
        ugpu sniff show FILE
        ugpu sniff compare FILE FILE
        ugpu sniff export FILE OUT.rd"""
-RECORD_USAGE = """ugpu record DEVICE FILE [-- CMD [argument ...]]
+RECORD_USAGE = """ugpu record [--states] DEVICE FILE [-- CMD [argument ...]]
        ugpu record replay FILE
        ugpu record show [--all] FILE
        ugpu record compare FILE FILE"""
@@ -55,6 +55,8 @@ def doctor(arguments: argparse.Namespace, out: Output) -> int:
 
 def _record(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="with show: every entry, by name")
+    states = "also read the states of units, queues and waves after each boot stage"
+    parser.add_argument("--states", action="store_true", help=states)
     parser.add_argument("words", nargs=argparse.REMAINDER, help="one of the forms below")
 
 
@@ -64,6 +66,7 @@ def record(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the model of the chip, for its images.
     from .. import record
 
+    states: bool = arguments.states
     match arguments.words:
         case ["show", "--all", file] | ["show", file, "--all"]:
             return record.show(Path(file), out, everything=True)
@@ -76,10 +79,10 @@ def record(arguments: argparse.Namespace, out: Output) -> int:
         case ["show" | "compare" | "replay", *_]:
             raise UsageError(f"usage: {RECORD_USAGE}")
         case [device, file]:
-            return record.run(record.RecordOptions(device, Path(file)), out)
+            return record.run(record.RecordOptions(device, Path(file), (), states), out)
         case [device, file, "--", _, *_]:
             command = arguments.words[3:]
-            return record.run(record.RecordOptions(device, Path(file), command), out)
+            return record.run(record.RecordOptions(device, Path(file), command, states), out)
     raise UsageError(f"usage: {RECORD_USAGE}")
 
 
