@@ -49,12 +49,14 @@ def gather(driver: AmDriver, error: UgpuError) -> Evidence:
     found.take("registers.json", lambda: _registers(driver))
     found.take("states.json", lambda: states.as_json(driver.chip))
     found.take("hqd.json", lambda: inspect.hardware_queues(driver.chip))
-    found.take("waves.json", lambda: _waves(driver))
+    waves: list[dict[str, object]] = []
+    found.take("waves.json", lambda: _waves(driver, waves))
     address = error.facts.get("address")
     if isinstance(address, int):
         found.take("walk.json", lambda: _walk(driver, address))
     found.take("sensors.json", lambda: _sensors(driver))
-    pc = error.facts.get("pc")
+    inside = [wave["pc"] for wave in waves if "kernel" in wave]  # begun since the error was raised
+    pc = error.facts.get("pc", next(iter(inside), None))
     if isinstance(pc, int):
         found.take("program.bin", lambda: _code(driver, pc)[1])
         found.take("program.json", lambda: {"address": _code(driver, pc)[0], "pc": pc})
@@ -108,10 +110,10 @@ def _registers(driver: AmDriver) -> str:
     return RegisterFile(driver.name, driver.facts.name, values).dumps()
 
 
-def _waves(driver: AmDriver) -> list[dict[str, object]]:
-    """Each wave that is there, as far as time allows, with the kernel it is in; the first of our
-    kernels with its scalar and vector registers."""
-    waves, ours = [], []
+def _waves(driver: AmDriver, waves: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Put each wave that is there into `waves`, as far as time allows, with the kernel it is in;
+    the first of our kernels with its scalar and vector registers."""
+    ours = []
     for wave in inspect.waves(driver.chip, _WAVES_LIMIT_S):
         waves.append(wave)
         pc = wave.get("pc")

@@ -12,7 +12,7 @@ import pytest
 
 import hcq
 import ugpu
-from am import evidence
+from am import evidence, inspect
 from am.chips import facts_of
 from am.virtual.gpu import build_chip
 from am.virtual.options import ChipOptions, FaultPlan
@@ -21,6 +21,7 @@ from hcq import bundle, crash
 from hcq.config import Config
 from hcq.errors import DeviceHang, DeviceLost, FirmwareSilent, PageFault, UgpuError
 from tests.support.am_faulty import faulty_object
+from tests.support.waiting import until
 from tools import cli
 from ugpu import ir
 
@@ -177,3 +178,19 @@ def test_the_kernel_of_a_tensor_is_in_the_bundle_too(folder: Path) -> None:
         found = crash.evidence(core, DeviceHang("stuck", kernel=name))
     assert not [what for what in found.missing if what.startswith("kernel-")], found.missing
     assert "3" in found.parts[f"kernel-{name}.txt"].decode()
+
+
+def test_a_wave_that_began_after_the_error(folder: Path) -> None:
+    """The error knew no wave; the bundle has the program of the one that runs by then."""
+    with hcq.open("virtual:navi31") as gpu:
+        program, out = gpu.load(faulty_object()), gpu.alloc(4096)
+        with gpu.queue() as queue:
+            queue.launch(program["forever"], grid=(1, 1, 1), block=(64, 1, 1), args=(out,))
+        driver: Any = gpu.driver
+        until(lambda: list(inspect.waves(driver.chip)), "a wave")
+        found = evidence.gather(driver, DeviceHang("it was not seen"))
+        entry = program["forever"].address
+        told: Any = json.loads(found.parts["program.json"])
+        end = told["address"] + len(found.parts["program.bin"])
+        assert told["address"] <= entry <= told["pc"] < end
+        gpu.reset()

@@ -1,4 +1,4 @@
-"""`ugpu record --states`: what units, queues and waves are at after each stage, in the recording."""
+"""`ugpu record --states`: units, queues and waves after each stage of the boot, in a recording."""
 
 from __future__ import annotations
 
