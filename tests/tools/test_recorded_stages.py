@@ -67,9 +67,7 @@ def test_a_replay_and_a_comparison_leave_looks_out(
     assert "SQ_IND_DATA" in capsys.readouterr().out
 
 
-def test_a_boot_that_fails_is_looked_at(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_boot_that_fails_is_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, plan = tmp_path / "bad.rec", FaultPlan(psp_reject={"SOS"})
     with pytest.raises(FirmwareRejected):
         hcq.open("virtual:navi31", faults=plan, record=path, record_states=True)
