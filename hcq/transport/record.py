@@ -289,8 +289,8 @@ class RecordingTransport(TransportLife):
 
     @contextmanager
     def _around(self) -> Iterator[None]:
-        """Tell what the driver did before an access from what the device did on it. What changed
-        meanwhile is no concern of an observer."""
+        """Tell what the driver did before an access from what the device did on it. Around an
+        observer's accesses nothing is told."""
         if self._observing:
             yield
             return
