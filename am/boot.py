@@ -16,6 +16,7 @@ from am.chip import ALL_ONES, Chip
 from am.chips.facts import ChipFacts
 from am.engines import reset_engines, start_engines, start_engines_by_list
 from am.firmware import FirmwareSet
+from am.function import disable_master, enable_function, enable_master
 from am.gmc import Hub
 from am.psp import DEFAULT_TMR_SIZE
 from am.units import UnitClasses, Units, make_units
@@ -42,9 +43,6 @@ StageHook = Callable[[str, float], None]
 # driver set the chip up (and which layout of its carve-out), register 6 whether it left cleanly.
 TAG = 0x75470001
 LEFT_CLEAN, IN_USE = 0, 1
-_COMMAND = 4  # PCI command register, offset in configuration space
-_MEMORY = 0x2
-_MASTER = 0x4
 _TMR_ALIGN = 1 << 20
 
 
@@ -81,27 +79,6 @@ class Stages:
 # ---- first contact -----------------------------------------------------------------------------
 
 
-def enable_function(transport: Transport) -> None:
-    """Let the function decode its BARs, but not yet reach host memory.
-
-    A process that died may have left engines at work on addresses that are now in other use.
-    """
-    command = transport.config_read(_COMMAND, 2)
-    transport.config_write(_COMMAND, (command | _MEMORY) & ~_MASTER, 2)
-
-
-def enable_master(transport: Transport) -> None:
-    """Let the function reach host memory."""
-    command = transport.config_read(_COMMAND, 2)
-    transport.config_write(_COMMAND, command | _MASTER, 2)
-
-
-def disable_master(transport: Transport) -> None:
-    """Keep the function from touching host memory."""
-    command = transport.config_read(_COMMAND, 2)
-    transport.config_write(_COMMAND, command & ~_MASTER, 2)
-
-
 def wait_ifwi(chip: Chip) -> None:
     """Wait for the board's own firmware, then learn the size of VRAM."""
     generation = chip.generation
@@ -109,7 +86,8 @@ def wait_ifwi(chip: Chip) -> None:
     seen: dict[str, int] = {}
 
     def probe() -> bool:
-        state, size = chip.bus.read32(generation.ifwi_register), chip.memory_size_mb()
+        state = chip.bus.read_with(generation.ifwi_register, generation.ifwi_neighbours)
+        size = chip.memory_size_mb()
         seen.update(c2pmsg_33=state, vram_mb=size)
         if state == size == ALL_ONES:
             # A chip that comes out of a reset is dark for a while; one that was pulled out has lost
@@ -150,8 +128,9 @@ def read_discovery(chip: Chip) -> None:
 def first_contact(transport: Transport, facts: ChipFacts, stages: Stages) -> Chip:
     """Configuration space, IFWI, discovery: the chip with its registers named."""
     with stages.stage("config space"):
-        enable_function(transport)
+        command = enable_function(transport)
         chip = Chip(transport, facts)
+        chip.command = command
         if transport.traits.host_memory:  # another program can reach the slot
             chip.kept = SavedConfig(transport.config_read)
         if stages.on_chip is not None:
@@ -221,11 +200,12 @@ def start_bus_and_hub(units: Units, stages: Stages, *, by_list: bool = False) ->
     registers sets the interrupts and the rest of the hub up later."""
     with stages.stage("NBIO"):
         units.nbio.start()
-        units.nbio.post_hdp()
+        if not units.chip.bus.messages:  # the one before the hub's TLB flush is enough
+            units.nbio.post_hdp()
     with stages.stage("MMHUB"):
         start_hubs(units, units.gmc.mmhubs, by_list=by_list)
     with stages.stage("IH"):
-        enable_master(units.chip.transport)
+        enable_master(units.chip)
         if not by_list:
             units.ih.start(units.dummy_address)
 
@@ -464,7 +444,7 @@ def _reset_chip(units: Units, strike: Callable[[], None]) -> None:
     units.gmc.forget()
     chip.clock.sleep(chip.generation.mode1_quiet_s)
     kept.restore(transport.config_write)
-    enable_function(transport)
+    chip.command = enable_function(transport)
     chip.link.keep_awake()
     _wait_bootloader(units)
 
@@ -475,7 +455,7 @@ def after_power_loss(units: Units) -> None:
     units.gmc.forget()
     if units.chip.kept is not None:
         units.chip.kept.restore(units.chip.transport.config_write)
-    enable_function(units.chip.transport)
+    units.chip.command = enable_function(units.chip.transport)
     units.chip.link.keep_awake()
     _wait_bootloader(units)
 

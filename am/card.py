@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 from am import advice, boot, chips
 from am.chip import ALL_ONES, Chip
 from am.chips.facts import ChipFacts
 from am.firmware import FirmwareSet, FirmwareSource, load_firmware
+from am.function import disable_master
 from am.generations.record import generation_of
 from am.ih import Interrupt
 from am.rest import Rest
@@ -121,7 +123,11 @@ class Card:
             boot.after_power_loss(self.units)
             boot.read_discovery(self.chip)
             self._start(force_cold=True)
-        boot.mark(self.chip, boot.IN_USE)
+        mark = partial(boot.mark, self.chip, boot.IN_USE)
+        if self.units.lists is None or self.warm:
+            mark()
+        else:
+            self.units.later.append(mark)
 
     def _start(self, force_cold: bool) -> None:
         units, stages = self.units, self.stages
@@ -339,7 +345,7 @@ class Card:
         boot.stop(self.units)
         if not leave and self.units.psp.alive():
             boot.mode1_reset(self.units)
-        boot.disable_master(self.transport)
+        disable_master(self.transport)
 
     def close(self) -> None:
         """Release host resources; works in any state."""

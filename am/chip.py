@@ -63,6 +63,7 @@ class RegisterBus:
         self.messages = messages
         self._known: dict[int, int] | None = None  # values by index, inside `setting_up`
         self._aimed: int | None = None  # where the RSMU pair points, inside `setting_up`
+        self._kept: dict[int, int] = {}  # values by index, see `keep`
         self.selectors: frozenset[int] = frozenset()  # registers that choose what others mean
         self.recorder: Recorder | None = None  # see `recorded`
         # Called before each access while the graphics core may have no power, with the register's
@@ -105,12 +106,15 @@ class RegisterBus:
         if self.recorder is not None:
             return self.recorder.read32(index)
         known = None if self._known is None else self._known.get(index)
+        if known is None:
+            known = self._kept.pop(index, None)
         return self.read32(index) if known is None or known == ALL_ONES else known
 
     def write32(self, index: int, value: int) -> None:
         if self.rouse is not None and not self.rouse(index):
             return
         self.recent.append((True, index, value))  # also one that raises
+        self._kept.pop(index, None)
         if self.recorder is not None:
             self.recorder.write32(index, value)
             return
@@ -147,11 +151,36 @@ class RegisterBus:
             return
         if self.rouse is not None and not self.rouse(None):
             return
-        count = last.index - first.index + 1
-        data = self.window.read(first.index * 4, count * 4)
-        for place, (value,) in enumerate(struct.iter_unpack("<I", data), first.index):
+        places = range(first.index, last.index + 1)
+        if all(place in self._kept for place in places):
+            self._known |= {place: self._kept.pop(place) for place in places}
+            return
+        data = self.window.read(first.index * 4, len(places) * 4)
+        for place, (value,) in zip(places, struct.iter_unpack("<I", data), strict=True):
             self.recent.append((False, place, value))
             self._known[place] = value
+
+    def keep(self, register: BoundRegister) -> None:
+        """Inside `setting_up`, keep what a register holds for its next change, wherever that is.
+        For one that is not banked, and that only the caller's accesses and resets change; these are
+        followed by `forget`."""
+        if self._known is not None and register.index in self._known:
+            self._kept[register.index] = self._known[register.index]
+
+    def forget(self) -> None:
+        """Keep nothing any more: the chip, or a part of it, was reset."""
+        self._kept.clear()
+
+    def read_with(self, index: int, others: Sequence[int]) -> int:
+        """Read a register by its index. Where accesses are messages, those up to the last of
+        `others` are read at once, by distance behind it, and these are kept: see `keep`."""
+        if not self.messages:
+            return self.read32(index)
+        data = self.window.read(4 * index, 4 * (others[-1] + 1))
+        words: list[int] = [word for (word,) in struct.iter_unpack("<I", data)]
+        self.recent.append((False, index, words[0]))
+        self._kept |= {index + other: words[other] for other in others}
+        return words[0]
 
     def _select(self, address: int) -> int:
         """Aim the RSMU pair at byte `address`; returns the BAR offset of its data register. Inside
@@ -257,6 +286,7 @@ class Chip:
         self.link = Link(transport)
         self.dark = False  # the graphics core has no power, and gets it by a reset only (am.rest)
         self.kept: SavedConfig | None = None  # configuration space as first contact found it
+        self.command: int | None = None  # what the command register was set to, until it is changed
         self.bus = RegisterBus(
             transport.window(generation.register_bar),
             messages=transport.traits.register_messages,
@@ -399,7 +429,7 @@ class Chip:
 
     def read_again(self, register: BoundRegister) -> int:
         """Read a register, a second time where it gives ones: one completion may be lost."""
-        value = int(register.read())
+        value = int(register.current())
         return int(register.read()) if value == ALL_ONES else value
 
     def check_present(self, while_doing: str) -> None:

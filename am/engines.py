@@ -49,6 +49,7 @@ def start_engines_by_list(units: Units, lists: ListQueue) -> None:
     units.psp.check_unread(words[: len(unread)])
     smu.take_rest()
     thermal.take(words[len(unread) :])
+    units.later = [thermal.switch_on]
 
 
 def reset_engines(units: Units) -> None:

@@ -67,7 +67,7 @@ class Gfx:
         self.nbio = nbio
         self.pipes = chip.generation.compute_pipes
         self._units = 0  # that were counted
-        self._vmids = [0, QUEUE_VMID]  # that waves run in
+        self._vmids = [0, QUEUE_VMID]  # that are set up
 
     @contextmanager
     def select(
@@ -129,6 +129,7 @@ class Gfx:
         resets = {f"MEC_PIPE{pipe}_RESET": 1 for pipe in range(self.pipes)}
         gc.CP_MEC_RS64_CNTL.update(**resets)
         gc.CP_MEC_RS64_CNTL.update(**dict.fromkeys(resets, 0))
+        self.chip.bus.keep(gc.CP_MEC_RS64_CNTL)  # for `_run_pipes`
 
     @batched
     def configure(self) -> None:
@@ -189,7 +190,8 @@ class Gfx:
             self.chip.gc.SH_MEM_CONFIG.write(
                 ADDRESS_MODE=0, ALIGNMENT_MODE=_UNALIGNED, INITIAL_INST_PREFETCH=_PREFETCH
             )
-            self.chip.gc.SH_MEM_BASES.write(SHARED_BASE=SHARED_BASE, PRIVATE_BASE=PRIVATE_BASE)
+            if vmid:  # as Linux: no waves run in VMID 0
+                self.chip.gc.SH_MEM_BASES.write(SHARED_BASE=SHARED_BASE, PRIVATE_BASE=PRIVATE_BASE)
 
     def enable_mec(self) -> None:
         """Let all pipes run, and report the packets they refuse."""

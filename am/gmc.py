@@ -162,7 +162,8 @@ class Hub:
 
     def _set_contexts(self, root: int) -> None:
         """Set the tables of all contexts up, and the range of each flush. Those that stay off are
-        set up too, as the kernel does (setup_vmid_config): all are neighbours.
+        set up too, as the kernel does (setup_vmid_config): all are neighbours. But for the ends of
+        the last ones in MMHUB: notes are kept there (am.psp, am.rest).
 
         The hub walks by the distance from START: at 0 all contexts can share the tables.
         """
@@ -170,7 +171,7 @@ class Hub:
             self.write64(f"INVALIDATE_ENG{engine}_ADDR_RANGE", 0x1F_FFFF_FFFF)
         for vmid in range(_CONTEXTS):
             self.write64(f"CONTEXT{vmid}_PAGE_TABLE_BASE_ADDR", self._own.get(vmid, root))
-        for vmid in range(QUEUE_VMID + 1):
+        for vmid in range(_CONTEXTS):
             self.write64(f"CONTEXT{vmid}_PAGE_TABLE_START_ADDR", 0)
         for vmid in range(QUEUE_VMID + 1):
             self.write64(f"CONTEXT{vmid}_PAGE_TABLE_END_ADDR", (VIRTUAL_END >> _PAGE_SHIFT) - 1)
@@ -351,6 +352,7 @@ class Gmc:
 
     def forget(self, hubs: Iterable[Hub] | None = None) -> None:
         """Count hubs as off, all of them without `hubs`: they were reset."""
+        self.chip.bus.forget()
         for hub in self if hubs is None else hubs:
             hub.on = False
 
@@ -394,7 +396,12 @@ class Gmc:
 
 def framebuffer_location(chip: Chip) -> tuple[int, int]:
     """(MC address of VRAM's first byte, offset that page tables add), as the board firmware set."""
-    base, offset = chip.mmhub.MMMC_VM_FB_LOCATION_BASE.read(), chip.mmhub.MMMC_VM_FB_OFFSET.read()
+    bus, mmhub = chip.bus, chip.mmhub
+    place, tlb = mmhub.MMMC_VM_FB_LOCATION_BASE, mmhub.MMMC_VM_MX_L1_TLB_CNTL
+    with bus.setting_up():
+        bus.read_ahead(place, tlb)
+        bus.keep(tlb)  # for the start of the hub
+        base, offset = place.current(), mmhub.MMMC_VM_FB_OFFSET.read()
     if ALL_ONES in (int(base), int(offset)):
         chip.check_present("reading where device memory lies")
     return int(base.FB_BASE) << _AGP_SHIFT, int(offset.FB_OFFSET) << _AGP_SHIFT

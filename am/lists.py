@@ -113,7 +113,10 @@ class ListQueue:
             self._nbio.post_hdp()
             if load is not None:
                 load()
-            self.chip.doorbells.write64(4 * self._doorbell, self._written // 4)
+            if load is not None:
+                self.chip.doorbells.write64(4 * self._doorbell, self._written // 4)
+            else:  # the high half stays
+                self.chip.doorbells.write32(4 * self._doorbell, self._written // 4)
             return self._await(count)
 
     def _await(self, count: int) -> list[int]:

@@ -25,7 +25,6 @@ RING_SIZE = 0x1000  # bytes; 64 frames, as the kernel's
 FRAME_DWORDS = 16
 _MOST_FRAMES = RING_SIZE // (4 * FRAME_DWORDS) - 1  # pointers that are equal mean an empty ring
 _FIRST_LOOK_S = 2e-3  # our choice: images take the PSP longer than a message takes
-_FENCE = COMMAND_SIZE - 64
 DEFAULT_TMR_SIZE = 4 << 20
 RING_TYPE_KM = 2
 _READY = 0x8000_0000
@@ -41,9 +40,8 @@ HANDSHAKE_S = 0.02  # the kernel's delay after mailbox commands that start somet
 
 
 def noted_refusal(chip: Chip) -> bool:
-    """Return whether a ugpu process has seen the bootloader reject a component since the last
-    reset."""
-    return int(chip.mmhub.MMVM_CONTEXT15_PAGE_TABLE_START_ADDR_LO32.read()) == _NOTE | _REFUSED
+    """Return whether a ugpu process has seen the bootloader reject a component since a reset."""
+    return int(chip.mmhub.MMVM_CONTEXT14_PAGE_TABLE_END_ADDR_LO32.read()) == _NOTE | _REFUSED
 
 
 class Psp:
@@ -55,7 +53,6 @@ class Psp:
         self.private = carveout.psp_private
         self.ring = carveout.psp_ring
         self.command = carveout.psp_command
-        self.fence = self.command + _FENCE
         self._frames = bytearray()  # of the ring, up to the one that was written last
         self.carveout = carveout
         self.outside: OutsideStage | None = None  # takes the place of the private buffer
@@ -74,11 +71,12 @@ class Psp:
         self.unread: list[tuple[Command, int]] = []
         # A register of a translation context that we keep off: nothing else uses it, it outlives a
         # process, and every reset that takes the bootloader back clears it too.
-        self._note = chip.mmhub.MMVM_CONTEXT15_PAGE_TABLE_START_ADDR_LO32
+        self._note = chip.mmhub.MMVM_CONTEXT14_PAGE_TABLE_END_ADDR_LO32
         self.sleep: Callable[[float], None] = chip.clock.sleep
         self.limit_s = BOOTLOADER_LIMIT_S
         self._ids = constants("psp_gfx_if")
         self._layouts = structs("psp_gfx_if")
+        self.fence = self.command + self._layouts.psp_gfx_cmd_resp.size  # one look has the answer
 
     # ---- bootloader --------------------------------------------------------------------------
 
@@ -168,6 +166,8 @@ class Psp:
 
     def wait_bootloader(self, name: str, what: str = "ready") -> None:
         """Wait until the bootloader takes a component."""
+        if int(self.chip.mp0.MP0_SMN_C2PMSG_35.current()) == _READY:
+            return
         tells = self.chip.generation.bootloader_tells_refusal
 
         def done(value: RegisterValue) -> bool:
@@ -360,8 +360,8 @@ class Psp:
         """Whether the ring gets several commands at once."""
         return self.chip.bus.messages and self.outside is None
 
-    def _run(self, group: Sequence[Command], *, later: bool) -> None:
-        """Run commands that fit in front of the ring, each behind the image that it names."""
+    def _run(self, group: Sequence[Command], *, later: bool, look: int | None = None) -> bytes:
+        """Run commands that fit in front of the ring, each behind its image. look: _wait_fence."""
         layout = self._layouts.psp_gfx_cmd_resp
         start = at = self.ring - sum(command.size for command in group)
         self._read_from(start)
@@ -382,14 +382,15 @@ class Psp:
         self.nbio.post_hdp()
         self.chip.mp0.MP0_SMN_C2PMSG_67.write(len(self._frames) % RING_SIZE // 4)
         self._pause()
-        self._wait_fence(group, first)
+        seen = self._wait_fence(group, first, self.fence if look is None else look)
         offset = layout.offset_of("resp.status")
         answers = [(command, place + offset) for command, place in zip(group, places, strict=True)]
         if later:
             self.unread += answers
-            return
-        for command, place in answers:
-            self._check(command, place)
+        else:
+            for command, place in answers:
+                self._check(command, place)
+        return seen
 
     def _run_one(self, command: Command, outside: OutsideStage) -> None:
         """Run a command whose image lies outside; VRAM is written as little as possible."""
@@ -409,7 +410,7 @@ class Psp:
         self.chip.vram.write(at, frame)
         self.nbio.post_hdp()
         self.chip.mp0.MP0_SMN_C2PMSG_67.write(len(self._frames) % RING_SIZE // 4)
-        self._wait_fence([command], self.fence_value)
+        self._wait_fence([command], self.fence_value, self.fence)
         offset = self._layouts.psp_gfx_cmd_resp.offset_of("resp.status")
         self._check(command, self.command + offset)
 
@@ -449,19 +450,20 @@ class Psp:
         frame.fence_value = self.fence_value
         return bytes(frame).ljust(4 * FRAME_DWORDS, b"\0")
 
-    def _wait_fence(self, group: Sequence[Command], first: int) -> None:
-        """Wait for the last of a group, whose fences begin at `first`."""
+    def _wait_fence(self, group: Sequence[Command], first: int, start: int) -> bytes:
+        """Wait for the last of a group, whose fences begin at `first`. Return VRAM from `start`."""
         seen = 0
 
-        def probe() -> bool:
+        def probe() -> bytes | None:
             nonlocal seen
-            seen = int.from_bytes(self.chip.vram.read(self.fence, 4), "little")
+            data = self.chip.vram.read(start, self.fence + 4 - start)
+            seen = int.from_bytes(data[-4:], "little")
             if seen == ALL_ONES:
                 self.chip.check_present(f"waiting for the PSP ({group[-1].what})")
-            return seen == self.fence_value
+            return data if seen == self.fence_value else None
 
         try:
-            self.chip.clock.wait_until(
+            return self.chip.clock.wait_until(
                 probe,
                 unit="PSP",
                 waiting_for=f"fence of {group[-1].what}",
@@ -482,13 +484,16 @@ class Psp:
         """Show the table of contents; returns the size of the TMR that the images need."""
         command, response = psp_commands.load_toc(image), self._layouts.psp_gfx_cmd_resp
         status, size = (response.offset_of(f"resp.{name}") for name in ("status", "tmr_size"))
-        self.run(command, later=True)
-        if not self.unread:
+        if not self.takes_many:
+            self.run(command)
             return int.from_bytes(self.chip.vram.read(self.command + size, 4), "little")
-        _, place = self.unread.pop()
-        answer = self.chip.vram.read(place, size - status + 4)
-        self._check(command, place, int.from_bytes(answer[:4], "little"))
-        return int.from_bytes(answer[-4:], "little")
+        place = self.command + status
+        words = self._run([command], later=True, look=place)[: size - status + 4]
+        self.unread.pop()
+        if not any(words[-4:]):  # RACE: answer and fence may have come between the reads of them
+            words = self.chip.vram.read(place, len(words))
+        self._check(command, place, int.from_bytes(words[:4], "little"))
+        return int.from_bytes(words[-4:], "little")
 
     def setup_tmr(self, address: int, size: int) -> Command:
         """The command to give VRAM [address, address+size) to the firmware, for good."""

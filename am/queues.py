@@ -67,7 +67,9 @@ class Queues:
             *zero,
             *(partial(self._start_copy, queue) for queue in self.copy),
             *(partial(lists.put, place, bytes(made)) for _, place, made in described),
+            *driver.units.later,
         )
+        driver.units.later.clear()
         driver.memory.stale = False
         for compute, _, descriptor in described:
             driver.units.gfx.load_queue(compute.pipe, compute.queue, descriptor, fresh=True)

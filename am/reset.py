@@ -296,6 +296,7 @@ class Rungs:
         boot.read_discovery(units.chip)
         driver.card.own_memory()
         driver.generation.cold_boot(units, firmware, boot.Stages())
+        units.catch_up()
         boot.mark(units.chip, boot.IN_USE)
         driver.queues.route_copy_doorbells()
         driver.card.rewrite()

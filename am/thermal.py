@@ -53,7 +53,7 @@ class Thermal:
         self.moments = 0
         self.announcements = Announcements(chip, smu)
         self._offset = 0
-        self._control: int | None = None  # what a list has read of the register, once
+        self._control: int | None = None  # what the last list has read of the register
 
     def start(self) -> None:
         """Learn the limit, have its crossing told, and what the SMU announces. The SMU runs."""
@@ -62,6 +62,7 @@ class Thermal:
 
     def _watch(self) -> None:
         self.limit = self.stated = 0
+        self._control = None
         if not self._exists():
             log.info("no registers of the thermal controller: over-temperature is not reported")
             return
@@ -73,6 +74,7 @@ class Thermal:
             return
         (limit,), (offset,) = _SHUTDOWN.unpack_from(table), _OFFSET.unpack_from(table, sku)
         self._take(limit, offset)
+        self.switch_on()
 
     def _exists(self) -> bool:
         return bool(self.chip.instances("THM"))
@@ -102,7 +104,7 @@ class Thermal:
         return [table + at & ~3 for at in (_LIMIT_PLACE, self._offset_place())]
 
     def take(self, words: Sequence[int]) -> None:
-        """Take what `places` held, and have the crossing of the limit told."""
+        """Take what `places` held; `switch_on` is next."""
         self.limit = self.stated = 0
         if not self._exists():
             log.info("no registers of the thermal controller: over-temperature is not reported")
@@ -130,12 +132,13 @@ class Thermal:
             return
         self.limit = self.stated = limit
         self._offset = offset
-        self._switch_on()
 
     @batched
-    def _switch_on(self) -> None:
-        thm = self.chip.thm
-        found, self._control = self._control, None
+    def switch_on(self) -> None:
+        """Have the crossing of the limit told, where the board's table has one; also in a list."""
+        if not self.limit:
+            return
+        thm, found = self.chip.thm, self._control
         thm.THM_THERMAL_INT_CTRL.write(
             int(thm.THM_THERMAL_INT_CTRL.read()) if found is None else found,
             MAX_IH_CREDIT=_CREDIT,

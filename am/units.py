@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from am.chip import Chip
 from am.clocks import Clocks
@@ -46,7 +47,8 @@ class Units:
 
     dummy_address: of a page outside the chip that faulting accesses and the IH's dummy reads go to.
     dummy: its memory, None where it is part of what the transport has besides. lists: keeps what it
-    reads there, as long as nothing else runs.
+    reads there, as long as nothing else runs. later: writes that the next list of registers brings
+    along, or `catch_up`.
     """
 
     chip: Chip
@@ -65,6 +67,13 @@ class Units:
     engines: tuple[Engine, ...]
     lists: ListQueue | None  # where accesses to registers are messages
     signals: list[tuple[VirtAddr, int]]  # the transport's memory for timelines, until it is zero
+    later: list[Callable[[], object]] = field(default_factory=list)
+
+    def catch_up(self) -> None:
+        """Do what was left for later, by the host's own accesses."""
+        steps, self.later = self.later, []
+        for step in steps:
+            step()
 
     def close(self) -> None:
         """Release host memory; the chip must not use it any more."""

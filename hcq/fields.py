@@ -300,6 +300,10 @@ class BoundRegister:
         """Read the register: exactly one bus read."""
         return RegisterValue(self.register, self.bus.read32(self.index))
 
+    def current(self) -> RegisterValue:
+        """Return what the register holds: one bus read, or none (see Bus.current32)."""
+        return RegisterValue(self.register, self.bus.current32(self.index))
+
     def write(self, value: int = 0, /, **fields: int) -> None:
         """Write `value` with `fields` inserted: one bus write; none if a field is refused."""
         self.bus.write32(self.index, int(self.register.insert(value, fields)))
@@ -308,7 +312,7 @@ class BoundRegister:
         """Change `fields` only: one bus read (see Bus.current32) and one write. Return what was
         written."""
         self.register.insert(0, fields)  # refuse bad fields before the bus is touched
-        value = RegisterValue(self.register, self.bus.current32(self.index)).replace(**fields)
+        value = self.current().replace(**fields)
         self.bus.write32(self.index, int(value))
         return value
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hcq.errors import BarUnassigned, DeviceLost, DeviceNotFound, LinkDegraded
@@ -25,6 +25,7 @@ MEMORY_BASE, MEMORY_END = 0x1000_0000, 0xF000_0000  # for 32-bit BARs; above the
 PREFETCH_BASE, PREFETCH_END = 32 << 30, 1 << 46
 _MIB = 1 << 20  # granule of a bridge's windows
 _DEEPEST = 16  # buses on the way to a card
+_USUAL_BUS = 4  # of a card with a switch of its own, below the two ports of an ASM2464PD
 _DEVICES = 32
 _BRIDGE_CLASS, _DISPLAY_CLASS, _ACCELERATOR_CLASS = 0x06, 0x03, 0x12
 _UPSTREAM_PORT = 5
@@ -158,7 +159,7 @@ def find_card(bridge: Bridge, *, sleep: Callable[[float], None] = time.sleep) ->
     DeviceNotFound with what is there instead, where there is none.
     """
     seen: list[str] = []
-    found = _search(bridge, Function(bridge, 0, sleep=sleep), [], [], seen)
+    found = _guess(bridge, sleep) or _search(bridge, Function(bridge, 0, sleep=sleep), [], [], seen)
     if found is None:
         raise DeviceNotFound(
             "no GPU behind the bridge" + (f"; there are: {', '.join(seen)}" if seen else ""),
@@ -167,11 +168,26 @@ def find_card(bridge: Bridge, *, sleep: Callable[[float], None] = time.sleep) ->
     return found
 
 
+def _guess(bridge: Bridge, sleep: Callable[[float], None]) -> Card | None:
+    """Look for the card where it usually is, without a look at the bridges above it: only a chain
+    of bridges brings a request there. Where there is none, the writes change nothing: the search
+    that follows numbers the buses anew, and the card's BARs get addresses later.
+
+    Source: tinygrad 0.14 runtime/support/system.py, which drives the card on bus 4 alone
+    (pci_setup_usb_bars).
+    """
+    above = [Function(bridge, bus, sleep=sleep) for bus in range(_USUAL_BUS)]
+    for function in above:
+        function.post(constants("pci_regs").PCI_PRIMARY_BUS, _buses(function.bus))
+    headers = [Header(function, _BRIDGE_CLASS) for function in above]
+    return _search(bridge, Function(bridge, _USUAL_BUS, sleep=sleep), above, headers, [])
+
+
 def _search(
     bridge: Bridge,
     function: Function,
-    above: list[Function],
-    headers: list[Header],
+    above: Sequence[Function],
+    headers: Sequence[Header],
     seen: list[str],
 ) -> Card | None:
     regs = constants("pci_regs")
@@ -182,7 +198,7 @@ def _search(
     header = Header(function, revision >> 24)
     if header.kind in (_DISPLAY_CLASS, _ACCELERATOR_CLASS):
         identity = read_identity(str(function), header.read)
-        card = Card(function, header, identity, above, _link_state([*headers[1:], header]))
+        card = Card(function, header, identity, [*above], _link_state([*headers[1:], header]))
         card.capabilities.update(pci_config.capabilities(header.read))
         return card
     if header.kind != _BRIDGE_CLASS or len(above) >= _DEEPEST:

@@ -9,6 +9,7 @@ from itertools import groupby, pairwise
 import pytest
 
 from am import psp, psp_stage, smu
+from am.chip import Vram
 from am.device import AmDevice, open_device
 from am.psp_commands import Command, load_toc
 from am.virtual.chip import Chip
@@ -189,3 +190,28 @@ def test_the_command_that_is_not_done_is_named(chip: Chip, monkeypatch: pytest.M
         with pytest.raises(FirmwareSilent) as caught:
             units.psp.run(*(replace(tmr, what=name, kind="LOAD_TOC") for name in names))
         assert caught.value.facts["image"] == "second"
+
+
+def test_an_answer_that_comes_between_the_reads_of_it_and_of_the_fence_is_read_again(
+    chip: Chip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The words in front of the fence were read before the PSP wrote them."""
+    torn: list[int] = []
+    read = Vram.read
+
+    def early(vram: Vram, address: int, size: int) -> bytes:
+        data = read(vram, address, size)
+        if size > 4 and not torn and any(data[-4:]):
+            torn.append(address)
+            return bytes(size - 4) + data[-4:]
+        return data
+
+    with plug_in(chip) as device:
+        psp_unit = device.driver.units.psp
+        monkeypatch.setattr(Vram, "read", early)
+        firmware = device.driver.card.firmware
+        assert firmware is not None
+        toc = firmware.boot[device.driver.facts.generation.toc_type]
+        assert psp_unit.load_toc(toc) == psp_unit.load_toc(toc) > 0
+        assert torn
+    assert objections(chip) == []

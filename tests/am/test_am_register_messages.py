@@ -157,3 +157,64 @@ def test_an_index_register_stays_aimed_while_registers_are_set_up(words: Words) 
         assert words.accesses.count(("write", 1, beyond.index * 4)) == 2
     beyond.write(1)
     assert words.accesses.count(("write", 1, beyond.index * 4)) == 3
+
+
+def test_what_is_kept_serves_the_next_change_alone(words: Words) -> None:
+    words.words[3:5] = 0x100, 0x200
+    bus = RegisterBus(words, messages=True)
+    with bus.setting_up():
+        bus.read_ahead(register(bus, 3), register(bus, 4))
+        bus.keep(register(bus, 3))
+        bus.keep(register(bus, 5))  # nothing is known of it
+    register(bus, 3).update(LOW=1)
+    register(bus, 4).update(LOW=1)
+    register(bus, 5).update(LOW=1)
+    assert reads(words) == 3 and words.words[3:6] == [0x101, 0x201, 1]
+    register(bus, 3).update(LOW=2)
+    assert reads(words) == 4
+
+
+def test_a_block_that_is_kept_is_not_read_ahead_again(words: Words) -> None:
+    words.words[3:6] = 0x100, 0x200, 0x300
+    bus = RegisterBus(words, messages=True)
+    with bus.setting_up():
+        bus.read_ahead(register(bus, 3), register(bus, 4))
+        bus.keep(register(bus, 4))
+    with bus.setting_up():
+        bus.read_ahead(register(bus, 4), register(bus, 4))
+        register(bus, 4).update(LOW=1)
+        register(bus, 4).update(LOW=2)
+        bus.read_ahead(register(bus, 4), register(bus, 5))
+    assert words.words[4] == 0x202
+    assert [one for one in words.accesses if one[0] != "write"] == [
+        ("block", 3, 2), ("block", 4, 2),
+    ]  # fmt: skip
+
+
+def test_a_write_a_reset_and_ones_end_what_is_kept(words: Words) -> None:
+    bus = RegisterBus(words, messages=True)
+    words.words[3:6] = 0x100, 0x200, ALL_ONES
+    with bus.setting_up():
+        bus.read_ahead(register(bus, 3), register(bus, 5))
+        for index in (3, 4, 5):
+            bus.keep(register(bus, index))
+    register(bus, 3).write(0x700)
+    words.words[3] = 0x800  # the chip changed it
+    words.words[5] = 0x900  # the read above was lost
+    register(bus, 3).update(LOW=1)
+    register(bus, 5).update(LOW=1)
+    bus.forget()
+    words.words[4] = 0
+    register(bus, 4).update(LOW=1)
+    assert words.words[3:6] == [0x801, 1, 0x901]
+
+
+def test_neighbours_that_are_read_with_a_register_are_kept(words: Words) -> None:
+    words.words[3:8] = 0x100, 0x200, 0x300, 0x400, 0x500
+    bus, mapped = RegisterBus(words, messages=True), RegisterBus(words)
+    assert bus.read_with(3, (1, 4)) == 0x100 and words.accesses == [("block", 3, 5)]
+    assert register(bus, 4).current() == 0x200 and register(bus, 7).current() == 0x500
+    assert reads(words) == 1
+    assert register(bus, 4).current() == 0x200 and register(bus, 5).current() == 0x300
+    assert reads(words) == 3
+    assert mapped.read_with(3, (1, 4)) == 0x100 and words.accesses[-1] == ("read", 3)

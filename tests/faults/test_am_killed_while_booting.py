@@ -188,7 +188,7 @@ def test_a_wrong_note_is_forgotten_with_the_boot_it_spoils(
     with card(functions, ChipOptions(vram=256 << 20)) as (chip, socket):
         kill_at(socket, firmware, "IH")
         monkeypatch.setattr(psp, "BOOTLOADER_LIMIT_S", 0.2)
-        chip.mm.set("MMVM_CONTEXT15_PAGE_TABLE_START_ADDR_LO32", 0x7547_0002)
+        chip.mm.set("MMVM_CONTEXT14_PAGE_TABLE_END_ADDR_LO32", 0x7547_0002)
         if functions == 2:
             with pytest.raises(DeviceBusy, match="reset"):
                 open_device("card", Attachment(VfioUserTransport(socket)), firmware=firmware)

