@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _SLOTS_AROUND = 4  # shown before and behind the one that the hardware is at
 _WAVES_LIMIT_S = 0.1  # TIMEOUT: our choice; all waves of a chip take longer through some transports
+_WORDS_LIMIT_S = 0.05  # TIMEOUT: our choice, see docs/figures.md (a bundle)
 _MOST_CODE = 1 << 20  # bytes of a program
 
 
@@ -123,7 +124,7 @@ def _waves(driver: AmDriver, waves: list[dict[str, object]]) -> list[dict[str, o
             wave |= {"kernel": found[0], "offset": found[1], "source": source}
             ours.append(wave)
     if ours and not driver.chip.bus.messages:  # a word would be three transfers
-        inspect.wave_words(driver.chip, ours[0])
+        inspect.wave_words(driver.chip, ours[0], _WORDS_LIMIT_S)
     return waves
 
 

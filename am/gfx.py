@@ -396,10 +396,11 @@ class Gfx:
         (125), EXEC (126, 127)."""
         return self._wave_words(slot, _WAVE_SCALARS, 128)
 
-    def wave_vectors(self, slot: int, lanes: int, count: int) -> list[list[int]]:
-        """The first `count` vector registers of a wave, with `lanes` of each. Of a wave that runs
-        they change meanwhile."""
-        found = [self._wave_words(slot, _WAVE_VECTORS, count, lane) for lane in range(lanes)]
+    def wave_vectors(self, slot: int, lanes: int, count: int, first: int = 0) -> list[list[int]]:
+        """`count` vector registers of a wave, with `lanes` of each. Of a wave that runs they change
+        meanwhile."""
+        at = _WAVE_VECTORS + first
+        found = [self._wave_words(slot, at, count, lane) for lane in range(lanes)]
         return [list(register) for register in zip(*found, strict=True)]
 
     def _wave_words(self, slot: int, first: int, count: int, lane: int = 0) -> list[int]:

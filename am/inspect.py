@@ -20,7 +20,8 @@ from hcq.errors import BadArgument, NotRecorded
 from hcq.fields import BoundRegister, RegisterMap
 
 MOST_WAVES = 256
-MOST_VECTORS = 16  # vector registers that are read of a wave, see `wave_words`
+_AT_ONCE = 16  # vector registers between looks at the time
+_VGPR_UNIT = 4  # of SQ_WAVE_GPR_ALLOC.VGPR_SIZE: cwsr_trap_handler_gfx10.asm, get_vgpr_size_bytes
 _WAVE64 = 1 << 11  # SQ_WAVE_IB_STS2.WAVE64
 _SLOTS_OF_SIMD = 20  # bits of VALID_AND_IDLE.WAVE_SLOT
 _ROOT_ADDRESS = ~0xFFF
@@ -103,17 +104,25 @@ def waves(chip: Chip, limit_s: float | None = None) -> Iterator[dict[str, object
         yield {"more": f"the waves of {lacking} of {looks} SIMDs are not recorded"}
 
 
-def wave_words(chip: Chip, wave: dict[str, object]) -> None:
-    """Add the scalar registers, by their encoding, and the first vector registers with all lanes to
-    a wave of `waves`. Of one that runs they change meanwhile."""
+def wave_words(chip: Chip, wave: dict[str, object], limit_s: float | None = None) -> None:
+    """Add the scalar registers, by their encoding, and the vector registers with all lanes to a
+    wave of `waves`: as many as it has, or as the time allows. Of one that runs they change
+    meanwhile."""
     place, values = wave.get("place"), wave.get("registers")
     if not isinstance(place, list) or not isinstance(values, dict):
         return
     gfx, lanes = Gfx(chip, Nbio(chip)), 64 if values["IB_STS2"] & _WAVE64 else 32
+    size = chip.wave_registers["SQ_WAVE_GPR_ALLOC"].decode(values["GPR_ALLOC"]).VGPR_SIZE
+    count, now = _VGPR_UNIT * (size + 1), chip.clock.now
+    end = None if limit_s is None else now() + limit_s
     engine, array, wgp, simd, slot = place
     with gfx.aim(engine, array, wgp, simd):
         wave["scalars"] = gfx.wave_scalars(slot)
-        wave["vectors"] = gfx.wave_vectors(slot, lanes, MOST_VECTORS)
+        vectors: list[list[int]] = []
+        wave["vectors"] = vectors
+        while len(vectors) < count and (end is None or not vectors or now() < end):
+            step = min(_AT_ONCE, count - len(vectors))
+            vectors += gfx.wave_vectors(slot, lanes, step, len(vectors))
 
 
 def walk(

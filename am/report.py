@@ -148,6 +148,7 @@ class Reporter:
                     "exec": values["EXEC_HI"] << 32 | values["EXEC_LO"],
                     "wave_status": values["STATUS"],
                     "source": driver.programs.source_of(pc) or None,
+                    **self._words_at(pc),
                 }
                 known = {name: value for name, value in found.items() if value is not None}
                 return self._named(known)

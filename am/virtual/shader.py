@@ -80,22 +80,12 @@ class Ending(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """pc: GPU virtual address of the offending instruction. words: its encoding."""
-
-    ending: Ending
-    pc: int = 0
-    words: tuple[int, ...] = ()
-    detail: str = ""
-    group: tuple[int, int, int] = (0, 0, 0)
-    wave: int = 0
-
-
-@dataclass(frozen=True)
-class RunningWave:
-    """A wave that runs, as it was a moment ago. pc: of the instruction that comes next. wave: its
-    number in the group. scalars: 128 words, VCC from 106, M0 at 125, EXEC from 126. vectors: the
-    lanes of those registers that the program reads again, by number. waits: at a barrier."""
+class ShaderWave:
+    """A wave that has halted, or one that runs, as it was a moment ago. pc: of the instruction that
+    comes next. wave: its number in the group. scalars: 128 words, VCC from 106, M0 at 125, EXEC
+    from 126. vectors: the lanes of registers by number; of one that runs, of those that the
+    program reads again. vgprs, lds_bytes: allocated to it, and to its group. waits: at a barrier.
+    """
 
     dispatch: Dispatch
     pc: int
@@ -104,7 +94,23 @@ class RunningWave:
     scalars: Sequence[int]
     scc: bool
     vectors: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    vgprs: int = 0
+    lds_bytes: int = 0
     waits: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """pc: GPU virtual address of the offending instruction. words: its encoding. state: of the wave
+    that halted; None of one that never began."""
+
+    ending: Ending
+    pc: int = 0
+    words: tuple[int, ...] = ()
+    detail: str = ""
+    group: tuple[int, int, int] = (0, 0, 0)
+    wave: int = 0
+    state: ShaderWave | None = field(default=None, compare=False, repr=False)
 
 
 class WavePlace(NamedTuple):
@@ -136,7 +142,7 @@ class ShaderCore(Protocol):
     """All compute units of the chip. `run` blocks until the dispatch ends; called by one thread."""
 
     def run(self, dispatch: Dispatch, memory: ShaderMemory, abort: Abort) -> Outcome: ...
-    def look(self, abort: Abort, limit_s: float) -> list[RunningWave]:
+    def look(self, abort: Abort, limit_s: float) -> list[ShaderWave]:
         """The waves that run now, from another thread, while `run` is under way. Blocks until each
         has come to a backward branch, at most `limit_s`; of one that has not, what is known is
         older: its beginning at worst."""

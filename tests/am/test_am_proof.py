@@ -15,7 +15,7 @@ from am.virtual.isa.core import GfxCore
 from am.virtual.isa.decoder.disassembly import text
 from am.virtual.isa.translator.program import load
 from am.virtual.options import ChipOptions
-from am.virtual.shader import Dispatch, Ending, Outcome, RunningWave, ShaderMemory
+from am.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory, ShaderWave
 from hcq.emu.memory import Abort
 from hcq.errors import ChipError, OutOfMemory
 from hcq.memory import Placement
@@ -45,7 +45,7 @@ class Core:
             return Outcome(Ending.DONE)
         return self._core.run(dispatch, memory, abort)
 
-    def look(self, abort: Abort, limit_s: float) -> list[RunningWave]:
+    def look(self, abort: Abort, limit_s: float) -> list[ShaderWave]:
         return self._core.look(abort, limit_s)
 
     def close(self) -> None:

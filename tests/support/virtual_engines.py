@@ -9,7 +9,7 @@ from am.virtual.chip import FRAME_BUFFER_BASE, Chip
 from am.virtual.engines.cp.queue import ComputeQueue
 from am.virtual.engines.gfx import Gfx
 from am.virtual.options import ChipOptions
-from am.virtual.shader import Dispatch, Ending, Outcome, RunningWave, ShaderMemory
+from am.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory, ShaderWave
 from hcq.emu.memory import Abort
 from tests.support.am_navi31 import build_chip
 from tests.support.waiting import came, until
@@ -54,7 +54,7 @@ class FakeCore:
                 return outcome
         return self.outcomes.pop(0) if self.outcomes else Outcome(Ending.DONE)
 
-    def look(self, abort: Abort, limit_s: float) -> list[RunningWave]:
+    def look(self, abort: Abort, limit_s: float) -> list[ShaderWave]:
         """See ShaderCore: no wave can be looked at."""
         return []
 

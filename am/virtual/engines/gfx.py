@@ -16,7 +16,7 @@ from am.virtual.engines.cp.rlc import Rlc
 from am.virtual.engines.engine import clock_ticks
 from am.virtual.engines.sdma.engine import Sdma
 from am.virtual.engines.shaders import ShaderArray
-from am.virtual.shader import Ending, Outcome, RunningWave, WavePlace, place_of
+from am.virtual.shader import Ending, Outcome, ShaderWave, WavePlace, place_of
 from hcq.fields import RegisterValue
 
 if TYPE_CHECKING:
@@ -46,6 +46,10 @@ WAVE_VALID_AND_IDLE, WAVE_STATUS, WAVE_TRAPSTS, WAVE_PC_LO, WAVE_PC_HI = (
     0x109,
 )
 WAVE_MODE, WAVE_HW_ID1, WAVE_HW_ID2, WAVE_IB_STS2 = 0x101, 0x117, 0x118, 0x11C
+WAVE_GPR_ALLOC, WAVE_LDS_ALLOC = 0x105, 0x106
+# What VGPR_SIZE (less one) and LDS_SIZE count, for waves of any size: vector registers, bytes.
+# Source: Linux 6.12 cwsr_trap_handler_gfx10.asm, get_vgpr_size_bytes and get_lds_size_bytes.
+VGPR_UNIT, LDS_UNIT = 4, 256
 WAVE_SLOTS = 32  # numbers of waves in a group
 SCALARS = 0x200  # scalar registers follow: M0 is 0x27D, EXEC 0x27E
 WAVE64 = 1 << 11  # of IB_STS2
@@ -187,7 +191,12 @@ class Gfx(Block):
         there: dict[int, dict[int, int]] = {}  # slot -> values by index
         for vmid, wave, place in self._halted():
             if self._aimed(place):
-                _sit(there, wave.wave, self._id(vmid) | _halted_state(wave))
+                state = _halted_state(wave)
+                if wave.state is not None:
+                    stands = self._running_state(wave.state)
+                    state = stands | state | {WAVE_STATUS: stands[WAVE_STATUS] | state[WAVE_STATUS]}
+                    state |= _word(wave.state, index.INDEX, index.WORKITEM_ID)
+                _sit(there, wave.wave, self._id(vmid) | state)
         options = self.chip.options
         sizes = options.shader_engines, options.arrays_per_engine, options.wgps_per_array
         for vmid, one in self.array.waves():
@@ -220,7 +229,7 @@ class Gfx(Block):
         at = where.SE_INDEX, where.SA_INDEX, where.INSTANCE_INDEX
         return at == (place.engine, place.array, place.wgp << 2 | place.simd)
 
-    def _running_state(self, wave: RunningWave) -> dict[int, int]:
+    def _running_state(self, wave: ShaderWave) -> dict[int, int]:
         execute = wave.scalars[126] | (0 if wave.dispatch.wave32 else wave.scalars[127] << 32)
         condition = wave.scalars[106] | (0 if wave.dispatch.wave32 else wave.scalars[107] << 32)
         status = STATUS_VALID | wave.scc | (not execute) << 9 | (not condition) << 10
@@ -229,12 +238,14 @@ class Gfx(Block):
             WAVE_STATUS: status,
             WAVE_MODE: wave.dispatch.rsrc1 >> 12 & 0xFF,  # FLOAT_MODE
             WAVE_IB_STS2: 0 if wave.dispatch.wave32 else WAVE64,
+            WAVE_GPR_ALLOC: max(wave.vgprs // VGPR_UNIT - 1, 0) << 12,
+            WAVE_LDS_ALLOC: -(-wave.lds_bytes // LDS_UNIT) << 12,
             WAVE_PC_LO: wave.pc & 0xFFFF_FFFF,
             WAVE_PC_HI: wave.pc >> 32,
         }
 
 
-def _word(wave: RunningWave, index: int, lane: int) -> dict[int, int]:
+def _word(wave: ShaderWave, index: int, lane: int) -> dict[int, int]:
     """The scalar or vector register that an index means, if it means one."""
     if 0 <= index - SCALARS < len(wave.scalars):
         return {index: wave.scalars[index - SCALARS]}

@@ -7,7 +7,7 @@ import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from am.virtual.shader import Dispatch, Ending, Outcome, RunningWave, ShaderCore
+from am.virtual.shader import Dispatch, Ending, Outcome, ShaderCore, ShaderWave
 from hcq import debugging
 from hcq.config import config
 from hcq.emu.memory import Abort
@@ -37,7 +37,7 @@ class _Part:
     def __init__(self, core: ShaderCore) -> None:
         self.core = core
         self.current: tuple[int, Abort, CutMemory] | None = None  # with the VMID
-        self.waves: list[RunningWave] = []
+        self.waves: list[ShaderWave] = []
         self.looked_at = float("-inf")
 
 
@@ -104,10 +104,10 @@ class ShaderArray:
             with self._guard:
                 self._free.append(part)
 
-    def waves(self) -> list[tuple[int, RunningWave]]:
+    def waves(self) -> list[tuple[int, ShaderWave]]:
         """The waves that run now, each with its VMID, as a look at them a moment ago found them.
         Lock held."""
-        found: list[tuple[int, RunningWave]] = []
+        found: list[tuple[int, ShaderWave]] = []
         for part in list(self._parts):
             current, now = part.current, self._chip.scheduler.now()
             if current is None:

@@ -17,7 +17,7 @@ from am.virtual.isa.runtime.worker import Run, Worker
 from am.virtual.isa.translator.needed import needed, numbers
 from am.virtual.isa.translator.program import Program, Stop, load, mark_full_blocks
 from am.virtual.isa.translator.translate import translate, uses_output_modifiers
-from am.virtual.shader import Dispatch, Ending, Outcome, RunningWave, ShaderMemory
+from am.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory, ShaderWave
 from hcq.debugging import Debugger
 from hcq.emu import atomics, context, jit, waves
 from hcq.emu import math as emu_math
@@ -110,7 +110,7 @@ class GfxCore:
             abort.debugged = None
         return min(outcomes, key=lambda outcome: _SEVERITY.index(outcome.ending))
 
-    def look(self, abort: Abort, limit_s: float) -> list[RunningWave]:
+    def look(self, abort: Abort, limit_s: float) -> list[ShaderWave]:
         """See ShaderCore."""
         workers = [worker for worker in self._crew.workers if worker.busy]
         waiting = {worker: worker.word(layout.LOOKS) for worker in workers}
@@ -261,4 +261,5 @@ def _halted(worker: Worker, program: Program, code: int, dispatch: Dispatch) -> 
     if ending is Ending.HALTED:
         detail = "by s_sethalt"
     wave_number = worker.word(context.HALT_WAVE)
-    return Outcome(ending, program.base + offset, words, detail, where, wave_number)
+    state = worker.halted(wave_number, offset)
+    return Outcome(ending, program.base + offset, words, detail, where, wave_number, state)

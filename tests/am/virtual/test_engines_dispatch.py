@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from am.virtual.chip import FRAME_BUFFER_BASE
-from am.virtual.shader import Dispatch, Ending, Outcome, RunningWave, ShaderMemory, place_of
+from am.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory, ShaderWave, place_of
 from hcq.emu.memory import Abort, Access
 from tests.support.virtual_engines import DATA, Bench, high, low, spin_until_aborted
 
@@ -211,12 +211,14 @@ def test_a_wave_that_halts_itself_hangs_the_queue_and_shows_halt_alone(bench: Be
 def test_a_wave_says_where_it_is_and_how_many_lanes_it_has(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """HW_ID1 and IB_STS2 (fields: gc_11_0_0_sh_mask.h), by which umr reads registers."""
+    """HW_ID1, IB_STS2, GPR_ALLOC and LDS_ALLOC (fields: gc_11_0_0_sh_mask.h), by which umr reads
+    registers; units: cwsr_trap_handler_gfx10.asm."""
     bench.core.body = spin_until_aborted
     bench.submit(dispatch(2048, 1, 1, EN | DIMENSIONS), RELEASE, wait=False)
     bench.wait(lambda: bench.core.launches)
     launch = bench.core.launches[0]
-    waves = [RunningWave(launch, CODE, (31, 0, 0), 2, [0] * 128, False)] * 2
+    wave = ShaderWave(launch, CODE, (31, 0, 0), 2, [0] * 128, False, vgprs=24, lds_bytes=1000)
+    waves = [wave, wave]
     monkeypatch.setattr(bench.core, "look", lambda abort, limit_s: waves)
     assert place_of((31, 0, 0), launch.groups, (6, 2, 4)) == (1, 1, 2, 0)
     bench.set("GRBM_GFX_INDEX", 1 << 16 | 1 << 8 | 2 << 2)
@@ -225,6 +227,9 @@ def test_a_wave_says_where_it_is_and_how_many_lanes_it_has(
         assert bench.get("SQ_IND_DATA") == slot | 2 << 10 | 1 << 16 | 1 << 18
         bench.set("SQ_IND_INDEX", slot | 0x11C << 16)
         assert bench.get("SQ_IND_DATA") == 1 << 11  # WAVE64
+        for index, size in ((0x105, 24 // 4 - 1), (0x106, 4)):
+            bench.set("SQ_IND_INDEX", slot | index << 16)
+            assert bench.get("SQ_IND_DATA") == size << 12
     bench.set("SQ_IND_INDEX", 4 | 0x117 << 16)
     assert bench.get("SQ_IND_DATA") == 0  # no wave
     bench.select()

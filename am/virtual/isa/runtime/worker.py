@@ -15,7 +15,7 @@ from am.virtual.isa.decoder.disassembly import text
 from am.virtual.isa.decoder.formats import UnknownInstruction
 from am.virtual.isa.runtime import layout
 from am.virtual.isa.runtime.launch import Launch
-from am.virtual.shader import Dispatch, RunningWave, ShaderMemory
+from am.virtual.shader import Dispatch, ShaderMemory, ShaderWave
 from hcq.emu import context
 from hcq.emu.lanes.every import LDS_SPACE
 from hcq.emu.memory import Abort, Access, place_of
@@ -171,7 +171,7 @@ class Worker(NativeWorker):
         with self._guard:
             self._run = None
 
-    def looked(self) -> list[RunningWave]:
+    def looked(self) -> list[ShaderWave]:
         """The wave that runs, as it was when it was last looked at, and those of its group that
         wait at a barrier. Called by another thread: what changes meanwhile is read once."""
         with self._guard:
@@ -180,7 +180,13 @@ class Worker(NativeWorker):
                 return []  # no wave has begun: the states are of waves before
             return self._seen(run, self.word(context.HALT_WAVE))
 
-    def _seen(self, run: Run, current: int) -> list[RunningWave]:
+    def halted(self, wave: int, pc: int) -> ShaderWave:
+        """The wave that has halted at byte offset `pc`, with all its registers. Called by the
+        thread that ran it, before `rest`."""
+        assert self._run is not None
+        return self._wave(self._run, wave, pc, range(self._run.launch.vgprs))
+
+    def _seen(self, run: Run, current: int) -> list[ShaderWave]:
         stored = self.shown(self.word(layout.LOOK_PC))
         found = [self._wave(run, current, self.word(layout.LOOK_PC), stored)]
         for wave in range(run.launch.waves):
@@ -193,12 +199,12 @@ class Worker(NativeWorker):
 
     def _wave(
         self, run: Run, wave: int, pc: int, vectors: Iterable[int], *, waits: bool = False
-    ) -> RunningWave:
+    ) -> ShaderWave:
         state, launch = wave * self.quad(context.STATE_STRIDE), run.launch
         scalars = struct.unpack_from("<128I", self._states.data, state)
         (scc,) = struct.unpack_from("<I", self._states.data, state + layout.STATE_SCC)
         number, (x, y, _) = self.quad(context.HALT_GROUP), run.dispatch.groups
-        return RunningWave(
+        return ShaderWave(
             dispatch=run.dispatch,
             pc=self.quad(layout.CODE_BASE) + pc,
             group=(number % x, number // x % y, number // (x * y)),
@@ -206,6 +212,8 @@ class Worker(NativeWorker):
             scalars=scalars,
             scc=bool(scc),
             vectors={n: self._vector(state, n, launch) for n in vectors if n < launch.vgprs},
+            vgprs=launch.vgprs,
+            lds_bytes=launch.lds_bytes,
             waits=waits,
         )
 

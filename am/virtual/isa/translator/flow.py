@@ -42,10 +42,12 @@ def return_to(e: Registers, resume: int | str, code: int) -> None:
 
 
 def halt(e: Registers, offset: int | str, code: int) -> None:
-    """End the wave at an instruction that cannot be executed."""
+    """End the wave at an instruction that cannot be executed; its registers are saved."""
     at = e.value(f"getelementptr i8, ptr %context, i64 {layout.HALT_PC}")
     e.do(f"store i64 {offset}, ptr {at}")
-    e.do(f"ret i32 {code}")
+    e.do("store i32 0, ptr %resume.slot")
+    e.do(f"store i32 {code}, ptr %code.slot")
+    e.do("br label %save")
 
 
 def poll_abort(e: Registers, pc: int) -> None:
