@@ -22,6 +22,7 @@ from hcq.timeline import SIZE as TIMELINE_SIZE
 from hcq.timeline import Timeline
 from qcom import chips, kernels, proof
 from qcom.chips.facts import ChipFacts
+from qcom.cleaner import Cleaner
 from qcom.encode import Encoder
 from qcom.faults import Faults
 from qcom.imports import memory_of
@@ -72,6 +73,7 @@ class AdrenoDriver(Driver):
         self.dispatcher = Dispatcher(self)
         self.programs = Programs(self)
         self.faults = Faults(self)
+        self.cleaner = Cleaner(self)
         try:
             self._bring_up()
         except BaseException:
@@ -179,6 +181,10 @@ class AdrenoDriver(Driver):
 
     def load_program(self, image: bytes) -> Program:
         return self.programs.load(image)
+
+    def clean(self) -> tuple[Timeline, int]:
+        """See Driver and qcom.cleaner."""
+        return self.cleaner.submit()
 
     def write_memory(self, buffer: Buffer, data: memoryview) -> bool:
         memory, start = _place(buffer)

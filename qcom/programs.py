@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hcq.buffer import Buffer
+from hcq.command import Command, Fill, Symbol
 from hcq.errors import BadCodeObject
 from hcq.ir3object import CODE_ALIGN, Ir3Kernel, parse_ir3
 from hcq.memory import Placement, VirtAddr
@@ -98,6 +99,11 @@ class Programs:
         made = PrivateMemory(memory.address, per_thread, per_processor, kernel.private_per_wave)
         self._private[kernel.private_per_wave] = made
         return made
+
+    def clear_private(self) -> list[Command]:
+        """Commands that zero private memory."""
+        blocks = ((Symbol.constant(each.address), each.size) for each in self._blocks)
+        return [Fill(address, 0, size) for address, size in blocks]
 
     def close(self) -> None:
         """Free private memory; idempotent."""

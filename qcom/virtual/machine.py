@@ -7,6 +7,8 @@ import itertools
 import threading
 from collections import Counter
 
+import numpy as np
+
 from hcq import debugging
 from hcq.clock import ModelClock
 from hcq.config import config
@@ -19,7 +21,7 @@ from qcom.virtual.kgsl.counters import Counters
 from qcom.virtual.memory.objects import MemoryFile, MemoryObject
 from qcom.virtual.options import MachineOptions
 from qcom.virtual.planted import Plan, Planted
-from qcom.virtual.shader import ShaderProcessors
+from qcom.virtual.shader import MOST_CONSTANTS, ShaderProcessors
 
 ALWAYS_ON_HZ = 19_200_000  # CP_ALWAYS_ON_COUNTER, Linux 6.12 a6xx_gpu.c
 
@@ -49,6 +51,7 @@ class VirtualMachine:
         self.culprits: list[tuple[int, object]] = []
         self._context_ids = itertools.count(1)
         self.plan = Plan()
+        self.constants = np.zeros(MOST_CONSTANTS, np.uint32)  # the engine's
         self._graveyard: list[MemoryObject] = []
         self._processors: ShaderProcessors | None = None
         self._closed = False

@@ -37,16 +37,17 @@ def disassembly(kernel: Ir3Kernel, chip: str) -> str:
     """Instructions up to `end`, by Mesa's disassembler, under a line of facts."""
     from compiler.codegen.adreno.mesa import library
 
-    text = library().disassembly(kernel.code, chips.facts(chip).gpu_id)
+    facts = chips.facts(chip)
+    text = library().disassembly(kernel.code, facts.gpu_id or 100 * facts.generation)
     lines = text.splitlines()
     code = lines[: lines.index("end") + 1]
-    facts = (
+    head = (
         f"; {kernel.name}: {kernel.full_registers} full, {kernel.half_registers} half registers, "
         f"{kernel.constants} vec4 of constants, {kernel.local_size} bytes of local memory, "
         f"{kernel.private_size} of private memory, branch stack {kernel.branch_stack}, "
         f"{'double' if kernel.double_wave else 'single'} wave"
     )
-    return "\n".join([facts, *code]) + "\n"
+    return "\n".join([head, *code]) + "\n"
 
 
 def module(body: str, parameters: str, threads: int = 64, extra: str = "") -> str:

@@ -1,4 +1,4 @@
-"""What the kernels of one lease left on an AMD card is not there for the next one."""
+"""What the kernels of one lease left on a card is not there for the next one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ import pytest
 from am.virtual.engines import shaders
 from am.virtual.isa.core import GfxCore
 from hcq.errors import ChipError, DeviceBusy
+from qcom.virtual import machine
+from qcom.virtual.sp.processors import Processors
+from tests.support import adreno_leaks
+from tests.support.adreno import needs_mesa
 from tests.support.daemon import Running, scaled, settings_text
 from tests.support.kernels import compile_ir
 from tests.support.waiting import until
 from tools.daemon import daemon
 from tools.daemon.config import parse
 
-NAME = "virtual:navi31"
+NAMES = ("virtual:navi31", pytest.param("virtual:a630+msm", marks=needs_mesa))
 SECRET = 0x5EC2E75
 GROUPS, WORDS = 4, 16384
 KERNELS = """
@@ -64,16 +68,25 @@ attributes #0 = { "amdgpu-no-implicitarg-ptr" "amdgpu-no-queue-ptr" "amdgpu-no-d
 """
 
 
-@pytest.fixture
-def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+@pytest.fixture(params=NAMES)
+def running(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Running]:
     """One host thread runs all groups: what one leaves there, the next one finds."""
     monkeypatch.setattr(shaders, "default_core", lambda: GfxCore(1))
-    made = Running(parse(settings_text(tmp_path, [NAME], "")))
+    monkeypatch.setattr(machine, "_ir3_processors", lambda facts: Processors(1))
+    made = Running(parse(settings_text(tmp_path, [request.param], "")))
     yield made
     made.close()
 
 
 def run(gpu: Any, name: str) -> Any:
+    """Run a kernel that fills local memory with the secret, or one that stores what it finds."""
+    if gpu.target.name.startswith("adreno"):
+        leaks = adreno_leaks
+        if name == "plant":
+            return leaks.launch(gpu, leaks.plant("a630"), np.uint32(SECRET))
+        return leaks.launch(gpu, leaks.find("a630"))[:2]
     program = gpu.load(compile_ir(KERNELS, "amdgcn-amd-amdhsa", "gfx1100"))
     with gpu.alloc(4 * GROUPS * WORDS) as out:
         with gpu.queue() as queue:
@@ -87,11 +100,15 @@ def left_as_it_is(device: object) -> None:
     """In place of the cleaner."""
 
 
+def lease(running: Running, **options: Any) -> Any:
+    return running.lease("virtual:*", **options)
+
+
 def found_by_next(running: Running, **options: Any) -> int:
     """Words of a lease's local memory that the next lease finds."""
-    with running.lease(NAME, **options) as gpu:
+    with lease(running, **options) as gpu:
         run(gpu, "plant")
-    with running.lease(NAME, wait_s=60, **options) as gpu:
+    with lease(running, wait_s=60, **options) as gpu:
         assert scaled(gpu)
         return int((run(gpu, "find") == SECRET).sum())
 
@@ -115,10 +132,10 @@ def test_a_cleaner_that_does_not_end_has_the_card_recovered(
         failed.append(device)
         raise ChipError("the cleaner does not end")
 
-    with running.lease(NAME) as gpu:
+    with lease(running) as gpu:
         assert scaled(gpu)
         monkeypatch.setattr(daemon, "clean", broken)
-    with running.lease(NAME, wait_s=60) as gpu:
+    with lease(running, wait_s=60) as gpu:
         monkeypatch.undo()
         assert failed and scaled(gpu)
     assert running.daemon.owned[0].card.state.name != "OFF"
@@ -134,28 +151,28 @@ def test_a_shared_card_that_was_not_cleaned_takes_no_further_holder(
 
     shared = {"shared": True, "memory": "64M"}
     (owned,) = running.daemon.owned
-    with running.lease(NAME, **shared) as other:
-        with running.lease(NAME, **shared) as gpu:
+    with lease(running, **shared) as other:
+        with lease(running, **shared) as gpu:
             run(gpu, "plant")
             monkeypatch.setattr(daemon, "clean", broken)
         until(lambda: owned.card.unclean, "the card is found unclean")
         monkeypatch.undo()
         assert "the cleaner does not end" in str(running.daemon.devices()[0]["reason"])
         with pytest.raises(DeviceBusy):
-            running.lease(NAME, **shared)
+            lease(running, **shared)
         assert scaled(other), "the other lease goes on"
-    with running.lease(NAME, wait_s=60, **shared) as gpu:
+    with lease(running, wait_s=60, **shared) as gpu:
         assert int((run(gpu, "find") == SECRET).sum()) == 0
     assert not owned.card.unclean
 
 
 def test_a_card_that_was_not_cleaned_is_cleaned_when_it_is_opened_again(running: Running) -> None:
-    with running.lease(NAME) as gpu:
+    with lease(running) as gpu:
         assert scaled(gpu)
     (owned,) = running.daemon.owned
     until(lambda: owned.card.state.name == "READY", "the lease is over")
     owned.card.unclean = "not cleaned after a lease"
     with owned.lock:
         owned.boot()
-    with running.lease(NAME, wait_s=60) as gpu:
+    with lease(running, wait_s=60) as gpu:
         assert scaled(gpu)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qcom.regs import constants
 from qcom.virtual.faults import Cause, GpuFault
@@ -26,10 +27,14 @@ _CS_TEX, _CS_SHADER, _IBO, _CS_IBO = 5, 13, 14, 15
 
 class ComputeState:
     """State that CP_LOAD_STATE6 has loaded for compute: constants, and tables of constant
-    buffers."""
+    buffers.
 
-    def __init__(self) -> None:
-        self.constants = np.zeros(4 * 512, np.uint32)
+    constants: the constant file. UNSURE: whether it keeps its content from one submission to the
+    next, as here; no document says that anything clears it, a board would tell.
+    """
+
+    def __init__(self, constants: NDArray[np.uint32]) -> None:
+        self.constants = constants
         self.shared = np.zeros(64, np.uint32)
         self.ubos = Table()
 

@@ -61,7 +61,7 @@ class CommandProcessor:
         self.packets = load(f"a{generation}xx_packets")
         self.codes = constants(f"a{generation}xx")
         self.registers = RegisterState(machine.facts, machine.violate)
-        self.compute = ComputeState()
+        self.compute = ComputeState(machine.constants)
         self.indirect = False  # the dispatch at hand reads its grid from memory
         self._pending: list[Dispatch] = []
         self._depth = 0

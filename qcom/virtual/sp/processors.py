@@ -73,7 +73,8 @@ class Processors:
     workers: host threads to spread workgroups over (default: one a host CPU). cache: folder for
     compiled code, shared by processes; None keeps it in memory only. private_slots: shader
     processors that the driver has private memory for. debugger: halts waves, all of which one
-    thread runs then.
+    thread runs then. keep_registers: a wave finds in registers what others left there, as in
+    hardware, which is slower; else a value that says so. Local memory keeps its content always.
     """
 
     def __init__(
@@ -82,11 +83,13 @@ class Processors:
         cache: Path | None = None,
         private_slots: int = 1,
         debugger: Debugger | None = None,
+        keep_registers: bool = False,
     ) -> None:
         count = 1 if debugger else workers or os.cpu_count() or 1
         self._stepping = None if debugger is None else Stepping(debugger)
-        self._crew = Crew([Worker() for _ in range(count)], "ir3")
+        self._crew = Crew([Worker(keep_registers) for _ in range(count)], "ir3")
         self._private_slots = private_slots
+        self._keep = keep_registers
         self._objects = jit.ObjectCache(cache)
         self._sources: Recent[tuple[object, ...], Source] = Recent()
         self._kernels: Recent[tuple[str, Shape], Kernel] = Recent()
@@ -185,11 +188,11 @@ class Processors:
         stepped = self._stepping is not None
 
         def make() -> bytes:
-            ir, _ = translate(source.program, shape, _KERNEL, stepped=stepped)
+            ir, _ = translate(source.program, shape, _KERNEL, stepped=stepped, keep=self._keep)
             small = len(source.program.by_index) <= _MOST_CAREFUL
             return jit.compile_object(ir, jit.LIMITED, int(small))
 
-        kind = "stepped" if stepped else "kernel"
+        kind = "stepped" if stepped else "kept" if self._keep else "kernel"
         image = self._objects.made(jit.key_of(PACKAGE, kind, source.digest, repr(shape)), make)
         frame = stack.frame_of(image, _KERNEL)
         if frame > stack.DEEPEST:

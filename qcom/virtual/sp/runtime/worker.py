@@ -19,7 +19,7 @@ from qcom.virtual.sp.images import Images
 from qcom.virtual.sp.operands import Op
 from qcom.virtual.sp.program import INSTRUCTION, Program
 from qcom.virtual.sp.runtime import layout
-from qcom.virtual.sp.runtime.launch import Launch
+from qcom.virtual.sp.runtime.launch import MOST_THREADS, Launch
 
 _IMAGES = ctypes.CFUNCTYPE(None, ctypes.c_uint32)
 _MXCSR = 0x1F80  # all exceptions masked, round to nearest even, subnormal numbers kept
@@ -43,15 +43,44 @@ class Run:
         self.stop = np.zeros(1, np.uint32)
 
 
-class Worker(NativeWorker):
-    """State used by the native code of one thread. Used by one thread at a time."""
+class RegisterFile:
+    """What registers hold between dispatches, whose waves lay them out differently in their states.
+    Waves lie behind each other in it; what is not of a lane stays with the wave's number."""
 
     def __init__(self) -> None:
+        self._lanes = np.full(MOST_THREADS * 48 * 4, layout.UNDEFINED, np.uint32).view(np.uint8)
+        self._others = np.zeros(
+            (MOST_THREADS // 64, layout.REGISTERS - layout.PREDICATES), np.uint8
+        )
+        self._last: NDArray[np.uint8] | None = None
+
+    def fill(self, states: NDArray[np.uint8]) -> None:
+        """Take what the states of the last call hold, and put it into others: [waves][bytes]."""
+        before, self._last = self._last, states
+        if before is not None:
+            found = before[:, layout.REGISTERS :].reshape(-1)
+            self._lanes[: found.size] = found
+            self._others[: len(before)] = before[:, layout.PREDICATES : layout.REGISTERS]
+        waves, stride = states.shape
+        size = stride - layout.REGISTERS
+        states[:, layout.REGISTERS :] = self._lanes[: waves * size].reshape(waves, size)
+        states[:, layout.PREDICATES : layout.REGISTERS] = self._others[:waves]
+
+
+class Worker(NativeWorker):
+    """State used by the native code of one thread. Used by one thread at a time.
+
+    keep: see Processors.
+    """
+
+    def __init__(self, keep: bool = False) -> None:
         super().__init__()
         self.context = aligned(layout.SIZE)
         words = layout.IMMEDIATES + layout.IMMEDIATE_WORDS
         self._constants = aligned(4 * words).view(np.uint32)
         self._local = aligned(LDS_SPACE + 64)
+        self._local[:] = 0x5A  # nothing clears it, neither here nor between dispatches
+        self._file = RegisterFile() if keep else None
         self._states = aligned(0)
         self._run: Run | None = None  # also keeps alive what the context points to
         self._tlb: NDArray[np.uint64] | None = None
@@ -172,11 +201,13 @@ class Worker(NativeWorker):
         stride = layout.state_size(launch.words, launch.lanes)
         if len(self._states) < stride * launch.waves:
             self._states = aligned(stride * launch.waves)
+        if self._file is not None:
+            states = self._states[: stride * launch.waves]
+            self._file.fill(states.reshape(launch.waves, stride))
         self._ops = run.program.by_index
         self._constants[: layout.CONSTANT_WORDS] = launch.constants
         given = dispatch.immediates
         self._constants[layout.IMMEDIATES : layout.IMMEDIATES + len(given)] = given
-        self._local[: dispatch.local_size] = 0x5A  # what a group finds there is not defined
         for place, value in (
             (context.TLB, place_of(self._tlb)), (context.REFILL, self.refill),
             (context.ABORT, place_of(run.abort.flag)), (context.STOP, place_of(run.stop)),

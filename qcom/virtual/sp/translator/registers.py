@@ -34,7 +34,8 @@ class Registers(Text):
         self.private_per_wave = private_per_wave
         self.slots: set[str] = set()
         self.both = True  # blocks are emitted with and without a mask
-        self.stepped = False  # all registers lie in the wave state, for a debugger
+        self.stepped = False  # a debugger looks at every instruction
+        self.in_state = False  # all registers lie in the wave state
         self.predicating = False  # predt or predf stands somewhere
         self.words, self.relative, self.generation = words, relative, generation
         self.used: set[int] = set()

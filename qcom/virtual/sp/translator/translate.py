@@ -93,20 +93,20 @@ def emit(e: Registers, op: Op) -> None:
 
 
 def translate(
-    program: Program, shape: Shape, name: str, *, stepped: bool = False
+    program: Program, shape: Shape, name: str, *, stepped: bool = False, keep: bool = False
 ) -> tuple[str, dict[int, str]]:
     """Return the IR module of a program, and what it lacks: reasons by instruction.
 
     stepped: the wave state holds all registers at every instruction, and the code halts where it is
-    told to (`hcq.emu.stepping`).
+    told to (`hcq.emu.stepping`). keep: a wave finds in its state what the one before left there.
     """
     relative = any(_is_relative(op) for op in program.ops())
     e = Registers(shape.lanes, shape.words, relative, shape.generation,
                   private_per_wave=shape.private_per_wave)  # fmt: skip
     e.predicating = any(op.name in ("predt", "predf") for op in program.ops())
     flow, missing = Flow(program), dict[int, str]()
-    e.stepped = stepped
-    e.both = not stepped and sum(1 for _ in program.ops()) <= _MOST_TWICE
+    e.stepped, e.in_state = stepped, stepped or keep
+    e.both = not e.in_state and sum(1 for _ in program.ops()) <= _MOST_TWICE
     resumes = []
     for block in program.blocks.values():
         flow.emit_gate(e, block)
@@ -121,9 +121,9 @@ def translate(
     _first_values(first, shape)
     e.used |= first.used
     e.shared |= first.shared
-    if stepped:
+    if e.in_state:
         e.used, e.shared = set(range(shape.words)), set(range(SHARED, SHARED_END))
-    return _module(e, flow, resumes, name, first), missing
+    return _module(e, flow, resumes, name, first, keep), missing
 
 
 def _first_values(e: Registers, shape: Shape) -> None:
@@ -234,10 +234,10 @@ def _slots(e: Registers, flow: Flow) -> list[str]:
     lines = ["  %resume.slot = alloca i32", f"  %arriving = alloca {bits}"]
     lines += [f"  %waiting{gate} = alloca {bits}" for gate in flow.gates]
     lines += [f"  %slot.{kind} = alloca {e.vector_of(kind)}, align 64" for kind in sorted(e.slots)]
-    if e.stepped:
+    if e.in_state:
         lines += [_pointer(slot[1:], "wave", place) for slot, _, place in _state(e)]
         lines.append(_pointer("file", "wave", layout.REGISTERS))
-        return [*lines, *stepping.found(context.STEPS, context.STEP)]
+        return [*lines, *(stepping.found(context.STEPS, context.STEP) if e.stepped else ())]
     lines += [f"  %{name} = alloca {bits}" for name in ("exec", "predicated")]
     lines += [f"  %p{k} = alloca {bits}" for k in range(4)]
     lines += ["  %a1 = alloca i32", f"  %a0 = alloca {e.vector_of('i16')}"]
@@ -266,10 +266,12 @@ def _registers(e: Registers) -> list[int]:
     return list(range(e.words)) if e.relative else sorted(e.used)
 
 
-def _undefined(e: Registers) -> list[str]:
+def _undefined(e: Registers, keep: bool) -> list[str]:
     """Give every slot its first value: registers hold what no kernel should rely on."""
     lines = []
     for slot, kind, place in _state(e):
+        if keep and slot not in ("%exec", "%predicated"):
+            continue
         value = "0"
         if place >= layout.REGISTERS:
             value = constant("i32", layout.UNDEFINED)
@@ -291,7 +293,9 @@ def _pointer(name: str, base: str, offset: int) -> str:
     return f"  %{name} = getelementptr i8, ptr %{base}, i64 {offset}"
 
 
-def _module(e: Registers, flow: Flow, resumes: list[int], name: str, first: Registers) -> str:
+def _module(
+    e: Registers, flow: Flow, resumes: list[int], name: str, first: Registers, keep: bool
+) -> str:
     head = [f"define i32 @{name}(ptr %context, ptr noalias %wave) nounwind {{", "entry:"]
     head += _slots(e, flow)
     for field, offset in (
@@ -312,9 +316,9 @@ def _module(e: Registers, flow: Flow, resumes: list[int], name: str, first: Regi
     state = _state(e)
     head += [_pointer(f"st{k}", "wave", place) for k, (_, _, place) in enumerate(state)]
     head += ["  %fresh = icmp eq i32 %resume, 0", "  br i1 %fresh, label %first, label %restore"]
-    head += ["first:", *_undefined(e), *first.lines]
+    head += ["first:", *_undefined(e, keep), *first.lines]
     head += ["  br label %resume0", "restore:"]
-    for k, (slot, kind, _) in enumerate(() if e.stepped else state):
+    for k, (slot, kind, _) in enumerate(() if e.in_state else state):
         head.append(f"  %ld{k} = load {kind}, ptr %st{k}, align 4")
         head.append(f"  store {kind} %ld{k}, ptr {slot}")
     cases = " ".join(f"i32 {place + 1}, label %resume{place}" for place in resumes)
@@ -326,7 +330,7 @@ def _module(e: Registers, flow: Flow, resumes: list[int], name: str, first: Regi
         whole = "f" if e.both else "m"
         head.append(f"  br i1 %whole{place}, label %{whole}{place}, label %m{place}")
     tail = ["save:"]
-    for k, (slot, kind, _) in enumerate(() if e.stepped else state):
+    for k, (slot, kind, _) in enumerate(() if e.in_state else state):
         tail += [
             f"  %sv{k} = load {kind}, ptr {slot}",
             f"  store {kind} %sv{k}, ptr %st{k}, align 4",
