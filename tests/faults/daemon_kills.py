@@ -43,6 +43,11 @@ LIFE_S = 2.0  # from the start of the clients to the last kill, at most
 PATTERN = "vfio-user:*"  # of the cards that clients lease
 DAEMONS = 0.2  # share of rounds that kill the daemon
 _WORKS = ("ready", "leased")
+# Cards that wait for the next holder rest.
+MORE = """rest_s = 0.05
+[lease]
+drain_s = 0.2
+"""
 
 
 @dataclass
@@ -115,23 +120,29 @@ def work(socket: str, tell: Callable[[str], object]) -> None:
     tell(f"done {min(done, SLOTS)}")
 
 
+def check_card(socket: str, name: str, tell: Callable[[str], object]) -> None:
+    """A card is free, clear, copies and launches."""
+    with hcq.lease(name, daemon=socket, wait_s=LIMIT_S) as gpu:
+        tell("leased")
+        data = np.arange(WORDS, dtype=np.uint32)
+        with (
+            gpu.load(contract_object(gpu.target)) as program,
+            gpu.alloc(4 * WORDS * SLOTS) as buffer,
+            gpu.alloc(4 * WORDS) as result,
+        ):
+            assert not buffer.numpy(np.uint8).any(), "another holder's memory"
+            buffer[: data.nbytes].copy_from(data)
+            with gpu.queue() as queue:
+                arguments = (result, buffer, np.uint32(WORDS), np.uint32(7))
+                queue.launch(program["scale"], grid=(WORDS // 64,), block=(64,), args=arguments)
+            gpu.synchronize()
+            assert np.array_equal(result.numpy(np.uint32), 7 * data), "a kernel"
+
+
 def check(socket: str, cards: list[str], tell: Callable[[str], object]) -> None:
     """Every card is free, clear, copies and launches."""
     for name in cards:
-        with hcq.lease(name, daemon=socket, wait_s=LIMIT_S) as gpu:
-            data = np.arange(WORDS, dtype=np.uint32)
-            with (
-                gpu.load(contract_object(gpu.target)) as program,
-                gpu.alloc(4 * WORDS * SLOTS) as buffer,
-                gpu.alloc(4 * WORDS) as result,
-            ):
-                assert not buffer.numpy(np.uint8).any(), "another holder's memory"
-                buffer[: data.nbytes].copy_from(data)
-                with gpu.queue() as queue:
-                    arguments = (result, buffer, np.uint32(WORDS), np.uint32(7))
-                    queue.launch(program["scale"], grid=(WORDS // 64,), block=(64,), args=arguments)
-                gpu.synchronize()
-                assert np.array_equal(result.numpy(np.uint32), 7 * data), "a kernel"
+        check_card(socket, name, tell)
     with Connection(Address(socket)) as connection:
         devices = connection.call("devices").arguments[0]
     bad = [one for one in devices if one["name"] != SPARE and one["state"] not in _WORKS]
@@ -218,7 +229,7 @@ def one_round(
         end(worker, score, daemon_died=daemon_dies)
     pid, reader = in_child(lambda tell: check(daemon.socket, cards, tell))
     status, answer = wait(pid, 2 * LIMIT_S), rest_of(reader)
-    if status != 0 or not answer.startswith("healthy"):
+    if status != 0 or not answer.endswith("healthy\n"):
         score.failed.append(f"the next holders: {status}: {answer[-2000:]}")
     try:
         score.facts.check(Tokens(daemon.folder / "state" / "tokens.json"), daemon.socket)
@@ -240,7 +251,7 @@ def campaign(
         served = [ends.enter_context(card("navi31")) for _ in range(2)]
         names = [f"vfio-user:{socket}" for socket, _ in served]
         os.environ["UGPU_FIRMWARE"] = str(served[0][1])
-        daemon = ends.enter_context(DaemonProcess([*names, SPARE], "[lease]\ndrain_s = 0.2"))
+        daemon = ends.enter_context(DaemonProcess([*names, SPARE], MORE))
         while score.kills.total() < kills:
             one_round(daemon, names, draw, score, kills - score.kills.total())
             if progress is not None:

@@ -102,6 +102,29 @@ def test_a_card_that_is_pulled_ends_its_lease_and_is_leased_again_when_it_is_bac
     assert running.daemon.history.records().get(f"pci:{GPU}") is None, "not a failure of the card"
 
 
+def test_a_card_that_left_and_is_back_before_that_is_seen_is_booted(running: Running) -> None:
+    """Nothing is left of the link to it; the next holder does not meet that."""
+    (owned,) = running.daemon.owned
+    dead = owned.device
+    assert dead is not None
+    dead.driver.core.fail(DeviceLost("the link is gone"))
+    running.daemon._departed(owned.name)
+    until(lambda: owned.device is not dead and owned.card.state is State.READY, "a new boot")
+    with running.lease("pci:*") as gpu:
+        assert scaled(gpu)
+    assert dead.closed and running.daemon.history.records().get(owned.name) is None
+
+
+def test_a_card_that_was_off_the_bus_for_a_reset_stays_open(running: Running) -> None:
+    """A rung of the ladder takes a card off the bus and finds it again."""
+    (owned,) = running.daemon.owned
+    before = owned.device
+    running.daemon._remove(owned)
+    assert owned.device is before and owned.card.state is State.READY
+    with running.lease("pci:*") as gpu:
+        assert scaled(gpu)
+
+
 def test_gpus_that_arrive_are_taken_and_other_cards_are_not(running: Running, slots: Slots) -> None:
     slots.plug(NIC, kind=0x020000)
     slots.plug(OTHER)

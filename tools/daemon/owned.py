@@ -132,6 +132,17 @@ class Owned:
         device.reset()
         self._check(device)
 
+    def works(self) -> bool:
+        """Return whether it is open and copies are right."""
+        try:
+            self._check(self._opened())
+            return True
+        except UgpuError as error:
+            log.info("%s: %s", self.name, error)
+        except Exception:
+            log.exception("%s: its check failed", self.name)
+        return False
+
     @property
     def can_rest(self) -> bool:
         """Return whether the device is open and `rest` has an effect. From any thread."""

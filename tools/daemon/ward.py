@@ -227,6 +227,7 @@ class Ward:
             with device.driver.core.lock:
                 pass  # rungs of the ladder take a card off the bus and find it again
         if self._plugs.present(owned.settings.name):
+            self._returned(owned)
             return
         with self._tick:
             owned.gone = True
@@ -242,6 +243,20 @@ class Ward:
                 back = owned.card.state is not State.OFF
             if not back:
                 owned.close()
+
+    def _returned(self, owned: Owned) -> None:
+        """A card left the bus and is back: a rung of the ladder has done that, or it is a card that
+        nothing has booted. One with a lease is left to what its holder finds."""
+        with self._tick:
+            if owned.card.state is not State.READY or self._closed:
+                return
+            self.table.changed(owned.card, State.BOOTING)
+        with owned.lock:
+            works = owned.works()
+        if works:
+            self._change(owned.card, State.READY)
+        else:
+            self._boot(owned, SETTLE_S)
 
     # ---- recovery ------------------------------------------------------------------------------
 
