@@ -28,7 +28,7 @@ class Scheduler:
         self._random = random.Random(seed)
         self._manual = manual
         self._now = 0.0
-        self._pending: list[tuple[float, int, Callable[[], None]]] = []
+        self._pending: list[tuple[float, int, Callable[[], None], bool]] = []
         self._count = itertools.count()
         self._epoch = 0  # grows with each cancel_all
         self._wake = threading.Condition(threading.Lock())
@@ -41,13 +41,14 @@ class Scheduler:
         """Seconds of the chip's own clock."""
         return self._now if self._manual else time.monotonic()
 
-    def after(self, delay_s: float, callback: Callable[[], None]) -> None:
-        """Run `callback` once, `delay_s` from now give or take (seeded)."""
+    def after(self, delay_s: float, callback: Callable[[], None], *, outside: bool = False) -> None:
+        """Run `callback` once, `delay_s` from now give or take (seeded). outside: it happens to the
+        chip, and is not its work, which hosts behind slow links are given time to see."""
         due = self.now() + delay_s * self._random.uniform(0.5, 1.0)
         with self._wake:
             if self._closed:
                 return
-            heapq.heappush(self._pending, (due, next(self._count), callback))
+            heapq.heappush(self._pending, (due, next(self._count), callback, outside))
             if not self._manual and self._thread is None:
                 thread = threading.Thread(
                     target=self._run, name="virtual-chip-firmware", daemon=True
@@ -59,9 +60,9 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Nothing is pending, and nothing runs."""
+        """No work of the chip is pending, and nothing runs."""
         with self._wake:
-            return not self._pending and not self._running
+            return not self._running and all(outside for *_, outside in self._pending)
 
     @property
     def work(self) -> Work:
@@ -83,7 +84,7 @@ class Scheduler:
         assert self._manual
         end = self._now + seconds
         while self._pending and self._pending[0][0] <= end:
-            due, _, callback = heapq.heappop(self._pending)
+            due, _, callback, _ = heapq.heappop(self._pending)
             self._now = max(self._now, due)
             with self._lock:
                 callback()

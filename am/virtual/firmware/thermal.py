@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _CLIENTS = constants("soc15_ih_clientid")
 _LOW_TO_HIGH, _HIGH_TO_LOW, _GPIO_19 = 0, 1, 83
-_SHUTDOWN_S = 0.05  # from the critical fault to the board's power; our choice
+_SHUTDOWN_S = 0.25  # from the critical fault to the board's power; our choice
 
 
 class Thermal(Block):
@@ -62,7 +62,7 @@ class Thermal(Block):
         """Meet the critical temperature fault: the chip tells it, and the board cuts the power."""
         with self.chip.lock:
             self.chip.ih.raise_interrupt(_CLIENTS.SOC15_IH_CLIENTID_ROM_SMUIO, _GPIO_19)
-            self.chip.scheduler.after(_SHUTDOWN_S, self._power_off)
+            self.chip.scheduler.after(_SHUTDOWN_S, self._power_off, outside=True)
 
     # ---- registers ----------------------------------------------------------------------------
 
