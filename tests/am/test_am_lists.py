@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from am import boot
 from am.device import AmDevice, open_device
 from am.lists import RESULTS
 from am.virtual.chip import Chip
@@ -222,3 +223,14 @@ def test_a_board_whose_table_the_smu_does_not_give_has_no_limit(chip: Chip) -> N
     with plug_in(chip) as device:
         assert device.driver.units.thermal.limit == 0
         assert device.driver.units.smu.version
+
+
+def test_what_the_list_of_the_queues_brings_is_there_after_a_reset_too(chip: Chip) -> None:
+    with plug_in(chip) as device:
+        control = device.driver.chip.thm.THM_THERMAL_INT_CTRL
+        found = control.read()
+        assert device.driver.units.thermal.limit == found.DIG_THERM_INTH and found.THERM_IH_HW_ENA
+        assert boot.marked(device.driver.chip) and not device.driver.units.later
+        device.reset("mode1")
+        assert int(control.read()) == int(found)
+        assert boot.marked(device.driver.chip) and not device.driver.units.later
