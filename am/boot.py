@@ -114,7 +114,11 @@ def read_discovery(chip: Chip) -> None:
     """Read, check and adopt the chip's description of itself."""
     generation = chip.generation
     start = chip.vram.size - generation.discovery_offset
-    data = chip.vram.read(start, generation.discovery_size)
+    size = generation.discovery_size
+    if chip.transport.traits.staged is not None:  # a dword takes several messages
+        header = chip.vram.read(start, discovery.HEADER_SIZE)
+        size = min(size, discovery.stated_size(header))
+    data = chip.vram.read(start, size)
     if data[:64] == b"\xff" * 64:
         chip.check_present("reading the discovery table")
     try:

@@ -21,6 +21,7 @@ HARVEST_SIGNATURE = 0x56524148  # "HARV"
 
 # binary_header: signature, version major and minor, checksum, size; then six table entries.
 _BINARY = struct.Struct("<IHHHH")
+HEADER_SIZE = 64  # bytes that hold it, and the table entries
 _TABLE = struct.Struct("<HHHH")  # table_info: offset, checksum, size, padding
 _CHECKED_FROM = 10  # the binary checksum covers what follows itself, from binary_size on
 IP_TABLE, GC_TABLE, HARVEST_TABLE = 0, 1, 2
@@ -94,6 +95,13 @@ class Discovery:
 def checksum(data: bytes) -> int:
     """The table's checksum: the sum of all bytes, modulo 2^16."""
     return int(np.frombuffer(data, np.uint8).sum(dtype=np.uint64)) & 0xFFFF
+
+
+def stated_size(header: bytes) -> int:
+    """The size of a binary in bytes, as its first `HEADER_SIZE` bytes state it, in whole dwords;
+    HEADER_SIZE where they are not the start of one."""
+    signature, _major, _minor, _expected, size = _BINARY.unpack_from(header)
+    return max(HEADER_SIZE, -(-size // 4) * 4) if signature == BINARY_SIGNATURE else HEADER_SIZE
 
 
 def parse(data: bytes) -> Discovery:

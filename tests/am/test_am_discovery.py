@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from am.discovery import IpInstance, checksum, parse
+from am.discovery import HEADER_SIZE, IpInstance, checksum, parse, stated_size
 from hcq.errors import DiscoveryError
 from tests.support.am_discovery import GC, Block, binary, byte_sum, gc_table, harvest_table
 
@@ -45,6 +45,14 @@ def test_blocks_and_geometry() -> None:
     assert found.find(42, 2) is None
     assert found.gc is not None and found.gc.compute_units == 96
     assert found.gc.lds_kib == 64
+
+
+def test_the_size_that_a_binary_states_is_all_that_is_needed() -> None:
+    size = stated_size(GOOD[:HEADER_SIZE])
+    assert size % 4 == 0 and len(GOOD) <= size < len(GOOD) + 4
+    assert parse(GOOD.ljust(size, b"\xee")) == parse(GOOD)
+    for other in (b"\xff" * HEADER_SIZE, bytes(HEADER_SIZE), GOOD[4 : 4 + HEADER_SIZE]):
+        assert stated_size(other) == HEADER_SIZE
 
 
 def test_harvested_instances_are_not_there() -> None:
