@@ -37,8 +37,8 @@ NAME = "virtual:navi31+usb"
 NAMES = {"custom": NAME, "uas": "virtual:navi31+usb-stock"}
 #: transfers that boot, work and close need together, about, where kernels are translated already; a
 #: pull later than that never happens: the cable is then pulled after the close
-WHOLE = 1110
-WHOLES = {"custom": WHOLE, "uas": 140_000}
+WHOLE = 1080
+WHOLES = {"custom": WHOLE, "uas": 116_000}
 #: bytes of a bulk transfer that arrive before the cable goes
 AFTER = (0, 0, 1, 1024, 100_000)
 ENGINES_GO_ON = ("the IOMMU refuses", "bus mastering off")
