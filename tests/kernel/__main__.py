@@ -5,7 +5,8 @@ LabUnavailable where something it needs cannot be had, and is then reported as s
 passed. Two tiers run side by side, each in a process of its own, where the machine has two
 processors and the memory. `python -m tests.kernel edu` runs the named tiers only; `--cache DIR`
 keeps the unpacked programs elsewhere; `--minutes N` bounds all of it: what could not end by then is
-not begun. Exit status: 0 when nothing failed (skipped tiers included), 1 otherwise, 2 for an
+not begun. `--long`: tier usb pulls the cable 200 times, and tier usb_stock boots the card, which
+takes minutes. Exit status: 0 when nothing failed (skipped tiers included), 1 otherwise, 2 for an
 unknown tier. Ends with a table, a line for each boot. Writes build/test-kernel.json.
 """
 
@@ -79,6 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("tiers", nargs="*", metavar="TIER", help=f"of: {', '.join(tiers())}")
     parser.add_argument("--cache", type=Path, default=CACHE, help="default: %(default)s")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="default: %(default)s")
+    parser.add_argument("--long", action="store_true", help="what takes minutes too: see above")
     arguments = parser.parse_args(argv)
     unknown = sorted(set(arguments.tiers) - set(tiers()))
     if unknown:
@@ -91,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted: Sequence[str] = arguments.tiers or tiers()
     try:
         with Lab.prepare(arguments.cache, limit_s=60 * arguments.minutes) as lab:
+            lab.long = arguments.long
             print(
                 f"laboratory: Linux {lab.programs.kernel_release()}, ready in "
                 f"{time.monotonic() - started:.1f} s, pace {lab.pace:.1f}", flush=True

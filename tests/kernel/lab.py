@@ -116,6 +116,7 @@ class Lab:
         self.kernel = kernel
         self.pace = pace
         self.end = end
+        self.long = False  # whether what takes minutes is to run too
         self.modules = initrd.Modules(programs.kernel / "usr/lib/modules")
 
     @classmethod

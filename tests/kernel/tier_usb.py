@@ -16,18 +16,21 @@ from tests.kernel.lab import CACHE, Case, Lab, Run, socket_path
 from tests.kernel.machine import LabUnavailable
 from tests.kernel.tier_navi31 import GUEST, VRAM, write_firmware
 from tests.kernel.usbredir import Port, serve
+from tests.support import descriptors
 from usbgpu.usb import Speed
 from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
 
 # A driver whose cable is gone leaves engines behind that its card, without power, no longer has.
 ALLOWED = ("the IOMMU refuses",)
-LIMIT_S = 240
+LIMIT_S, LONG_LIMIT_S = 240, 900
+PULLS, MANY_PULLS = 40, 200  # of the cable; one takes 2 s
 
 
 def run(lab: Lab) -> list[Run]:
     """One boot, with the custom firmware. The cable is changed for one of high speed in between."""
     prepare()
-    return [boot(lab, "usb", ["usb_bridge", "usb_driver", "usb_pulls"])]
+    limit_s = LONG_LIMIT_S if lab.long else LIMIT_S
+    return [boot(lab, "usb", ["usb_bridge", "usb_driver", "usb_pulls"], limit_s=limit_s)]
 
 
 def prepare() -> None:
@@ -75,6 +78,7 @@ def boot(
     tests: list[str],
     firmware: Literal["custom", "uas"] = "custom",
     modules: tuple[str, ...] = ("xhci_pci",),
+    limit_s: float = LIMIT_S,
 ) -> Run:
     card = endpoint("navi31", options=ChipOptions(vram=VRAM))
     box = Enclosure(card, EnclosureOptions(firmware))
@@ -98,8 +102,11 @@ def boot(
                     "count": hand.count,
                     "halt": hand.halt,
                     "objections": hand.objections,
+                    "pulls": lambda: MANY_PULLS if lab.long else PULLS,
+                    "descriptors": descriptors.settled,
+                    "leaked": descriptors.leaked,
                 },
-                limit_s=LIMIT_S,
+                limit_s=limit_s,
             )
         if done.lack:
             return done

@@ -9,9 +9,12 @@ from tests.kernel import tier_usb
 from tests.kernel.lab import Lab, Run
 
 MODULES = ("xhci_pci", "uas")
+LONG_LIMIT_S = 900
 
 
 def run(lab: Lab) -> list[Run]:
-    """One boot."""
+    """One boot. That of the card takes 57,000 commands, and thus minutes."""
     tier_usb.prepare()
-    return [tier_usb.boot(lab, "usb-stock", ["usb_stock"], "uas", MODULES)]
+    tests = ["usb_stock", "usb_stock_driver"] if lab.long else ["usb_stock"]
+    limit_s = LONG_LIMIT_S if lab.long else tier_usb.LIMIT_S
+    return [tier_usb.boot(lab, "usb-stock", tests, "uas", MODULES, limit_s)]
