@@ -47,7 +47,7 @@ def compile_here(text: str, target: TargetSpec) -> bytes:
 def _compile(text: str, target: TargetSpec) -> bytes:
     if target.abi == "ir3":
         with _lock:
-            return compile_adreno(text, target, _host_machine())
+            return compile_adreno(text, target, _host_machine)
     with _lock:
         machine = _machine(target.triple, target.cpu, target.features)
         module = llvm.parse_assembly(text)

@@ -15,7 +15,7 @@ from compiler.dtype import DType, bfloat16, bool_, float16, float32
 from compiler.expression.algebra import Index, Opaque
 from compiler.expression.lookup import Lookup
 from compiler.expression.table import Table
-from compiler.expression.value import Load, Memory, Value, walk
+from compiler.expression.value import Load, Memory, Value
 
 _COMPARE = {
     "f": {"lt": "olt", "le": "ole", "eq": "oeq", "ne": "une"},
@@ -97,19 +97,27 @@ class Values(Lines):
     # ---- values --------------------------------------------------------------------------------
 
     def value(self, root: Value) -> str:
-        """The SSA value, or literal, of `root`."""
-        for node in walk(root):
-            if self._known(node) is None:
-                held = self._holder(node)
-                held[id(node)] = self._operation(node)
+        """The SSA value, or literal, of `root`; what is known is not looked into."""
         known = self._known(root)
+        stack = [] if known is not None else [(root, False)]
+        while stack:
+            node, ready = stack.pop()
+            known = self._known(node)
+            if known is not None:
+                continue
+            if ready:
+                known = self._holder(node)[id(node)] = self._operation(node)
+            else:
+                stack.append((node, True))
+                stack.extend([(source, False) for source in reversed(node.sources)])
         assert known is not None
         return known
 
     def _holder(self, node: Value) -> dict[object, str]:
-        return {PURE: self.scopes[-1], SHARED: self.shared, PRIVATE: self.private}[
-            self._class(node)
-        ]
+        kind = self._class(node)
+        if kind == PURE:
+            return self.scopes[-1]
+        return self.shared if kind == SHARED else self.private
 
     def _class(self, node: Value) -> int:
         kind = self.classes.get(id(node))

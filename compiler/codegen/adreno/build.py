@@ -1,12 +1,14 @@
 """LLVM IR text to an object of Adreno machine code, in this process.
 
-LLVM inlines functions marked `alwaysinline`, turns variables into values (SROA) and removes what is
-computed twice; Mesa does the rest.
+LLVM inlines functions marked `alwaysinline` and turns variables into values (SROA); Mesa does the
+rest. Our own kernels need neither, which their attribute PLAIN says: LLVM reads and verifies them
+in the tests only (NIR_DEBUG).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import llvmlite.binding as llvm
@@ -14,6 +16,8 @@ import llvmlite.binding as llvm
 from compiler.codegen.adreno.llvm import Function, read_module
 from compiler.codegen.adreno.mesa import Binary, compiler_for
 from compiler.codegen.adreno.select import shader_of
+from compiler.codegen.adreno.syntax import PLAIN
+from hcq.config import config
 from hcq.errors import CompileError
 from hcq.ir3object import Ir3Kernel, Ir3Parameter, pack_ir3
 from hcq.target import TargetSpec, adreno_chip, adreno_wide_atomics
@@ -24,9 +28,25 @@ _WAVE = 64  # threads of a wave, in kernels that have to do with its lanes
 _ATTRIBUTES = re.compile(r'^attributes #(\d+) = .*"adreno-threads"="(\d+)"', re.MULTILINE)
 
 
-def compile_adreno(text: str, target: TargetSpec, machine: llvm.TargetMachine) -> bytes:
-    """The object (hcq.ir3object) of the kernels in a module. machine: any; LLVM's passes ask it for
-    costs. CompileError for what cannot be translated; RuntimeError for what LLVM refuses."""
+def compile_adreno(
+    text: str, target: TargetSpec, machine: Callable[[], llvm.TargetMachine]
+) -> bytes:
+    """The object (hcq.ir3object) of the kernels in a module. machine: returns any; LLVM's passes
+    ask it for costs. CompileError for what cannot be translated; RuntimeError for what LLVM
+    refuses."""
+    if PLAIN not in text:
+        text = _inlined(text, machine())
+    elif config().validate_nir:
+        llvm.parse_assembly(text).verify()
+    threads = {group: int(count) for group, count in _ATTRIBUTES.findall(text)}
+    return pack_ir3(
+        [_kernel(function, target, threads.get(function.attributes))
+         for function in read_module(text)]
+    )  # fmt: skip
+
+
+def _inlined(text: str, machine: llvm.TargetMachine) -> str:
+    """A verified module without functions to be inlined, and without variables where values do."""
     module = llvm.parse_assembly(text)
     module.data_layout = _LAYOUT
     module.verify()
@@ -35,12 +55,7 @@ def compile_adreno(text: str, target: TargetSpec, machine: llvm.TargetMachine) -
     manager.add_sroa_pass()
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options())
     manager.run(module, builder)
-    printed = str(module)
-    threads = {group: int(count) for group, count in _ATTRIBUTES.findall(printed)}
-    return pack_ir3(
-        [_kernel(function, target, threads.get(function.attributes))
-         for function in read_module(printed)]
-    )  # fmt: skip
+    return str(module)
 
 
 def _with_parameters(binary: Binary, at: int, threads: int) -> Binary:

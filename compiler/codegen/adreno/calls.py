@@ -68,6 +68,9 @@ def call(selection: Selection, one: Instruction) -> tuple[int, ...]:
         vector = build.intrinsic(_NUMBERS[name], (), 3, 32)
         return (build.alu("mov", 32, vector, channel="xyz".index(rest or "x")),)
     given = [selection.lanes(operand) for operand in one.operands]
+    plain = _PLAIN.get(name)
+    if plain is not None:
+        return tuple([build.alu(plain, kind.bits, *each) for each in zip(*given, strict=True)])
     if name in _WAVE:
         selection.lanes_used = True
         return tuple(
@@ -100,10 +103,7 @@ def call(selection: Selection, one: Instruction) -> tuple[int, ...]:
         return tuple(
             _copysign(build, left, right, kind.bits) for left, right in zip(*given, strict=True)
         )
-    plain = _PLAIN.get(name)
-    if plain is None:
-        raise NotSupported(f"calls of {one.kind} on Adreno", code=one.line.strip())
-    return tuple(build.alu(plain, kind.bits, *sources) for sources in zip(*given, strict=True))
+    raise NotSupported(f"calls of {one.kind} on Adreno", code=one.line.strip())
 
 
 @cache

@@ -15,25 +15,27 @@ from hcq.errors import CompileError
 _NAME = r"%[\w.$-]++"
 _VALUE = r"[%@]?[-+\w.$]++"
 _TYPE = r"ptr addrspace\(\d\)|<\d+ x \w+>|\w++"
-_FLAGS = (
-    r"((?:(?:nuw|nsw|exact|disjoint|nneg|inbounds|nusw|samesign|fast|nnan|ninf|nsz|arcp|contract|"
-    r"afn|reassoc) )*)"
-)
+_FLAGS = r"((?:[a-z]+ )*?)"
 _TYPED = rf"({_TYPE}) ({_VALUE})"
 _META = r"(?:, ![\w.]+ !\d+)*"
-_LOOSE = ("reassoc", "contract", "fast")
-_OPERATION = re.compile(rf"  (?:({_NAME}) = )?(?:tail )?([a-z]+) {_FLAGS}")
-_TWO = re.compile(rf"{_TYPED}, ({_VALUE})")
-_TO = re.compile(rf"{_TYPED} to ({_TYPE})")
-_TEST = re.compile(rf"([a-z]+) {_TYPED}, ({_VALUE})")
-_PHI = re.compile(rf"({_TYPE}) ((?:(?:, )?\[ {_VALUE}, {_NAME} \])+)")
+_LOOSE = frozenset(("reassoc", "contract", "fast"))
+_KNOWN = frozenset((
+    "nuw", "nsw", "exact", "disjoint", "nneg", "inbounds", "nusw", "samesign", "nnan", "ninf",
+    "nsz", "arcp", "afn", *_LOOSE,
+))  # fmt: skip
+_TWO = re.compile(rf"{_FLAGS}{_TYPED}, ({_VALUE})")
+_TO = re.compile(rf"{_FLAGS}{_TYPED} to ({_TYPE})")
+_TEST = re.compile(rf"{_FLAGS}([a-z]+) {_TYPED}, ({_VALUE})")
+_PHI = re.compile(rf"{_FLAGS}({_TYPE}) ((?:(?:, )?\[ {_VALUE}, {_NAME} \])+)")
 _PAIR = re.compile(rf"\[ ({_VALUE}), ({_NAME}) \]")
-_LIST = re.compile(rf"{_TYPED}(?:, {_TYPED})?(?:, {_TYPED})?")
-_CALL = re.compile(rf"({_TYPE}) @([\w.$-]+)\((?:{_LIST.pattern})?\)(?: #\d+)?{_META}")
-_MOVE = re.compile(rf"({_TYPE}), {_TYPED}, {_TYPED}")
-_LOAD = re.compile(rf"({_TYPE}), {_TYPED}, align (\d+){_META}")
-_STORE = re.compile(rf"{_TYPED}, {_TYPED}, align (\d+){_META}")
-# What follows an operation and its flags, and the method that reads it.
+_THREE = rf"{_TYPED}(?:, {_TYPED})?(?:, {_TYPED})?"
+_LIST = re.compile(_FLAGS + _THREE)
+_CALL = re.compile(rf"{_FLAGS}({_TYPE}) @([\w.$-]+)\((?:{_THREE})?\)(?: #\d+)?{_META}")
+_MOVE = re.compile(rf"{_FLAGS}({_TYPE}), {_TYPED}, {_TYPED}")
+_ALLOCA = re.compile(rf"()({_TYPE}), (?:align \d+, )?addrspace\(5\)")
+_LOAD = re.compile(rf"()({_TYPE}), {_TYPED}, align (\d+){_META}")
+_STORE = re.compile(rf"(){_TYPED}, {_TYPED}, align (\d+){_META}")
+# What follows an operation: flags, then what the method reads.
 _FORMS = {
     **dict.fromkeys(("add", "sub", "mul", "udiv", "sdiv", "urem", "srem", "shl"), (_TWO, "binary")),
     **dict.fromkeys(("lshr", "ashr", "and", "or", "xor"), (_TWO, "binary")),
@@ -47,10 +49,11 @@ _FORMS = {
     "extractelement": (_LIST, "extract"),
     "insertelement": (_LIST, "insert"),
     "getelementptr": (_MOVE, "move"),
+    "alloca": (_ALLOCA, "alloca"),
     "load": (_LOAD, "load"),
     "store": (_STORE, "store"),
 }
-_Groups = tuple[str, ...]
+_Groups = list[str]
 
 
 class Lines:
@@ -60,27 +63,41 @@ class Lines:
     def __init__(self, typed: Callable[[str], Operand]) -> None:
         self._typed = typed
         self._types: dict[str, Type] = {}
-        self._constants: dict[tuple[str, str], Operand] = {}
+        self._operands: dict[tuple[str, str], Operand] = {}
+        self._flags: dict[str, bool] = {"": False}  # whether they are loose
+        self._forms = {
+            name: (form.fullmatch, getattr(self, f"_{method}"))
+            for name, (form, method) in _FORMS.items()
+        }
 
     def read(self, line: str) -> Instruction | None:
         """Return the instruction of a line without comment, or None for one of another form."""
-        begun = _OPERATION.match(line)
-        if begun is None:
-            return None
-        result, name, flags = begun.groups()
-        form = _FORMS.get(name)
+        result, start = "", 2
+        if line[:3] == "  %":
+            end = line.find(" = ", 3)
+            result, start = line[2:end], end + 3
+        if line[start : start + 5] == "tail ":
+            start += 5
+        end = line.find(" ", start)
+        name = line[start:end]
+        form = self._forms.get(name)
         if form is None:
             return None
-        found = form[0].fullmatch(line, begun.end())
+        found = form[0](line, end + 1)
         if found is None:
             return None
+        flags, *words = found.groups()
+        loose = self._flags.get(flags)
+        if loose is None:
+            given = flags.split()
+            if not _KNOWN.issuperset(given):
+                return None
+            loose = self._flags[flags] = not _LOOSE.isdisjoint(given)
         try:
-            made: Instruction = getattr(self, f"_{form[1]}")(found.groups())
+            made: Instruction = form[1](words)
         except CompileError:
             return None
-        made.operation, made.result, made.line = name, result or "", line
-        if flags:
-            made.loose = any(word in flags for word in _LOOSE)
+        made.operation, made.result, made.line, made.loose = name, result, line, loose
         if "!" in line:
             made.invariant = "!invariant.load" in line
             made.texel = "!adreno.texel" in line
@@ -93,11 +110,13 @@ class Lines:
         return known
 
     def _operand(self, kind: str, value: str) -> Operand:
-        if value[0] == "%":
-            return Operand(self._type(kind), value)
-        known = self._constants.get((kind, value))
+        known = self._operands.get((kind, value))
         if known is None:
-            known = self._constants[kind, value] = self._typed(f"{kind} {value}")
+            if value[0] == "%":
+                known = Operand(self._type(kind), value)
+            else:
+                known = self._typed(f"{kind} {value}")
+            self._operands[kind, value] = known
         return known
 
     def _list(self, words: _Groups) -> tuple[Operand, ...]:
@@ -152,6 +171,9 @@ class Lines:
         element = self._type(words[0])
         given = self._list(words[1:])
         return Instruction("", "", given[0].type, given, kind=str(element.bytes))
+
+    def _alloca(self, words: _Groups) -> Instruction:
+        return Instruction("", "", self._type(words[0]))
 
     def _load(self, words: _Groups) -> Instruction:
         kind, pointer, value, align = words

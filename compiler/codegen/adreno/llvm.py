@@ -1,8 +1,8 @@
 """LLVM IR text, as LLVM prints it, read into instructions.
 
 Of LLVM's language this knows what kernels are made of: functions, scalars and short vectors,
-pointers to global memory (address space 1) and local memory (3). What else stands there is a
-CompileError that shows the line.
+pointers to global memory (address space 1), local memory (3) and variables (5). What else stands
+there is a CompileError that shows the line.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ _FLAGS = frozenset((
 ))  # fmt: skip
 _SCALARS = {name: Type("f", bits) for name, bits in _FLOATS.items()}
 _SCALARS |= {f"i{bits}": Type("i", bits) for bits in (1, 8, 16, 32, 64)}
-_GLOBAL_POINTER, _LOCAL_POINTER = Type("p", 64), Type("p", 32)
+# By address space.
+_POINTERS = {1: Type("p", 64), 3: Type("p", 32), 5: Type("v", 32)}
 
 
 @dataclass
@@ -81,28 +82,25 @@ def read_module(text: str) -> list[Function]:
 
 def _function(first: str, lines: list[str], sizes: dict[str, tuple[int, int]]) -> Function:
     function = _header(first)
-    used = set(_SYMBOL.findall("\n".join(lines)))
+    used = set(_SYMBOL.findall("\n".join(lines))) if sizes else set()
     for name, (size, align) in sizes.items():
         if name in used:
             function.local_size += -function.local_size % align
             function.local[name] = function.local_size
             function.local_size += size
     common = Lines(lambda text: _Reader(text, function.local).typed())
-    block = ""
+    block: list[Instruction] | None = None
     for line in lines:
-        code = line.split(";", 1)[0].rstrip() if '"' not in line else line.rstrip()
+        code = line.split(";", 1)[0].rstrip() if ";" in line and '"' not in line else line.rstrip()
         if not code:
             continue
         label = None if code[0] == " " else _LABEL.match(code)
         if label is not None:
-            block = "%" + label[1]
-            function.blocks[block] = []
+            block = function.blocks["%" + label[1]] = []
             continue
-        if not block:
-            block = "%0"
-            function.blocks[block] = []
-        read = common.read(code) or _Reader(code, function.local).instruction()
-        function.blocks[block].append(read)
+        if block is None:
+            block = function.blocks["%0"] = []
+        block.append(common.read(code) or _Reader(code, function.local).instruction())
     return function
 
 
@@ -202,9 +200,10 @@ class _Reader:
                 self.expect("(")
                 space = int(self.take())
                 self.expect(")")
-            if space not in (1, 3):
+            found = _POINTERS.get(space)
+            if found is None:
                 raise self.fault(f"pointers to address space {space} are not supported")
-            return _GLOBAL_POINTER if space == 1 else _LOCAL_POINTER
+            return found
         raise self.fault(f"type {token!r} is not supported")
 
     def operand(self, kind: Type) -> Operand:
@@ -364,6 +363,13 @@ class _Reader:
             self.expect("label")
             labels.append(self.take())
         return Instruction("", "", None, (test,), targets=tuple(labels))
+
+    def _alloca(self) -> Instruction:
+        kind = self.type()
+        self.expect(",")
+        if self.peek() not in ("align", "addrspace") or "addrspace(5)" not in self.line:
+            raise self.fault("expected one variable in address space 5")
+        return Instruction("", "", kind)
 
     def _ret(self) -> Instruction:
         return Instruction("")

@@ -11,7 +11,7 @@ own tables (`Tables`), by name.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hcq.errors import NotSupported
@@ -31,8 +31,8 @@ INFO_SIZE, _STAGE, _SHARED_SIZE, _WORKGROUP_SIZE = 368, 49, 268, 280
 _ENTRY = 0x9  # of a function: is_entrypoint, has an implementation
 _MOST_OBJECTS = 1 << 16  # sources of ALU instructions are 16 bits wide in the form written here
 _EXACT = 1 << 4
-# ALU instructions by how many sources they have, other ones by words.
-_SOURCES = [struct.Struct(f"<II{count}H") for count in range(17)]
+# ALU instructions by how many sources they have, other ones by words; all end at whole words.
+_SOURCES = [struct.Struct(f"<II{count}H{count % 2 * 2}x") for count in range(17)]
 _WORDS = [struct.Struct(f"<{count}I") for count in range(33)]
 _DONT_UNROLL = 2  # enum nir_loop_control
 # Definitions in a loop that Mesa may unroll: its passes take seconds for thousands of instructions.
@@ -91,7 +91,7 @@ class Builder:
         self._ifs: list[_If] = []
         self._loops: list[_Loop] = []
         self._constants: dict[tuple[int, int], int] = {}
-        self._headers: dict[tuple[str, int, int, int, bool], tuple[int, int]] = {}
+        self._headers: dict[tuple[str, int, int, int, bool], tuple[int, Callable[..., bytes]]] = {}
         self._begin()
 
     def _number(self) -> int:
@@ -110,9 +110,6 @@ class Builder:
 
     def _put(self, data: bytes) -> None:
         block = self._block
-        over = len(block.data) & 3
-        if over:
-            block.data += bytes(4 - over)
         block.data += data
         block.count += 1
 
@@ -152,10 +149,10 @@ class Builder:
         if known is None:
             number, count = self.tables.operations[name]
             header = _ALU | channel << 7 | number << 11 | 1 << 21 | _defined(lanes, bits) << 24
-            known = self._headers[key] = header | _EXACT * exact, count
-        header, count = known
-        assert count == len(sources), (name, sources)
-        self._put(_SOURCES[count].pack(header, 0, *sources))
+            known = self._headers[key] = header | _EXACT * exact, _SOURCES[count].pack
+        block = self._block
+        block.data += known[1](known[0], 0, *sources)
+        block.count += 1
         return self._number()
 
     def channels(self, vector: int, lanes: int, bits: int) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """LLVM IR to NIR: a function's blocks and instructions, one lane after another.
 
 Vectors are split into their lanes, which Adreno's registers hold anyway; loads and stores put up to
-four together again. A phi is a NIR register, which Mesa turns into an SSA value.
+four together again. A phi and a variable are NIR registers, which Mesa turns into SSA values.
 
     pointer to global memory   a 64-bit base and a 32-bit offset in bytes, or a 64-bit address
     pointer to local memory    a 32-bit offset in bytes
@@ -18,6 +18,7 @@ from compiler.codegen.adreno.memory import Memory
 from compiler.codegen.adreno.nir import BREAK, CONTINUE, Builder, Tables
 from compiler.codegen.adreno.structure import Walk
 from compiler.codegen.adreno.syntax import Instruction, Operand, Type
+from compiler.codegen.adreno.variables import Lanes, Variables
 from hcq.errors import CompileError
 from hcq.ir3object import Ir3Texture
 
@@ -45,7 +46,6 @@ _FCMP = {
 # Unordered comparisons are the opposite ones, inverted.
 _SCALARS = {"i": "integer", "f": "float"}  # kinds of types, and of parameters (hcq.program)
 _OPPOSITE = {"uge": "olt", "ult": "oge", "ule": "ogt", "ugt": "ole"}
-Lanes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class Selection:
         self.registers: dict[str, Lanes] = {}
         self.parameters: list[tuple[str, int, int, bool, str]] = []
         self.memory = Memory(self)
+        self.variables = Variables(self.build)
         self.lanes_used = False
 
     def shader(self) -> Shader:
@@ -125,12 +126,9 @@ class Selection:
         for block in self.function.blocks.values():
             for one in block:
                 if one.operation == "phi" and one.type is not None:
-                    self.registers[one.result] = tuple(
-                        build.intrinsic(
-                            "decl_reg", num_components=1, bit_size=one.type.bits, divergent=1
-                        )
-                        for _ in range(one.type.lanes)
-                    )
+                    self.registers[one.result] = self.variables.registers(one.type)
+                elif one.operation == "alloca":
+                    self.variables.declare(one)
         return offset
 
     # ---- control flow (structure.Sink) ---------------------------------------------------------
@@ -139,12 +137,9 @@ class Selection:
         for one in self.function.blocks[block]:
             if one.operation == "phi":
                 assert one.type is not None
-                bits = one.type.bits
-                self.values[one.result] = tuple(
-                    self.build.intrinsic("load_reg", [register], 1, bits)
-                    for register in self.registers[one.result]
-                )
-            elif one.operation not in ("br", "ret", "unreachable", "fence"):
+                registers = self.registers[one.result]
+                self.values[one.result] = self.variables.loaded(registers, one.type.bits)
+            elif one.operation not in ("br", "ret", "unreachable", "fence", "alloca"):
                 found = self._instruction(one)
                 if found:
                     self.values[one.result] = found
@@ -156,8 +151,7 @@ class Selection:
             if one.operation != "phi":
                 break
             given = self.lanes(one.operands[one.targets.index(source)])
-            for value, register in zip(given, self.registers[one.result], strict=True):
-                self.build.intrinsic("store_reg", [value, register], write_mask=1)
+            self.variables.stored(given, self.registers[one.result])
 
     def begin_if(self, block: str) -> None:
         (test,) = self.lanes(self.function.blocks[block][-1].operands[0])
@@ -196,6 +190,8 @@ class Selection:
     def each(self, name: str, bits: int, one: Instruction, exact: bool = True) -> Lanes:
         """An operation on each lane of all operands."""
         given = [self.lanes(operand) for operand in one.operands]
+        if len(given[0]) == 1:
+            return (self.build.alu(name, bits, *[lane for (lane,) in given], exact=exact),)
         return tuple(
             self.build.alu(name, bits, *sources, exact=exact)
             for sources in zip(*given, strict=True)
@@ -203,9 +199,10 @@ class Selection:
 
     def _instruction(self, one: Instruction) -> Lanes:
         operation, kind = one.operation, one.type
-        if operation in _FLOAT:
+        name = _FLOAT.get(operation)
+        if name is not None:
             assert kind is not None
-            return self.each(_FLOAT[operation], kind.bits, one, exact=not one.loose)
+            return self.each(name, kind.bits, one, exact=not one.loose)
         if operation in _INTEGER:
             assert kind is not None
             return self._integer(one, kind)
@@ -339,10 +336,15 @@ class Selection:
         return self.memory.moved(one)
 
     def _load(self, one: Instruction) -> Lanes:
+        if one.operands[0].type.kind == "v":
+            return self.variables.load(one)
         return self.memory.load(one)
 
     def _store(self, one: Instruction) -> Lanes:
-        self.memory.store(one)
+        if one.operands[1].type.kind == "v":
+            self.variables.store(one, self.lanes(one.operands[0]))
+        else:
+            self.memory.store(one)
         return ()
 
     def _atomicrmw(self, one: Instruction) -> Lanes:

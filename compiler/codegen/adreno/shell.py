@@ -6,21 +6,58 @@ lists; compiler.codegen.adreno.build makes machine code of it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from compiler.codegen.adreno.profit import fetched
+from compiler.codegen.adreno.syntax import PLAIN
 from compiler.codegen.exchange import Word
 from compiler.codegen.gpu import Gpu
 from compiler.codegen.values import Values
+from compiler.dtype import bool_
+from compiler.expression.algebra import Index
 from compiler.expression.value import Load, Memory, Value
 from compiler.kernel.ir import Kernel
 from hcq.target import TargetSpec
 
 
 class AdrenoValues(Values):
-    """Values of Adreno GPUs. fetched: accesses that read a texture."""
+    """Values of Adreno GPUs. fetched: accesses that read a texture. A block loads a variable once
+    and stores it once, so that less text is written and read."""
 
     fetched: frozenset[Load] = frozenset()
+
+    def __init__(self, index_type: str, has_fma: bool, spaces: Mapping[str, str]) -> None:
+        super().__init__(index_type, has_fma, spaces)
+        self._held: dict[str, str] = {}  # a variable's value, in the current block
+        self._stores: dict[str, int] = {}  # and the line of its last store
+
+    def block(self) -> None:
+        """Begin a block, where no variable's value is known."""
+        self._held.clear()
+        self._stores.clear()
+
+    def load(self, access: Load, lanes: int) -> str:
+        memory = access.memory
+        if memory.space != "register" or memory.dtype is bool_:
+            return super().load(access, lanes)
+        name = self.address(memory, access.index, access.index)
+        known = self._held.get(name)
+        if known is None:
+            known = self._held[name] = super().load(access, lanes)
+        return known
+
+    def store(self, memory: Memory, index: Index, value: Value) -> None:
+        if memory.space != "register" or memory.dtype is bool_:
+            super().store(memory, index, value)
+            return
+        name = self.address(memory, index, index)
+        self._held[name] = self.value(value)
+        super().store(memory, index, value)
+        before = self._stores.get(name)
+        if before is not None:
+            self.text[before] = ""  # the same block stores it again
+        self._stores[name] = len(self.text) - 1
 
     def marks(self, access: Load) -> str:
         found = super().marks(access)
@@ -63,9 +100,14 @@ class Adreno(Gpu):
             return ""
         return f" dereferenceable({memory.count * memory.dtype.itemsize})"
 
+    def enter(self, label: str) -> None:
+        super().enter(label)
+        assert isinstance(self.lines, AdrenoValues)
+        self.lines.block()
+
     def barrier(self) -> None:
         self.lines.declarations.add("declare void @adreno.barrier()")
         self.lines.put("call void @adreno.barrier()")
 
     def attributes(self) -> str:
-        return f'"adreno-threads"="{self.kernel.block}"'
+        return f'"adreno-threads"="{self.kernel.block}" {PLAIN}'

@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+# A kernel's attribute in our own modules: nothing is to be inlined, and variables are loaded and
+# stored whole.
+PLAIN = '"adreno-plain"'
+
 
 class Type(NamedTuple):
-    """A type. kind: "i", "f" or "p"; bits: of an element, of a pointer 64 or 32; lanes."""
+    """A type. kind: "i", "f", "p" or "v", a pointer to a variable; bits: of an element, of a
+    pointer 64 or 32; lanes."""
 
     kind: str
     bits: int
