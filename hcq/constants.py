@@ -35,6 +35,8 @@ class Constants:
         self._rows = rows
         self._values: dict[str, int] = {}
         self._groups: dict[str, dict[str, int]] | None = None
+        # Names by value, by the prefix and enumeration that they were asked for with.
+        self._named: dict[tuple[str, str | None], dict[int, list[str]]] = {}
 
     def _value(self, name: str) -> int | None:
         value = self._values.get(name)
@@ -88,8 +90,14 @@ class Constants:
 
     def names(self, value: int, *, prefix: str = "", enumeration: str | None = None) -> list[str]:
         """All names of a value, to show it: those with `prefix`, or of one enumeration."""
-        source = self._rows if enumeration is None else self.enumeration(enumeration)
-        return [name for name in source if name.startswith(prefix) and self[name] == value]
+        known = self._named.get((prefix, enumeration))
+        if known is None:
+            source = self._rows if enumeration is None else self.enumeration(enumeration)
+            known = self._named[prefix, enumeration] = {}
+            for name in source:
+                if name.startswith(prefix):
+                    known.setdefault(self[name], []).append(name)
+        return list(known.get(value, ()))
 
     def __contains__(self, name: object) -> bool:
         return name in self._rows or name in self._placing

@@ -1,16 +1,17 @@
 """The table of ir3's encodings (qcom/regs/ir3.txt), read for one GPU.
 
 tools.isaspec.read tells what the rows mean. Expressions are compiled once: they are Python's, of
-names, numbers and operators only.
+names, numbers and operators only. Both are read when they are first needed: a kernel has few of the
+encodings.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import resources
 from types import CodeType
 from typing import Any
@@ -29,7 +30,11 @@ class Expression:
     """A condition or number computed from fields."""
 
     name: str
-    code: CodeType
+    text: str
+
+    @cached_property
+    def code(self) -> CodeType:
+        return _compiled(self.text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +75,11 @@ class Encoding:
     mask: int
     match: int
     dontcare: int
-    cases: tuple[Case, ...]
+    read: Callable[[], tuple[Case, ...]]
+
+    @cached_property
+    def cases(self) -> tuple[Case, ...]:
+        return self.read()
 
 
 class Table:
@@ -82,7 +91,7 @@ class Table:
         enums = {r[1]: r[2].items() for r in rows if r[0] == "enum"}
         self._enums = {name: {int(k, 0): v for k, v in each} for name, each in enums.items()}
         texts = {r[1]: r[2] for r in rows if r[0] == "expr"}
-        self._expressions = {name: Expression(name, _compiled(t)) for name, t in texts.items()}
+        self._expressions = {name: Expression(name, t) for name, t in texts.items()}
         bitsets = [r for r in rows if r[0] == "bitset"]
         self._roots = {r[3] for r in bitsets}
         self.encodings: dict[str, list[Encoding]] = {}
@@ -103,7 +112,7 @@ class Table:
         ignored = int(dontcare, 16)
         return Encoding(
             name, shown, int(mask, 16) & ~ignored, int(match, 16), ignored,
-            tuple(self._case(case) for case in cases),
+            lambda: tuple(self._case(case) for case in cases),
         )  # fmt: skip
 
     def _case(self, row: list[Any]) -> Case:
