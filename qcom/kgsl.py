@@ -6,7 +6,6 @@ Source: msm_kgsl.h (in Mesa 25.0.7 src/freedreno/vulkan), and how tu_knl_kgsl.cc
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 from collections.abc import Sequence
 
@@ -326,7 +325,8 @@ class _Command(Submission):
     def again(self) -> Submission | None:
         if self._argument.context_id != self.kgsl.context:
             return None
-        made = copy.copy(self)  # the list is shared, and stays as it is
+        made = object.__new__(_Command)
+        made.kgsl, made._list = self.kgsl, self._list  # the list is shared, and stays as it is
         made._argument = self.kgsl.layouts.kgsl_gpu_command.view(bytearray(self._argument.raw))
         made._argument.timestamp = 0
         return made
