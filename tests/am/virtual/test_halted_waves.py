@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am import inspect
+from am import inspect, report
 from am.device import AmDevice
 from am.gfx import Gfx
 from am.nbio import Nbio
@@ -17,6 +17,7 @@ from am.virtual.chip import Chip
 from hcq.errors import DeviceHang, IllegalInstruction
 from tests.support.am_navi31 import build_chip, opened
 from tests.support.kernels import compile_ir
+from tests.support.waiting import until
 
 TRIPLE = "amdgcn-amd-amdhsa"
 # After a load that each lane keeps, lanes below %some stop.
@@ -61,9 +62,16 @@ def device(chip: Chip) -> Iterator[AmDevice]:
         yield made
 
 
+def status_of(wave: dict[str, Any]) -> int:
+    status: int = wave["registers"]["STATUS"]
+    return status
+
+
 @pytest.mark.parametrize("lanes", [32, 64])
 @pytest.mark.parametrize("instruction", [ILLEGAL, SET_HALT], ids=["illegal", "sethalt"])
-def test_a_halted_wave_shows_all_registers(device: AmDevice, instruction: int, lanes: int) -> None:
+def test_a_halted_wave_shows_all_registers(
+    device: AmDevice, monkeypatch: pytest.MonkeyPatch, instruction: int, lanes: int
+) -> None:
     feature = '"target-features"="+wavefrontsize64"' if lanes == 64 else ""
     image = compile_ir(HALTS.replace("FEATURES", feature), TRIPLE, "gfx1100")
     assert image.count(SLEEP.to_bytes(4, "little")) == 1
@@ -71,8 +79,10 @@ def test_a_halted_wave_shows_all_registers(device: AmDevice, instruction: int, l
     program, out = device.load(image), device.alloc(4096)
     pattern = np.arange(1024, dtype=np.uint32) * 3 + 0x5EED
     out.copy_from(pattern)
+    monkeypatch.setattr(report, "_WAVES_LIMIT_S", None)  # also on a busy machine
     with device.queue() as queue:
         queue.launch(program["halts"], grid=(1,), block=(lanes,), args=(out, np.uint32(20)))
+    until(lambda: any(status_of(one) & HALT for one in inspect.waves(device.chip)), "its halt")
     with pytest.raises((DeviceHang, IllegalInstruction)) as caught:
         device.synchronize(limit_s=5.0 if instruction == ILLEGAL else 0.2)
     (wave,) = inspect.waves(device.chip)
