@@ -53,8 +53,9 @@ class Cleaner:
         context; does not wait. Returns the timeline and the value it has afterwards. The lock is
         held.
 
-        OutOfMemory where there is no memory for it or the queue has no room. Processors that other
-        holders' waves occupy are cleaned when these end, if groups are left by then.
+        Raises OutOfMemory if the cleaner's memory cannot be allocated or the queue is full. A
+        processor occupied by another holder's waves is cleaned only if these end while groups of
+        the cleaner are still waiting.
         """
         driver, facts = self._driver, self._driver.facts
         driver.core.complete()

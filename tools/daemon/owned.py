@@ -139,7 +139,7 @@ class Owned:
             return True
         except UgpuError as error:
             log.info("%s: %s", self.name, error)
-        except Exception:
+        except Exception:  # a bug: the card is booted again, and ugpud goes on
             log.exception("%s: its check failed", self.name)
         return False
 

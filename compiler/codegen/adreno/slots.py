@@ -13,6 +13,7 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 _PT_DYNAMIC, _PT_GNU_RELRO = 2, 0x6474E552
 _DT_PLTRELSZ, _DT_PLTGOT = 2, 3
@@ -58,8 +59,8 @@ def redirect(library: ctypes.CDLL, name: str, target: int) -> bool:
     return True
 
 
-def _address(function: object) -> int:
-    found: int = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+def _address(function: Any) -> int:  # a function of a library, whose class ctypes makes
+    found: int = ctypes.cast(function, ctypes.c_void_p).value or 0
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,7 @@ from am import inspect, report
 from am.device import AmDevice
 from am.gfx import Gfx
 from am.nbio import Nbio
-from am.virtual.chip import Chip
 from hcq.errors import DeviceHang, IllegalInstruction
-from tests.support.am_navi31 import build_chip, opened
 from tests.support.kernels import compile_ir
 from tests.support.waiting import until
 
@@ -47,19 +44,6 @@ attributes #0 = { "amdgpu-no-implicitarg-ptr" "amdgpu-no-queue-ptr" "amdgpu-no-d
 # Encodings, RDNA3 ISA document, SOPP: s_sleep stands in the kernel; no instruction; s_sethalt 1.
 SLEEP, ILLEGAL, SET_HALT = 0xBF830054, 0xF7FFFFFF, 0xBF820001
 HALT, FATAL_HALT, EXECZ = 1 << 13, 1 << 23, 1 << 9  # SQ_WAVE_STATUS, gc_11_0_0_sh_mask.h
-
-
-@pytest.fixture
-def chip() -> Iterator[Chip]:
-    made = build_chip()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def device(chip: Chip) -> Iterator[AmDevice]:
-    with opened(chip) as made:
-        yield made
 
 
 def status_of(wave: dict[str, Any]) -> int:

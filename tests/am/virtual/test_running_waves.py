@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from hcq import bundle
 from hcq.errors import DeviceHang
 from hcq.program import Program
 from tests.support.am_faulty import faulty_object
-from tests.support.am_navi31 import build_chip, check_runs, opened
+from tests.support.am_navi31 import check_runs
 from tests.support.kernels import compile_ir
 from tests.support.waiting import until
 from tools import cli
@@ -39,19 +38,6 @@ def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """All waves are looked at, also on a busy machine."""
     for module in (evidence, report):
         monkeypatch.setattr(module, "_WAVES_LIMIT_S", None)
-
-
-@pytest.fixture
-def chip() -> Iterator[Chip]:
-    made = build_chip()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def device(chip: Chip) -> Iterator[AmDevice]:
-    with opened(chip) as made:
-        yield made
 
 
 def array_of(chip: Any) -> Any:
