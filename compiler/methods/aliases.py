@@ -1,4 +1,4 @@
-"""PyTorch's argument names, `dim` and `keepdim`, as aliases of `axis` and `keepdims`."""
+"""PyTorch's names of arguments, such as `dim` and `keepdim` for `axis` and `keepdims`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,26 @@ from typing import Any, cast
 
 from hcq.errors import BadArgument
 
-NAMES = {"dim": "axis", "keepdim": "keepdims"}
+NAMES = {
+    "dim": "axis",
+    "dims": "axis",
+    "keepdim": "keepdims",
+    "start_dim": "start",
+    "end_dim": "end",
+    "dim0": "first",
+    "dim1": "second",
+    "kernel_size": "size",
+    "k": "count",
+    "chunks": "count",
+    "repeats": "count",
+    "num_classes": "classes",
+    "min_val": "low",
+    "max_val": "high",
+    "negative_slope": "slope",
+    "pos_weight": "positive_weight",
+    "attn_mask": "mask",
+    "eps": "epsilon",
+}
 
 
 def with_aliases(method: FunctionType) -> FunctionType:

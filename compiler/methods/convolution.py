@@ -42,12 +42,17 @@ class Convolutions(Operations):
         """Correlate with `weight` [out channels, channels / groups, height, width], then add `bias`
         [out channels].
 
-        Outside the image, `padding` zeros are read. Types as in matmul. winograd: whether to
+        A tensor of three axes is one image, and so is the result. Outside the image, `padding`
+        zeros are read. Types as in matmul. winograd: whether to
         compute a 3 x 3 window of float32 with Winograd tiles, less precisely
         (compiler.methods.winograd.TOLERANCE); by default if that is faster, unless the setting
         UGPU_WINOGRAD is 0. Raises BadArgument if it is requested but not possible.
         """
         kernel = self._tensor("conv2d", weight)
+        if self.ndim == 3 and kernel.ndim == 4:
+            options = {"stride": stride, "padding": padding, "dilation": dilation}
+            many = self.unsqueeze(0)
+            return many.conv2d(kernel, bias, **options, groups=groups, winograd=winograd).squeeze(0)
         if self.ndim != 4 or kernel.ndim != 4:
             raise BadArgument(
                 f"conv2d: input and kernel must have 4 axes, got shapes {self._shown} and "

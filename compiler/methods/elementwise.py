@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from compiler import dtype as dtypes
 from compiler.dtype import DType, bool_, float32
 from compiler.expression.elementary import WHOLE_POWERS
 from compiler.graph import node as graph
-from compiler.methods.core import Scalar, TensorCore, broadcast
+from compiler.methods.core import Scalar, TensorCore, broadcast, integer_of, number_of
 from hcq.errors import BadArgument
 
 
@@ -67,25 +67,55 @@ class Elementwise(TensorCore):
 
     # ---- arithmetic ----------------------------------------------------------------------------
 
-    def add(self, other: Any) -> Self:
-        """Return `self + other`, with broadcasting."""
-        return self._binary("add", other)
+    def add(self, other: Any, *, alpha: Scalar = 1) -> Self:
+        """Return `self + alpha * other`, with broadcasting."""
+        return self._binary("add", other if alpha == 1 else self._scaled("add", other, alpha))
 
-    def sub(self, other: Any) -> Self:
-        """Return `self - other`, with broadcasting."""
-        return self._binary("sub", other)
+    def sub(self, other: Any, *, alpha: Scalar = 1) -> Self:
+        """Return `self - alpha * other`, with broadcasting."""
+        return self._binary("sub", other if alpha == 1 else self._scaled("sub", other, alpha))
+
+    def _scaled(self, operation: str, other: Any, alpha: Scalar) -> Any:
+        factor = number_of(operation, "alpha", alpha)
+        lifted = self._lift(operation, other)
+        return (
+            self._new(lifted.node) * factor if isinstance(lifted, TensorCore) else lifted * factor
+        )
 
     def mul(self, other: Any) -> Self:
         """Return `self * other`, with broadcasting."""
         return self._binary("mul", other)
 
-    def div(self, other: Any, reverse: bool = False) -> Self:
-        """Return the quotient; integers give float32."""
+    def div(
+        self,
+        other: Any,
+        reverse: bool = False,
+        *,
+        rounding_mode: Literal["trunc", "floor"] | None = None,
+    ) -> Self:
+        """Return the quotient; integers give float32. rounding_mode: round it down or towards zero
+        to an integer, in the operands' type; an integer divided by zero then gives zero."""
+        if rounding_mode not in (None, "trunc", "floor"):
+            raise BadArgument(
+                f"div: rounding_mode must be 'trunc', 'floor' or None, got {rounding_mode!r}"
+            )
+        if rounding_mode is not None:
+            return self._whole_quotient(other, reverse, rounding_mode == "floor")
         common, _ = self._operands("div", other)
         dtype, (left, right) = self._operands("div", other, common=dtypes.float_dtype(common))
         if reverse:
             left, right = right, left
         return self._new(graph.elementwise("div", dtype, left, right))
+
+    def _whole_quotient(self, other: Any, reverse: bool, down: bool) -> Self:
+        lower = self._binary("floordiv", other, "div", reverse=reverse)
+        if down:
+            return lower
+        if lower.dtype.is_float:
+            return self.div(other, reverse).trunc()
+        # one more than the floor, where the quotient is negative and not exact
+        rest = self._binary("mod", other, "div", reverse=reverse)
+        return lower + (rest._compare("ne", 0) & (lower < 0)).cast(lower.dtype)
 
     def floor_divide(self, other: Any) -> Self:
         """Return the quotient rounded down; an integer divided by zero gives zero."""
@@ -238,9 +268,18 @@ class Elementwise(TensorCore):
         """Round towards 0 to an integer."""
         return self._rounding("trunc")
 
-    def round(self) -> Self:
-        """Round to the nearest integer, halves to even."""
-        return self._rounding("round")
+    def round(self, *, decimals: int = 0) -> Self:
+        """Round to the nearest integer, halves to even. decimals: to so many places behind the
+        point instead, or to multiples of 10, 100 ... if negative; of floats only."""
+        places = integer_of("round", "decimals", decimals)
+        if not places:
+            return self._rounding("round")
+        if not self.dtype.is_float:
+            raise BadArgument(f"round: decimals needs floats, got {self.dtype.name}")
+        wide, scale = self.cast(float32), 10.0 ** abs(places)
+        if places > 0:
+            return ((wide * scale)._rounding("round") / scale).cast(self.dtype)
+        return ((wide / scale)._rounding("round") * scale).cast(self.dtype)
 
     # ---- comparisons and logic -----------------------------------------------------------------
 

@@ -45,21 +45,34 @@ class Layout(Operations):
         kept = across <= down if below else across >= down
         return kept.where(self, 0).cast(self.dtype)
 
-    def diagonal(self) -> Self:
-        """Return the main diagonal of the last two axes."""
+    def diagonal(self, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Self:
+        """Return a diagonal of two axes, as the last axis of the result. offset: how far above the
+        main diagonal it is. dim1, dim2: the axes that count down and across, as in PyTorch, but by
+        default the last two."""
         if self.ndim < 2:
             raise BadArgument(f"diagonal: expected at least two axes, got shape {self._shown}")
-        count = min(self.shape[-2:])
+        above = integer_of("diagonal", "offset", offset)
+        down, across = self._axes("diagonal", (dim1, dim2))
+        rest = [axis for axis in range(self.ndim) if axis not in (down, across)]
+        first, second = max(0, -above), max(0, above)
+        count = max(0, min(self.shape[down] - first, self.shape[across] - second))
         places = self._new(graph.iota(count))
-        return self[(..., places, places)]
+        return self.permute(*rest, down, across)[(..., places + first, places + second)]
 
-    def diag(self) -> Self:
-        """Return a matrix with this tensor of one axis as its main diagonal."""
+    def diag(self, diagonal: int = 0) -> Self:
+        """Return a matrix with this tensor of one axis on a diagonal; of a matrix, its diagonal.
+        diagonal: how far above the main one."""
+        above = integer_of("diag", "diagonal", diagonal)
+        if self.ndim == 2:
+            return self.diagonal(above)
         if self.ndim != 1:
-            raise BadArgument(f"diag: expected one axis, got shape {self._shown}")
-        down = self._new(graph.iota(self.shape[0])).unsqueeze(1)
-        across = self._new(graph.iota(self.shape[0])).unsqueeze(0)
-        return down._compare("eq", across).where(self, 0).cast(self.dtype)
+            raise BadArgument(f"diag: expected one axis or two, got shape {self._shown}")
+        before = max(0, -above)
+        size = self.shape[0] + abs(above)
+        padded = self.pad([(before, size - self.shape[0] - before)]).unsqueeze(1)
+        down = self._new(graph.iota(size)).unsqueeze(1)
+        across = self._new(graph.iota(size)).unsqueeze(0)
+        return (down + above)._compare("eq", across).where(padded, 0).cast(self.dtype)
 
     def split(self, sizes: int | Sequence[int], axis: int = 0) -> tuple[Self, ...]:
         """Split into parts of one size (the last may be shorter), or of given sizes that add up to

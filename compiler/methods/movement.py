@@ -63,6 +63,9 @@ class Movement(TensorCore):
 
     def transpose(self, first: int = 0, second: int = 1) -> Self:
         """Exchange two axes."""
+        if not self.ndim:
+            self._axes("transpose", first), self._axes("transpose", second)
+            return self
         order = list(range(self.ndim))
         one, two = self._axis("transpose", first), self._axis("transpose", second)
         order[one], order[two] = order[two], order[one]
@@ -123,9 +126,12 @@ class Movement(TensorCore):
             )
         return listed
 
-    def flip(self, *axes: Any) -> Self:
-        """Reverse the order along the axes."""
-        listed = axes[0] if len(axes) == 1 and isinstance(axes[0], list | tuple) else axes
+    def flip(self, *axes: Any, dims: Any = None) -> Self:
+        """Reverse the order along the axes, numbers or one sequence; dims: PyTorch's name."""
+        if axes and dims is not None:
+            raise BadArgument("flip got both axes and dims, expected one of them")
+        given = axes if dims is None else (dims,)
+        listed = given[0] if len(given) == 1 and isinstance(given[0], list | tuple) else given
         return self._new(graph.flip(self.node, self._axes("flip", tuple(listed))))
 
     def repeat(self, *repeats: Any) -> Self:

@@ -56,16 +56,22 @@ class Reductions(Elementwise, Movement):
             node.recipes[name, axis, whole] = recipe
         return made
 
-    def sum(self, axis: Axis = None, keepdims: bool = False) -> Self:
-        """Return the sum along the axes. Integers and bools give 64-bit integers."""
+    def sum(self, axis: Axis = None, keepdims: bool = False, *, dtype: Any = None) -> Self:
+        """Return the sum along the axes. Integers and bools give 64-bit integers. dtype: convert to
+        it first, and return it."""
+        if dtype is not None:
+            return self.cast(dtype).sum(axis, keepdims).cast(dtype)
         return self._remembered("sum", Reductions._sum, axis, keepdims)
 
     def _sum(self, axis: Axis, keepdims: bool) -> Self:
         node = graph.cast(self.node, dtypes.sum_dtype(self.dtype))
         return self._reduce("sum", node, self._axes("sum", axis), keepdims)
 
-    def prod(self, axis: Axis = None, keepdims: bool = False) -> Self:
-        """Return the product along the axes. Integers and bools give 64-bit integers."""
+    def prod(self, axis: Axis = None, keepdims: bool = False, *, dtype: Any = None) -> Self:
+        """Return the product along the axes. Integers and bools give 64-bit integers. dtype:
+        convert to it first, and return it."""
+        if dtype is not None:
+            return self.cast(dtype).prod(axis, keepdims).cast(dtype)
         node = graph.cast(self.node, dtypes.sum_dtype(self.dtype))
         return self._reduce("prod", node, self._axes("prod", axis), keepdims)
 
@@ -97,13 +103,16 @@ class Reductions(Elementwise, Movement):
         node = graph.cast(self.node, bool_)
         return self._reduce("and", node, self._axes("all", axis), keepdims)
 
-    def mean(self, axis: Axis = None, keepdims: bool = False) -> Self:
-        """Return the mean along the axes. Integers give float32; empty axes give NaN."""
+    def mean(self, axis: Axis = None, keepdims: bool = False, *, dtype: Any = None) -> Self:
+        """Return the mean along the axes. Integers give float32; empty axes give NaN. dtype:
+        convert to it first."""
+        if dtype is not None:
+            return self.cast(dtype).mean(axis, keepdims)
         axes = self._axes("mean", axis)
         count = prod(self.shape[i] for i in axes)
-        dtype = dtypes.float_dtype(self.dtype)
+        kind = dtypes.float_dtype(self.dtype)
         total = self.cast(float32).sum(axes, keepdims)
-        return (total / count).cast(dtype)
+        return (total / count).cast(kind)
 
     def var(self, axis: Axis = None, keepdims: bool = False, correction: int = 1) -> Self:
         """Return the variance along the axes, with divisor n - correction."""
@@ -152,8 +161,11 @@ class Reductions(Elementwise, Movement):
             raise BadArgument(f"{operation}: axis {axis} of shape {self._shown} is empty")
         return axes
 
-    def softmax(self, axis: int = -1) -> Self:
-        """Return exp(x) divided by its sum along the axis, without overflow."""
+    def softmax(self, axis: int = -1, *, dtype: Any = None) -> Self:
+        """Return exp(x) divided by its sum along the axis, without overflow. dtype: convert to it
+        first."""
+        if dtype is not None:
+            return self.cast(dtype).softmax(axis)
         if type(axis) is not int:
             return self._softmax(axis)
         return self._again(("softmax", axis), (), lambda: self._softmax(axis))
@@ -163,11 +175,13 @@ class Reductions(Elementwise, Movement):
         raised = self._shifted("softmax", axis).exp()
         return (raised / raised.sum(axis, keepdims=True)).cast(dtype)
 
-    def log_softmax(self, axis: int = -1) -> Self:
-        """Return the logarithm of `softmax`, without overflow."""
-        dtype = dtypes.float_dtype(self.dtype)
+    def log_softmax(self, axis: int = -1, *, dtype: Any = None) -> Self:
+        """Return the logarithm of `softmax`, without overflow. dtype: convert to it first."""
+        if dtype is not None:
+            return self.cast(dtype).log_softmax(axis)
+        kind = dtypes.float_dtype(self.dtype)
         shifted = self._shifted("log_softmax", axis)
-        return (shifted - shifted.exp().sum(axis, keepdims=True).log()).cast(dtype)
+        return (shifted - shifted.exp().sum(axis, keepdims=True).log()).cast(kind)
 
     def _shifted(self, operation: str, axis: int) -> Self:
         self._axes(operation, axis)

@@ -17,17 +17,22 @@ class Scans(Running):
 
     __slots__ = ()
 
-    def cumsum(self, axis: int = 0) -> Self:
-        """Return the sum of all elements up to each one along an axis, in the type of `sum`."""
+    def cumsum(self, axis: int = 0, *, dtype: Any = None) -> Self:
+        """Return the sum of all elements up to each one along an axis, in the type of `sum`. dtype:
+        convert to it first, and return it."""
+        if dtype is not None:
+            return self.cast(dtype).cumsum(axis).cast(dtype)
         if not self.ndim:
             return self.reshape(1).cumsum(axis).reshape(())
         place = self._axis("cumsum", axis)
         wide = self.cast(dtypes.sum_dtype(self.dtype))
         return wide._running("sum", place, 0)
 
-    def cumprod(self, axis: int = 0) -> Self:
-        """Return the product of all elements up to each one along an axis, in the type of
-        `prod`."""
+    def cumprod(self, axis: int = 0, *, dtype: Any = None) -> Self:
+        """Return the product of all elements up to each one along an axis, in the type of `prod`.
+        dtype: convert to it first, and return it."""
+        if dtype is not None:
+            return self.cast(dtype).cumprod(axis).cast(dtype)
         if not self.ndim:
             return self.reshape(1).cumprod(axis).reshape(())
         place = self._axis("cumprod", axis)
@@ -60,9 +65,9 @@ class Scans(Running):
         found = found.cast(dtypes.float_dtype(self.dtype))
         return found if keepdims else found.squeeze(axes)
 
-    def softmin(self, axis: int = -1) -> Self:
-        """Return `softmax` of -x."""
-        return (-self).softmax(axis)
+    def softmin(self, axis: int = -1, *, dtype: Any = None) -> Self:
+        """Return `softmax` of -x. dtype: convert to it first."""
+        return (-(self if dtype is None else self.cast(dtype))).softmax(axis)
 
     def layernorm(self, axis: Axis = -1, epsilon: float = 1e-5) -> Self:
         """Normalise to mean 0 and variance 1 along axes; 16-bit floats are computed in float32."""

@@ -58,6 +58,8 @@ class Scattering(Operations):
                 f"scatter_reduce: reduce must be one of {list(_MODES)}, got {reduce!r}"
             )
         name, mode = "scatter_reduce", _MODES[reduce]
+        if self.dtype is bool_:
+            raise NotSupported(f"{name}: bools are not supported; cast them to integers")
         base = self
         if not include_self:
             false = self._new(self._constant(name, False, bool_, self.shape))

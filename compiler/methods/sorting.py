@@ -36,8 +36,9 @@ class Sorting(Running):
 
     __slots__ = ()
 
-    def argsort(self, axis: int = -1, descending: bool = False) -> Self:
-        """Return the indices that sort the elements, as int64; equal elements keep their order."""
+    def argsort(self, axis: int = -1, descending: bool = False, *, stable: bool = True) -> Self:
+        """Return the indices that sort the elements, as int64; equal elements keep their order,
+        also with stable=False."""
         if not self.ndim:
             return self.reshape(1).argsort(axis, descending).reshape(())
         place = self._axis("argsort", axis)
@@ -52,7 +53,9 @@ class Sorting(Running):
         order = last._by_digits(descending) if long else last._by_pairs(descending)
         return order.transpose(place, -1)
 
-    def sort(self, axis: int = -1, descending: bool = False) -> tuple[Self, Self]:
+    def sort(
+        self, axis: int = -1, descending: bool = False, *, stable: bool = True
+    ) -> tuple[Self, Self]:
         """Return the sorted elements and their indices (see argsort)."""
         if not self.ndim:
             found, order = self.reshape(1).sort(axis, descending)

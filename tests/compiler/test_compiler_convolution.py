@@ -124,7 +124,7 @@ def test_pooling_integers_pads_with_their_lowest(cpu: Device) -> None:
 @pytest.mark.parametrize(
     ("shape", "weight", "options", "said"),
     [
-        ((3, 8, 8), (4, 3, 3, 3), {}, "4 axes"),
+        ((8, 8), (4, 3, 3, 3), {}, "4 axes"),
         ((1, 4, 8, 8), (4, 3, 3, 3), {}, "do not match"),
         ((1, 4, 8, 8), (4, 2, 3, 3), {"groups": 3}, "do not match"),
         ((1, 3, 8, 8), (4, 3, 9, 3), {}, "window of 9"),
