@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
-from hcq.errors import TransferTimeout, UgpuError
+from hcq.errors import TransferTimeout, UgpuError, UnitTimeout
 from hcq.queue import Queue, QueueKind
 from hcq.timeline import Timeline
 from hcq.transfer import Transfer
@@ -29,6 +29,7 @@ _MARK = 4  # bytes at the end of each half
 _ALIGN = 256  # of the data in a half, for the copy engine
 _GROUP = 240  # chunks of one submission; the number that the host tells has 8 bits
 _LOOKS = 20  # about 3 ms, where a look is a control transfer
+_LAST_LOOK_S = 0.01  # TIMEOUT: for what had its time before
 
 _Chunk: TypeAlias = tuple[int, int]  # start and size, in bytes
 _Run: TypeAlias = tuple[int, list[_Chunk]]
@@ -122,11 +123,16 @@ class BulkTransfer(Transfer):
         granule = self.bulk.granule
         skipped = self._place(len(chunks[0])) // granule * granule
         size = len(chunks) * self.half - skipped
-        self.bulk.send(number % 2 * self.half + skipped, size, self._wire(number, chunks, skipped))
+        wire = self._wire(number, chunks, skipped)
+        try:
+            self.bulk.send(number % 2 * self.half + skipped, size, wire)
+        except UnitTimeout:  # see _await_inside: what has failed, and what to do about it
+            self._fence.wait(number + len(chunks) - 3, limit_s=_LAST_LOOK_S)
+            raise
 
     def _wire(self, number: int, chunks: list[memoryview], skipped: int) -> Iterator[bytearray]:
         for data in chunks:
-            self._await(number - 2)  # its half is free
+            self._await_inside(number - 2)  # its half is free
             place = self._place(len(data)) - skipped
             wire = bytearray(self.half - skipped)
             wire[place : place + len(data)] = data
@@ -235,6 +241,39 @@ class BulkTransfer(Transfer):
             self._look()
         self._fence.wait(number)
         self._reached = number
+
+    def _await_inside(self, number: int) -> None:
+        """The same in a transfer, which keeps the bridge from others until it ends. A thread with
+        the device's lock may be waiting for the bridge, so no look at failures waits for that
+        lock. UnitTimeout where the device has failed, or after its limit."""
+
+        def free() -> bool:
+            self._look()
+            if self._reached < number and self._has_failed():
+                raise UnitTimeout(f"{self._fence.name}: the device has failed")
+            return self._reached >= number
+
+        if self._reached < number:
+            self.core.driver.clock.wait_until(
+                free,
+                unit=self._fence.name,
+                waiting_for=f"chunk {number}",
+                limit_s=self.core.limit_s,
+            )
+
+    def _has_failed(self) -> bool:
+        """Return whether the device has reported a failure; False where another thread has its
+        lock."""
+        lock = self.core.lock
+        if not lock.acquire(blocking=False):
+            return False
+        try:
+            self.core.check_failures()
+        except UgpuError:
+            return True
+        finally:
+            lock.release()
+        return False
 
     def _look(self) -> None:
         self._reached = self._fence.value
