@@ -92,20 +92,34 @@ class Lines:
         if known is not None:
             return known
         kind = self.index_type
-        total: str | None = None
+        if index.constant:
+            base = self.index(Index(index.terms, 0))
+            total = self.new(f"add nsw {kind} {base}, {index.constant}")
+        else:
+            total = self._sum(index)
+        self.scopes[-1][index] = total
+        return total
+
+    def _sum(self, index: Index) -> str:
+        kind = self.index_type
+        total = ""
         for atom, factor in sorted(index.terms, key=lambda pair: _rank(pair[0])):
             part = self._atom(atom)
             if factor not in (1, -1):
-                part = self.new(f"mul nsw {kind} {part}, {abs(factor)}")
-            if total is None:
-                total = part if factor > 0 else self.new(f"sub nsw {kind} 0, {part}")
-            else:
+                part = self._multiple(part, abs(factor))
+            if total:
                 total = self.new(f"{'add' if factor > 0 else 'sub'} nsw {kind} {total}, {part}")
-        assert total is not None
-        if index.constant:
-            total = self.new(f"add nsw {kind} {total}, {index.constant}")
-        self.scopes[-1][index] = total
+            else:
+                total = part if factor > 0 else self.new(f"sub nsw {kind} 0, {part}")
         return total
+
+    def _multiple(self, text: str, factor: int) -> str:
+        key = ("multiple", text, factor)
+        known = self._find(key)
+        if known is None:
+            known = self.new(f"mul nsw {self.index_type} {text}, {factor}")
+            self.scopes[-1][key] = known
+        return known
 
     def _atom(self, atom: Atom) -> str:
         if isinstance(atom, Range):

@@ -25,6 +25,7 @@ _COMPARE = {
 }
 # what a value reads: nothing that changes; local memory; registers, or what the kernel writes
 PURE, SHARED, PRIVATE = 0, 1, 2
+_SPACES = {"global": PURE, "local": SHARED, "register": PRIVATE}
 
 
 class Values(Lines):
@@ -99,17 +100,17 @@ class Values(Lines):
     def value(self, root: Value) -> str:
         """The SSA value, or literal, of `root`; what is known is not looked into."""
         known = self._known(root)
-        stack = [] if known is not None else [(root, False)]
+        stack = [] if known is not None else [root]
         while stack:
-            node, ready = stack.pop()
-            known = self._known(node)
-            if known is not None:
+            node = stack[-1]
+            missing = [source for source in node.sources if self._known(source) is None]
+            if missing:
+                stack += reversed(missing)
                 continue
-            if ready:
+            stack.pop()
+            known = self._known(node)  # what several need is on the stack more than once
+            if known is None:
                 known = self._holder(node)[id(node)] = self._operation(node)
-            else:
-                stack.append((node, True))
-                stack.extend([(source, False) for source in reversed(node.sources)])
         assert known is not None
         return known
 
@@ -122,25 +123,32 @@ class Values(Lines):
     def _class(self, node: Value) -> int:
         kind = self.classes.get(id(node))
         if kind is None:
-            kind = max((self._class(source) for source in node.sources), default=PURE)
+            kind = PURE
+            for source in node.sources:
+                kind = max(kind, self._class(source))
             if node.op == "matrices":
                 kind = SHARED
             elif node.op == "load":
-                memory = node.arg.memory
-                kind = {"global": PURE, "local": SHARED, "register": PRIVATE}[memory.space]
-                if memory.space == "global" and memory.name in self.written:
+                kind = _SPACES[node.arg.memory.space]
+                if node.arg.memory.name in self.written and kind == PURE:
                     kind = PRIVATE
+            elif node.op == "const" and node.lanes == 1:
+                self.scopes[0][id(node)] = literal(node.arg, node.dtype)
             self.classes[id(node)] = kind
             self.kept.append(node)
         return kind
 
     def _known(self, node: Value) -> str | None:
-        if node.op == "const" and node.lanes == 1:
-            return literal(node.arg, node.dtype)
-        kind = self._class(node)
-        if kind == PURE:
-            return self._find(id(node))
-        return (self.shared if kind == SHARED else self.private).get(id(node))
+        which = id(node)
+        kind = self.classes.get(which)
+        if kind is None:
+            kind = self._class(node)
+        if kind != PURE:
+            return (self.shared if kind == SHARED else self.private).get(which)
+        for scope in self.scopes:
+            if which in scope:
+                return scope[which]
+        return None
 
     def _operation(self, node: Value) -> str:
         op, dtype = node.op, node.dtype
