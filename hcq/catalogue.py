@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 # Packages that drive chips. Of each, `<package>.chips` tells what there is: `pci_drivers()`, a
@@ -62,6 +63,16 @@ class PciDriver(NamedTuple):
 def virtual_chips() -> dict[str, str]:
     """Chips that have a model, with the package that they belong to; the chips' folders tell."""
     return {chip: vendor for vendor in VENDORS for chip in load(f"{vendor}.chips:virtual_names")()}
+
+
+def vendor_of(chip: str) -> str | None:
+    """Return the package of a chip that has a model, None for another name. The chips of other
+    packages are not imported where a folder in the package has the chip's name."""
+    for vendor in VENDORS:
+        folders = importlib.import_module(vendor).__path__
+        if chip.isidentifier() and any(Path(at, "chips", chip).is_dir() for at in folders):
+            return vendor if chip in load(f"{vendor}.chips:virtual_names")() else None
+    return virtual_chips().get(chip)
 
 
 def pci_drivers() -> dict[tuple[int, int], PciDriver]:

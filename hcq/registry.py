@@ -40,6 +40,7 @@ from hcq.catalogue import (
     load,
     over_usb,
     pci_drivers,
+    vendor_of,
     virtual_chips,
 )
 from hcq.checks import option_types, path_like, seconds
@@ -90,7 +91,7 @@ def attach_virtual(chip: str, /, **options: object) -> Attachment | NodeAttachme
 
 
 def _attach_of(chip: str) -> Callable[..., Any]:  # a model's entry point; its caller checks
-    vendor = virtual_chips().get(chip)
+    vendor = vendor_of(chip)
     if vendor is None:
         have = ", ".join(f"virtual:{known}" for known in sorted(virtual_chips()))
         raise DeviceNotFound(f"no virtual chip {chip!r}; there are: {have}")
@@ -145,7 +146,7 @@ def open(name: str = "auto", **options: object) -> Device:
 def _steppable(name: str) -> bool:
     """Return whether a debugger can halt kernels; unknown chips are another error's subject."""
     kind, _, rest = name.partition(":")
-    return kind == "virtual" and virtual_chips().get(rest.partition("+")[0]) in (None, *STEPPED)
+    return kind == "virtual" and vendor_of(rest.partition("+")[0]) in (None, *STEPPED)
 
 
 def _open_named(name: str, options: dict[str, object]) -> Device:
@@ -203,7 +204,7 @@ def _start_tracing() -> None:
 
 def _open_virtual(name: str, chip: str, options: dict[str, object]) -> Device:
     chip, plus, bus = chip.partition("+")
-    if bus in KERNEL_DRIVERS.get(virtual_chips().get(chip, ""), ()):
+    if bus in KERNEL_DRIVERS.get(vendor_of(chip) or "", ()):
         options["kernel_driver"] = bus
     elif plus:
         return _open_attached(name, _attach_over(name, chip, bus, options), options)
@@ -218,7 +219,7 @@ def _open_virtual(name: str, chip: str, options: dict[str, object]) -> Device:
 
 def _attach_over(name: str, chip: str, bus: str, options: dict[str, object]) -> Attachment:
     """Put a model of a chip into a virtual enclosure, or open one that exists again."""
-    vendor = virtual_chips().get(chip)
+    vendor = vendor_of(chip)
     if bus not in BRIDGES or vendor not in ENDPOINTS:
         have = ", ".join(f"virtual:{known}+{way}" for known in over_usb() for way in BRIDGES)
         raise DeviceNotFound(f"no virtual device {name!r}; there are: {have}")

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, cast
 
-from hcq.catalogue import PciDriver, pci_drivers, virtual_chips
+from hcq.catalogue import PciDriver, pci_drivers, vendor_of, virtual_chips
 from hcq.errors import DeviceNotFound, NotSupported
 from hcq.fields import RegisterBlock
 from hcq.ladder import Diagnosis
@@ -119,7 +119,7 @@ def module_of(driver: PciDriver) -> WindowModule:
 
 def module_of_chip(chip: str) -> WindowModule:
     """The module for a chip by its name, as in `virtual:<chip>`; DeviceNotFound, NotSupported."""
-    vendor = virtual_chips().get(chip)
+    vendor = vendor_of(chip)
     if vendor is None:
         raise DeviceNotFound(f"expected a chip ({', '.join(sorted(virtual_chips()))}), got {chip}")
     for driver in pci_drivers().values():

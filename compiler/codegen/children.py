@@ -18,8 +18,9 @@ import struct
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
+
+import llvmlite  # its version; this loads no LLVM
 
 from compiler.codegen.adreno.version import adreno_version
 from compiler.codegen.complaints import brief, locate
@@ -55,7 +56,7 @@ def request(text: str, target: TargetSpec) -> bytes:
 @functools.cache
 def version() -> str:
     """Return the inputs of the generated code besides its text and target."""
-    return f"llvmlite {metadata.version('llvmlite')}, {adreno_version()}"
+    return f"llvmlite {llvmlite.__version__}, {adreno_version()}"
 
 
 class Child:

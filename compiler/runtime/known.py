@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from compiler.schedule.group import Group
 from hcq.diskcache import DiskCache
 from hcq.target import TargetSpec
 
+FOLDER = Path(__file__).parents[1]
 log = logging.getLogger(__name__)
 
 
@@ -52,6 +54,7 @@ class Known:
         self._target = repr(sorted(dataclasses.asdict(target).items(), key=str))
         self._disk = disk
         self._tuned = tuned
+        self._hash = ""
 
     def get(self, group: Group) -> Record | None:
         """Return the record of a group; one that cannot be read is deleted."""
@@ -80,7 +83,19 @@ class Known:
         text = repr(group.key)
         if " at 0x" in text:  # an object that is shown by its address
             return None
-        return DiskCache.key("launch", text, self._target, sources(), version(), self._searches())
+        return DiskCache.key(
+            "launch", text, self._target, self._sources(), version(), self._searches()
+        )
+
+    def _sources(self) -> str:
+        """Return the hash of the compiler's sources. It is kept on disk for the state of their
+        files, as reading them takes ten times as long as looking at them."""
+        if not self._hash:
+            kept = self._disk.get(state())
+            self._hash = sources() if kept is None else kept.decode()
+            if kept is None:
+                self._disk.put(state(), self._hash.encode())
+        return self._hash
 
     def _searches(self) -> str:
         """Return what changes with each new result of a search."""
@@ -95,8 +110,27 @@ class Known:
 def sources() -> str:
     """Return a hash of the compiler's sources."""
     digest = hashlib.sha256()
-    folder = Path(__file__).parents[1]
-    for path in sorted(folder.rglob("*.py")):
+    for path in sorted(FOLDER.rglob("*.py")):
         data: Any = path.read_bytes()
-        digest.update(f"{path.relative_to(folder)} {len(data)}\n".encode() + data)
+        digest.update(f"{path.relative_to(FOLDER)} {len(data)}\n".encode() + data)
     return digest.hexdigest()
+
+
+@cache
+def state() -> str:
+    """Return the key of the state of the compiler's sources."""
+    return DiskCache.key("sources", *states(FOLDER))
+
+
+def states(folder: Path) -> list[str]:
+    """Return place, size and times of each source; a change of one sets its time of change, which
+    programs cannot choose."""
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.is_dir():
+                found += states(Path(entry.path))
+            elif entry.name.endswith(".py"):
+                is_ = entry.stat()
+                found.append(f"{entry.path} {is_.st_size} {is_.st_mtime_ns} {is_.st_ctime_ns}")
+    return found

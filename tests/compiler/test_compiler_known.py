@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ import hcq
 from compiler import Tensor
 from compiler.kernel.choices import Packing
 from compiler.runtime import programs
-from compiler.runtime.known import Known, Record
+from compiler.runtime.known import Known, Record, states
 from compiler.runtime.runtime import kernel_log, use_cache
+from compiler.runtime.store import Store
 from compiler.schedule.group import Group
 from hcq.device import Device
 from hcq.diskcache import DiskCache
@@ -65,11 +67,41 @@ def test_other_sources_and_searches_make_records_void(
     assert found
     assert not any(found)
     found.clear()
+    monkeypatch.setattr("compiler.runtime.known.state", lambda: DiskCache.key("other files"))
     monkeypatch.setattr("compiler.runtime.known.sources", lambda: "others")
     use_cache(cpu, tmp_path / "kernels")
     work(cpu)
     assert found
     assert not any(found)
+
+
+def test_sources_are_read_once_for_the_state_of_their_files(
+    cpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr("compiler.runtime.known.sources", lambda: read.append("") or "hash")
+    disk = DiskCache(tmp_path / "kernels")
+    for _ in range(2):
+        assert Known(cpu.target, disk, Store(None))._sources() == "hash"
+    assert len(read) == 1
+    monkeypatch.setattr("compiler.runtime.known.state", lambda: DiskCache.key("other files"))
+    assert Known(cpu.target, disk, Store(None))._sources() == "hash"
+    assert len(read) == 2
+
+
+def test_a_change_of_a_source_changes_the_state(tmp_path: Path) -> None:
+    (tmp_path / "part").mkdir()
+    source = tmp_path / "part" / "one.py"
+    source.write_text("a = 1")
+    (tmp_path / "other").write_text("no source")
+    (before,) = states(tmp_path)
+    assert before.startswith(f"{source} 5 ")
+    content = source.stat()
+    source.write_text("a = 2")
+    os.utime(source, ns=(content.st_atime_ns, content.st_mtime_ns))
+    (after,) = states(tmp_path)
+    assert after.split()[:3] == before.split()[:3]
+    assert after != before
 
 
 @pytest.mark.parametrize(

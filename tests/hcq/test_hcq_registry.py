@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import hcq
-from hcq.catalogue import virtual_chips
+from hcq.catalogue import vendor_of, virtual_chips
 from hcq.listing import list_devices
 
 VIRTUAL = [f"virtual:{chip}" for chip in sorted(virtual_chips())]
@@ -55,3 +55,18 @@ def test_every_public_name_is_there() -> None:
         assert getattr(hcq, name) is not None
     with pytest.raises(AttributeError, match="nothing_of_that_name"):
         _ = hcq.nothing_of_that_name
+
+
+def test_the_package_of_a_chip_is_found_by_its_folder() -> None:
+    chips = virtual_chips()
+    assert {chip: vendor_of(chip) for chip in chips} == chips
+    for name in ("", "..", "facts", "navi31/..", "a630+usb", "__pycache__", "x185"):
+        assert vendor_of(name) is None, name
+
+
+@pytest.mark.parametrize(("chip", "others"), [("a740", ("am.chips", "nv.chips"))])
+def test_opening_a_chip_loads_no_other_vendors_chips(chip: str, others: tuple[str, ...]) -> None:
+    program = f"import hcq, sys; hcq.open('virtual:{chip}').close(); print(*sys.modules)"
+    loaded = subprocess.check_output([sys.executable, "-c", program], text=True).split()
+    assert f"qcom.chips.{chip}.facts" in loaded
+    assert not set(others) & set(loaded)
