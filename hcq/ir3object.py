@@ -13,7 +13,8 @@ parameters, then come the driver's (which our kernels do not use) and the immedi
 
 A kernel may read memory that a parameter points to as a texture: texture number n of its
 instructions is the n-th of `Ir3Kernel.textures`, which the driver describes to the GPU at each
-launch; sampler number n is the n-th of `Ir3Kernel.samplers`.
+launch; sampler number n is the n-th of `Ir3Kernel.samplers`. Image number n, to which a kernel may
+store texels and from which it may load them, is the n-th of `Ir3Kernel.images`.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ _CODE, _FACTS = ".text.", ".ir3."
 CODE_ALIGN = 128  # sixteen instructions: the unit of the shader's size on gen 6 and 7
 NO_REGISTER = 0xFC
 INSTRUCTION = 8  # bytes
-_LATER = {"textures", "samplers"}  # facts that older objects, and those without any, lack
+_LATER = {"textures", "samplers", "images"}  # facts that older objects, and those without any, lack
 TEXEL_KINDS = ("uint", "float", "unorm")
+_IMAGE = "image of two dimensions"
 WRAPS = ("repeat", "edge", "mirror", "border")
 _PARAMETER = {"name", "offset", "size", "is_address"}  # and kind, which older objects lack
 
@@ -65,7 +67,7 @@ class Ir3Parameter:
 
 @dataclass(frozen=True)
 class Ir3Texture:
-    """A parameter's memory read as texels. parameter: its number, an address. kind: "uint", "float"
+    """A parameter's memory as texels. parameter: its number, an address. kind: "uint", "float"
     or "unorm". bits: of a component; components: of a texel, 1, 2 or 4. width, height: texels; a
     height of 0 is a buffer of `width` texels. pitch: bytes from row to row, 0 for a buffer."""
 
@@ -108,7 +110,7 @@ class Ir3Kernel:
     bytes of a group; private_size: bytes of a thread, laid out by wave where `private_per_wave`.
     branch_stack: its depth. double_wave: waves of 128 threads, else 64. group_register,
     thread_register: where the GPU puts the numbers of the group and of the thread in it. textures,
-    samplers: what its instructions name by number.
+    samplers, images: what its instructions name by number; images have two dimensions.
     """
 
     name: str
@@ -135,6 +137,7 @@ class Ir3Kernel:
     code: bytes
     textures: tuple[Ir3Texture, ...] = ()
     samplers: tuple[Ir3Sampler, ...] = ()
+    images: tuple[Ir3Texture, ...] = ()
 
     @property
     def kernarg_size(self) -> int:
@@ -247,6 +250,7 @@ def _checked(facts: Any, code: bytes) -> Ir3Kernel:  # what JSON holds
     facts["immediates"] = tuple(words)
     facts["parameters"] = _parameters(facts["parameters"])
     facts["textures"] = _textures(facts["textures"], facts["parameters"])
+    facts["images"] = _textures(facts["images"], facts["parameters"], _IMAGE)
     facts["samplers"] = _samplers(facts["samplers"])
     return Ir3Kernel(**facts, code=code)
 
@@ -274,7 +278,9 @@ def _parameters(given: Any) -> tuple[Ir3Parameter, ...]:  # what JSON holds
     return tuple(found)
 
 
-def _textures(given: Any, parameters: tuple[Ir3Parameter, ...]) -> tuple[Ir3Texture, ...]:
+def _textures(
+    given: Any, parameters: tuple[Ir3Parameter, ...], what: str = "texture"
+) -> tuple[Ir3Texture, ...]:
     found = []
     for one in _records(given, Ir3Texture):
         made = Ir3Texture(**one)
@@ -284,9 +290,10 @@ def _textures(given: Any, parameters: tuple[Ir3Parameter, ...]) -> tuple[Ir3Text
             or made.parameter >= len(parameters) or not parameters[made.parameter].is_address
             or made.kind not in TEXEL_KINDS or made.bits not in (8, 16, 32)
             or made.components not in (1, 2, 4) or not made.width
+            or (what == _IMAGE and not made.height)
             or (made.height > 1 and made.pitch < made.width * made.texel)
         ):  # fmt: skip
-            raise BadCodeObject("ir3 object: a texture is malformed", found=one)
+            raise BadCodeObject(f"ir3 object: a {what} is malformed", found=one)
         found.append(made)
     return tuple(found)
 

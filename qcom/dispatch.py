@@ -107,9 +107,14 @@ def program(stream: Stream, facts: ChipFacts, prepared: Prepared) -> None:
     constant_length = -(-kernel.constants // 4)
     stream.write("HLSQ_CS_CNTL", CONSTLEN=constant_length, ENABLED=1)
     units = len(kernel.code) // INSTRUCTION_UNIT
-    stream.write("SP_CS_CONFIG", ENABLED=1, NTEX=len(kernel.textures), NSAMP=len(kernel.samplers))
+    stream.write(
+        "SP_CS_CONFIG",
+        ENABLED=1,
+        NTEX=len(kernel.textures),
+        NSAMP=len(kernel.samplers),
+        NIBO=len(kernel.images),
+    )
     textures.static(stream, kernel)
-    stream.write("SP_CS_IBO_COUNT", 0)
     size = codes.THREAD128 if kernel.double_wave else codes.THREAD64
     stream.write(
         "SP_CS_CTRL_REG0",

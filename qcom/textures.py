@@ -1,8 +1,10 @@
-"""Textures and samplers of a launch: descriptors, their limits, and the packets that name them.
+"""Textures, samplers and images of a launch: descriptors, their limits, and the packets that name
+them. Images are what a kernel stores texels to and loads them from; Mesa's name for them is IBO.
 
 Sources: Mesa 25.0.7 src/freedreno/registers/adreno/a6xx.xml (A6XX_TEX_CONST, A6XX_TEX_SAMP),
-src/freedreno/fdl/fd6_view.c (linear images, buffers), src/gallium/drivers/freedreno/a6xx
-fd6_texture.cc and fd6_emit.cc (packets), src/freedreno/vulkan/tu_device.cc (limits).
+src/freedreno/fdl/fd6_view.c (linear images, buffers; storage_descriptor), src/gallium/drivers/
+freedreno/a6xx fd6_texture.cc and fd6_emit.cc, src/freedreno/computerator/a6xx.cc (packets),
+src/freedreno/vulkan/tu_device.cc, src/freedreno/ir3/ir3_descriptor.h (limits).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ MOST_TEXELS = 1 << 27  # of a buffer: maxTexelBufferElements
 LARGEST_SIDE = 1 << 14  # of an image, texels: maxImageDimension2D
 MOST_TEXTURES = 128  # numbers that an instruction can name (src/freedreno/isa/ir3-cat5.xml)
 MOST_SAMPLERS = 16
+MOST_IMAGES = 32  # IR3_BINDLESS_IMAGE_COUNT
 ALIGN = 64  # bytes: of an image's address and pitch, and of a buffer's base
 _DESCRIPTOR, _SAMPLER = 16, 4  # words
 _MOST_LOADED = 16  # of a packet, as tinygrad's driver has it; the rest is read when it is used
@@ -32,32 +35,36 @@ _TP_MODE = 0x28
 
 
 def check(kernel: Ir3Kernel, tables: Tables) -> None:
-    """BadCodeObject where a GPU cannot have a kernel's textures and samplers."""
+    """BadCodeObject where a GPU cannot have a kernel's textures, samplers and images."""
     for what, found, most in (
         ("textures", len(kernel.textures), MOST_TEXTURES),
         ("samplers", len(kernel.samplers), MOST_SAMPLERS),
+        ("images", len(kernel.images), MOST_IMAGES),
     ):
         if found > most:
-            raise BadCodeObject(f"{kernel.name} reads {found} {what}, expected at most {most}")
-    for number, texture in enumerate(kernel.textures):
-        name = f"texture {number} of {kernel.name}"
-        if _format(texture) not in tables.codes:
-            raise BadCodeObject(f"{name}: texels of this type are not supported", texture=texture)
-        if texture.height:
-            if max(texture.width, texture.height) > LARGEST_SIDE:
-                raise BadCodeObject(
-                    f"{name} has {texture.width} x {texture.height} texels, expected at most "
-                    f"{LARGEST_SIDE} along a side"
-                )
-            if texture.pitch % ALIGN:
-                raise BadCodeObject(
-                    f"{name}: expected a pitch that is a multiple of {ALIGN} bytes, got "
-                    f"{texture.pitch}"
-                )
-        elif texture.width > MOST_TEXELS:
+            raise BadCodeObject(f"{kernel.name} uses {found} {what}, expected at most {most}")
+    for what, textures in (("texture", kernel.textures), ("image", kernel.images)):
+        for number, texture in enumerate(textures):
+            _check(f"{what} {number} of {kernel.name}", texture, tables)
+
+
+def _check(name: str, texture: Ir3Texture, tables: Tables) -> None:
+    if _format(texture) not in tables.codes:
+        raise BadCodeObject(f"{name}: texels of this type are not supported", texture=texture)
+    if texture.height:
+        if max(texture.width, texture.height) > LARGEST_SIDE:
             raise BadCodeObject(
-                f"{name} has {texture.width} texels, expected at most {MOST_TEXELS} of a buffer"
+                f"{name} has {texture.width} x {texture.height} texels, expected at most "
+                f"{LARGEST_SIDE} along a side"
             )
+        if texture.pitch % ALIGN:
+            raise BadCodeObject(
+                f"{name}: expected a pitch that is a multiple of {ALIGN} bytes, got {texture.pitch}"
+            )
+    elif texture.width > MOST_TEXELS:
+        raise BadCodeObject(
+            f"{name} has {texture.width} texels, expected at most {MOST_TEXELS} of a buffer"
+        )
 
 
 def _format(texture: Ir3Texture) -> str:
@@ -71,40 +78,58 @@ def static(stream: Stream, kernel: Ir3Kernel) -> None:
         codes = stream.tables.codes
         stream.write("SP_TP_MODE_CNTL", ISAMMODE=codes.ISAMMODE_GL, UNK3=_TP_MODE)
         stream.write("SP_CS_TEX_COUNT", len(kernel.textures))
+    stream.write("SP_CS_IBO_COUNT", len(kernel.images))
 
 
 def bind(stream: Stream, launch: Launch, kernel: Ir3Kernel) -> None:
     """Append the descriptors of a launch and the packets that load them. BadArgument for an address
-    that a texture cannot have, or a buffer that is too short."""
+    that a texture or image cannot have, or a buffer that is too short."""
+    codes = stream.tables.codes
+    if kernel.images:
+        block = _described(stream, launch, kernel, kernel.images, "image")
+        count = min(len(kernel.images), _MOST_LOADED)
+        _load(stream, codes.ST6_IBO, codes.SB6_CS_SHADER, count, block)
+        stream.write_address("SP_CS_IBO", block)
     if not kernel.textures:
         return
-    codes = stream.tables.codes
-    words: list[int] = []
-    relocations: list[Relocation] = []
-    for number, texture in enumerate(kernel.textures):
-        symbol = _address(launch, kernel, texture)
-        _check_place(symbol, texture, f"texture {number} of {kernel.name}")
-        stream.aligned.append((symbol, _align(texture)))
-        relocations += _relocations(stream.tables, texture, len(words), symbol)
-        words += _words(stream.tables, texture)
-    block = stream.place(stream.data(words, relocations=relocations))
-    _load(stream, codes.ST6_CONSTANTS, min(len(kernel.textures), _MOST_LOADED), block)
+    block = _described(stream, launch, kernel, kernel.textures, "texture")
+    count = min(len(kernel.textures), _MOST_LOADED)
+    _load(stream, codes.ST6_CONSTANTS, codes.SB6_CS_TEX, count, block)
     stream.write_address("SP_CS_TEX_CONST", block)
     if kernel.samplers:
         words = [word for one in kernel.samplers for word in _sampler(stream.tables, one)]
         block = stream.place(stream.data(words))
-        _load(stream, codes.ST6_SHADER, len(kernel.samplers), block)
+        _load(stream, codes.ST6_SHADER, codes.SB6_CS_TEX, len(kernel.samplers), block)
         stream.write_address("SP_CS_TEX_SAMP", block)
         stream.write_address("SP_TP_BORDER_COLOR_BASE_ADDR", stream.place(stream.data(_BORDER)))
 
 
-def _load(stream: Stream, kind: int, count: int, place: Symbol) -> None:
+def _described(
+    stream: Stream,
+    launch: Launch,
+    kernel: Ir3Kernel,
+    textures: Sequence[Ir3Texture],
+    what: str,
+) -> Symbol:
+    """Place the descriptors of a launch's textures or images in the stream's data."""
+    words: list[int] = []
+    relocations: list[Relocation] = []
+    for number, texture in enumerate(textures):
+        symbol = _address(launch, kernel, texture)
+        _check_place(symbol, texture, f"{what} {number} of {kernel.name}")
+        stream.aligned.append((symbol, _align(texture)))
+        relocations += _relocations(stream.tables, texture, len(words), symbol)
+        words += _words(stream.tables, texture, stored=what == "image")
+    return stream.place(stream.data(words, relocations=relocations))
+
+
+def _load(stream: Stream, kind: int, block: int, count: int, place: Symbol) -> None:
     codes = stream.tables.codes
     head = stream.tables.packet_word(
         "CP_LOAD_STATE6_0",
         STATE_TYPE=kind,
         STATE_SRC=codes.SS6_INDIRECT,
-        STATE_BLOCK=codes.SB6_CS_TEX,
+        STATE_BLOCK=block,
         NUM_UNIT=count,
     )
     stream.packet("CP_LOAD_STATE6_FRAG", head, *halves(place))
@@ -150,12 +175,13 @@ def _align(texture: Ir3Texture) -> int:
     return ALIGN if texture.height else texture.texel
 
 
-def _words(tables: Tables, texture: Ir3Texture) -> list[int]:
-    """A descriptor whose address is 0."""
+def _words(tables: Tables, texture: Ir3Texture, *, stored: bool = False) -> list[int]:
+    """A descriptor whose address is 0. stored: of an image, which has no components put in place of
+    those that its format lacks."""
     codes, packets = tables.codes, tables.packets
     places = ("X", "Y", "Z", "W")
     swizzle = {
-        f"SWIZ_{place}": codes[f"A6XX_TEX_{place}"] if number < texture.components
+        f"SWIZ_{place}": codes[f"A6XX_TEX_{place}"] if stored or number < texture.components
         else codes["A6XX_TEX_ONE" if place == "W" else "A6XX_TEX_ZERO"]
         for number, place in enumerate(places)
     }  # fmt: skip

@@ -106,4 +106,6 @@ def _kernel(function: Function, target: TargetSpec, threads: int | None) -> Ir3K
         thread_register=binary.thread_register,
         code=binary.code,
         textures=shader.textures,
+        samplers=shader.samplers,
+        images=shader.images,
     )

@@ -12,6 +12,7 @@ adreno.scan.<op>(word)               the total of the active lanes up to this on
 adreno.mulhi(word, word)             the upper half of an unsigned product
 adreno.dot.s|u|su(word, word, sum)   four products of 8-bit numbers added to a sum: both factors
                                      signed, both unsigned, the first signed and the second unsigned
+adreno.image.load, .store, .sample   see compiler.codegen.adreno.images
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ def call(selection: Selection, one: Instruction) -> tuple[int, ...]:
     name, _, rest = _split(one.kind)
     if name in _IGNORED:
         return ()
+    if name == "adreno.image":
+        return selection.images.call(one, rest.partition(".")[0])
     if kind is None:
         raise NotSupported(f"calls of {one.kind} on Adreno", code=one.line.strip())
     if name in _NUMBERS:

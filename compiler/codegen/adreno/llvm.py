@@ -51,7 +51,8 @@ _POINTERS = {1: Type("p", 64), 3: Type("p", 32), 5: Type("v", 32)}
 class Function:
     """A kernel. blocks: in order, the first is the entry. local: offset of each local memory that
     the kernel uses. attributes: the number of its group of attributes. sizes: bytes that are known
-    to lie where a parameter points."""
+    to lie where a parameter points. images, samplers: what the attributes "adreno-image" and
+    "adreno-sampler" of parameters contain."""
 
     name: str
     parameters: list[tuple[str, Type]] = field(default_factory=list)
@@ -60,6 +61,8 @@ class Function:
     local_size: int = 0
     attributes: str = ""
     sizes: dict[str, int] = field(default_factory=dict)
+    images: dict[str, str] = field(default_factory=dict)
+    samplers: dict[str, str] = field(default_factory=dict)
 
 
 def read_module(text: str) -> list[Function]:
@@ -112,15 +115,21 @@ def _header(line: str) -> Function:
     reader = _Reader(found[2], {})
     while reader.peek():
         kind = reader.type()
-        size = 0
+        size, noted = 0, {}
         while not reader.peek().startswith("%"):
             word = reader.take()
             if word == "dereferenceable":
                 reader.expect("(")
                 size = int(reader.peek())
+            elif word in ('"adreno-image"', '"adreno-sampler"'):
+                reader.expect("=")
+                noted[word] = reader.take().strip('"')
             elif word == "(":
                 reader.until(")")
         function.sizes[reader.peek()] = size
+        for word, text in noted.items():
+            held = function.images if word == '"adreno-image"' else function.samplers
+            held[reader.peek()] = text
         function.parameters.append((reader.take(), kind))
         if reader.peek() == ",":
             reader.take()

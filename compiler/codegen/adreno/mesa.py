@@ -35,8 +35,9 @@ INSTALL = "pip install 'ugpu[adreno]'"
 # enum nir_intrinsic_index_flag (nir_intrinsics_indices.h): those that we give
 _INDICES = {
     0: "base", 1: "write_mask", 4: "range_base", 5: "range", 11: "reduction_op",
-    12: "cluster_size", 17: "access", 20: "align_mul", 21: "align_offset",
-    37: "memory_semantics", 38: "memory_modes", 39: "memory_scope", 40: "execution_scope",
+    12: "cluster_size", 14: "image_dim", 17: "access", 20: "align_mul", 21: "align_offset",
+    23: "src_type", 24: "dest_type", 37: "memory_semantics", 38: "memory_modes",
+    39: "memory_scope", 40: "execution_scope",
     52: "atomic_op", 55: "num_components", 56: "num_array_elems", 57: "bit_size", 58: "divergent",
     59: "legacy_fabs", 60: "legacy_fneg", 61: "legacy_fsat",
 }  # fmt: skip

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.codegen.adreno import calls
+from compiler.codegen.adreno.images import Images
 from compiler.codegen.adreno.llvm import Function
 from compiler.codegen.adreno.memory import Memory
 from compiler.codegen.adreno.nir import BREAK, CONTINUE, Builder, Tables
@@ -20,7 +21,7 @@ from compiler.codegen.adreno.structure import Walk
 from compiler.codegen.adreno.syntax import Instruction, Operand, Type
 from compiler.codegen.adreno.variables import Lanes, Variables
 from hcq.errors import CompileError
-from hcq.ir3object import Ir3Texture
+from hcq.ir3object import Ir3Sampler, Ir3Texture
 
 _INTEGER = {
     "add": "iadd", "sub": "isub", "mul": "imul", "udiv": "udiv", "sdiv": "idiv", "urem": "umod",
@@ -52,7 +53,8 @@ _OPPOSITE = {"uge": "olt", "ult": "oge", "ule": "ogt", "ugt": "ole"}
 class Shader:
     """A serialised shader. parameters: (name, offset in the constant file, bytes, is an address,
     kind); bytes of constants in all, and of local memory. lanes: it has to do with lanes of its
-    wave. textures: what it fetches texels of."""
+    wave. textures: what it fetches texels of. images: what it stores texels to and loads
+    them from. samplers: of its textures."""
 
     blob: bytes
     parameters: tuple[tuple[str, int, int, bool, str], ...]
@@ -60,6 +62,8 @@ class Shader:
     local_size: int
     lanes: bool
     textures: tuple[Ir3Texture, ...]
+    images: tuple[Ir3Texture, ...]
+    samplers: tuple[Ir3Sampler, ...]
 
 
 def shader_of(function: Function, tables: Tables, threads: int, wide_atomics: bool) -> Shader:
@@ -82,6 +86,7 @@ class Selection:
         self.registers: dict[str, Lanes] = {}
         self.parameters: list[tuple[str, int, int, bool, str]] = []
         self.memory = Memory(self)
+        self.images = Images(self)
         self.variables = Variables(self.build)
         self.lanes_used = False
 
@@ -96,8 +101,11 @@ class Selection:
         size = self.function.local_size
         blob = self.build.serialise(self.threads, size, 64 if self.lanes_used else 0)
         textures = tuple(self.memory.texels.textures)
+        images, samplers = tuple(self.images.images), tuple(self.images.samplers)
         parameters = tuple(self.parameters)
-        return Shader(blob, parameters, constants, size, self.lanes_used, textures)
+        return Shader(
+            blob, parameters, constants, size, self.lanes_used, textures, images, samplers
+        )
 
     def _entry(self) -> int:
         """Load parameters, declare registers; the bytes of constants."""
