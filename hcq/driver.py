@@ -261,10 +261,17 @@ class Driver(ABC):
         raise NotSupported(f"{self.name} cannot have a second holder: {self.sole_holder()}")
 
     def clean(self) -> tuple[Timeline, int] | None:
-        """Overwrite what kernels left in registers, local memory and scratch, behind all work that
-        was submitted; does not wait. Returns a timeline and the value it has afterwards; None where
-        the driver has no means to do it. The lock is held. OutOfMemory where no queue has room."""
+        """Overwrite what kernels left in registers, local memory, scratch and memory that they
+        allocated, behind all work that was submitted; waits at most for its own code's copy.
+        Returns a timeline and the value it has afterwards; None where the driver has no means to do
+        it. The lock is held. OutOfMemory where no queue has room."""
         return None
+
+    @property
+    def clean_gap(self) -> str:
+        """What the last `clean`, which has ended, did not overwrite, and why; empty if nothing.
+        Without the lock."""
+        return ""
 
     # ---- facts -------------------------------------------------------------------------------
 

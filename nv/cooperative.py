@@ -14,10 +14,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from hcq.errors import DeviceLost, UgpuError
-from hcq.memory import Placement
-from nv.rm.memory import Memory, allocate
-from nv.rm.session import Region
+from nv.rm.memory import Memory, allocate_reachable
 
 if TYPE_CHECKING:
     from nv.driver import NvDriver
@@ -43,20 +40,10 @@ class Workspaces:
         """The address of a workspace for one launch (or for a graph's, each time it runs)."""
         with self._driver.core.lock:
             if self._memory is None:
-                self._memory = self._make()
+                self._memory = allocate_reachable(self._driver.gpu, _COUNT * _SIZE)
                 self.clear()
             number, self._next = self._next, (self._next + 1) % _COUNT
             return self._memory.address + _SIZE * number
-
-    def _make(self) -> Memory:
-        """Video memory that the host reaches; else host memory."""
-        gpu, size = self._driver.gpu, _COUNT * _SIZE
-        try:
-            return allocate(gpu, size, Placement.DEVICE, Region.DEVICE, reachable=True)
-        except DeviceLost:
-            raise
-        except UgpuError:
-            return allocate(gpu, size, Placement.HOST, Region.HOST)
 
     def clear(self) -> None:
         """Start anew: a grid that was ended leaves its counter where it was. Only while no kernel

@@ -25,6 +25,7 @@ from hcq.telemetry import Sensor
 from hcq.timeline import Timeline
 from hcq.transport.node import Reopenable
 from nv import reset
+from nv.cleaner import Cleaner
 from nv.cooperative import Workspaces
 from nv.encode import Classes
 from nv.families import COPY_CLASSES, FAMILIES, Family, facts_of
@@ -83,6 +84,7 @@ class NvDriver(Driver):
         self.looks = 0  # at timelines by waiters since the last submission
         self.programs = Programs(self)
         self.workspaces = Workspaces(self)
+        self.cleaner = Cleaner(self)
         # Bytes of a thread's stack for recursion and alloca, of programs loaded from now on: as
         # much as CUDA's default (cudaLimitStackSize, CUDA C++ Programming Guide).
         self.dynamic_stack = 1024
@@ -298,6 +300,14 @@ class NvDriver(Driver):
 
     def load_program(self, image: bytes) -> Program:
         return self.programs.load(image)
+
+    def clean(self) -> tuple[Timeline, int]:
+        """See Driver and nv.cleaner."""
+        return self.cleaner.submit()
+
+    @property
+    def clean_gap(self) -> str:
+        return self.cleaner.gap
 
     # ---- queues and failures -----------------------------------------------------------------
 

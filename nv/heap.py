@@ -18,11 +18,9 @@ import re
 import struct
 from typing import TYPE_CHECKING
 
-from hcq.errors import DeviceLost, UgpuError
-from hcq.memory import Placement
+from hcq.command import Barrier, Command, Fill, Symbol
 from nv.image import Image
-from nv.rm.memory import Memory, allocate
-from nv.rm.session import Region
+from nv.rm.memory import Memory, allocate_reachable
 
 if TYPE_CHECKING:
     from nv.driver import NvDriver
@@ -31,6 +29,7 @@ STATE = "__ugpu_heap"  # variable that holds the heap's address; 0: no heap
 SIZE = 8 << 20
 _HEAD = struct.Struct("<QQ")
 _HEAD_SIZE = 1024
+_EMPTY = _HEAD.pack(_HEAD_SIZE, SIZE).ljust(_HEAD_SIZE, b"\0")
 _PLACE = (1 << 40) - 1  # bits of an offset in the word of a list
 _CHANGE = 1 << 40
 
@@ -120,21 +119,20 @@ class Heap:
             return data
         assert place.section is not None
         if self._memory is None:
-            memory = self._make()
-            memory.view[:_HEAD_SIZE] = bytes(_HEAD_SIZE)
-            _HEAD.pack_into(memory.view, 0, _HEAD_SIZE, SIZE)
+            memory = allocate_reachable(self._driver.gpu, SIZE)
+            memory.view[:_HEAD_SIZE] = _EMPTY
             self._memory = memory
         linked = bytearray(data)
         at = image.offsets[place.section] + place.value
         struct.pack_into("<Q", linked, at, self._memory.address)
         return bytes(linked)
 
-    def _make(self) -> Memory:
-        """Video memory whose beginning the host writes; else host memory."""
-        gpu = self._driver.gpu
-        try:
-            return allocate(gpu, SIZE, Placement.DEVICE, Region.DEVICE, reachable=True)
-        except DeviceLost:
-            raise
-        except UgpuError:
-            return allocate(gpu, SIZE, Placement.HOST, Region.HOST)
+    def clear(self) -> list[Command]:
+        """Commands that zero all blocks and make them free."""
+        if self._memory is None:
+            return []
+        address = self._memory.address
+        commands: list[Command] = [Fill(Symbol.constant(address), 0, SIZE), Barrier()]
+        for at, (word,) in enumerate(struct.iter_unpack("<I", _HEAD.pack(_HEAD_SIZE, SIZE))):
+            commands.append(Fill(Symbol.constant(address + 4 * at), word, 4))
+        return commands

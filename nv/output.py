@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hcq.buffer import Buffer
-from hcq.errors import DeviceLost, UgpuError
+from hcq.errors import UgpuError
 from hcq.memory import Placement, VirtAddr
 from nv.image import Image
 from nv.output_routines import ASSERT, ASSERT_SIZE, HEAD_SIZE, PRINTF_SIZE, STATE
-from nv.rm.memory import Memory, allocate
-from nv.rm.session import Region
+from nv.rm.memory import Memory, allocate_reachable
 
 if TYPE_CHECKING:
     from nv.driver import NvDriver
@@ -65,23 +64,13 @@ class Output:
             return data
         assert place.section is not None
         if self._memory is None:
-            self._memory = self._make()
+            self._memory = allocate_reachable(self._driver.gpu, SIZE)
             self.clear()
         linked = bytearray(data)
         at = image.offsets[place.section] + place.value
         struct.pack_into("<Q", linked, at, self._memory.address)
         self._texts[memory] = memory.address, bytes(linked)
         return bytes(linked)
-
-    def _make(self) -> Memory:
-        """Video memory that the host reads, where kernels count fast; else host memory."""
-        gpu = self._driver.gpu
-        try:
-            return allocate(gpu, SIZE, Placement.DEVICE, Region.DEVICE, reachable=True)
-        except DeviceLost:
-            raise
-        except UgpuError:
-            return allocate(gpu, SIZE, Placement.HOST, Region.HOST)
 
     def forget(self, memory: Memory) -> None:
         """A program was closed."""

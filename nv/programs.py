@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hcq.buffer import Buffer
-from hcq.command import Copy, Signal, Symbol
+from hcq.command import Command, Copy, Fill, Signal, Symbol
 from hcq.config import config
 from hcq.culprit import Culprit
 from hcq.errors import BadCodeObject, UgpuError
@@ -256,6 +256,13 @@ class Programs:
             raise
         if old is not None:
             old.close()
+
+    def clear_memory(self) -> list[Command]:
+        """Commands that zero local memory and what kernels have allocated."""
+        commands = self.heap.clear()
+        if self.local is not None:
+            commands.append(Fill(Symbol.constant(self.local.address), 0, self.local.size))
+        return commands
 
     def _per_tpc(self, size: int) -> int:
         gpu = self.driver.gpu

@@ -98,7 +98,7 @@ def _copy(driver: NvDriver, queue: ChannelQueue, host: Memory, device: Memory) -
 def _compute(driver: NvDriver, queues: Sequence[ChannelQueue], host: Memory) -> str:
     try:
         program = driver.programs.load(
-            _PTX, way=(queues[0], lambda queue, end: _wait(driver, queue, end))
+            _PTX, way=(queues[0], lambda queue, end: wait(driver, queue, end))
         )
     except MissingDependency as error:
         return f"not run: {error}"
@@ -130,10 +130,11 @@ def _run(driver: NvDriver, queue: ChannelQueue, commands: Sequence[Command]) -> 
         if symbol.buffer is not None:
             values[position] = int(symbol.buffer.address)
     queue.submit(encoded, values)
-    _wait(driver, queue, end)
+    wait(driver, queue, end)
 
 
-def _wait(driver: NvDriver, queue: ChannelQueue, end: int) -> None:
+def wait(driver: NvDriver, queue: ChannelQueue, end: int) -> None:
+    """Wait for a value of a queue's timeline with the lock held; raises what stopped the queue."""
     timeline = queue.timeline
     driver.clock.wait_until(
         lambda: timeline.value >= end or queue.error() is not None,

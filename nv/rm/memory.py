@@ -12,7 +12,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hcq.errors import AccessDenied, DriverRefused, OutOfMemory, UgpuError
+from hcq.errors import AccessDenied, DeviceLost, DriverRefused, OutOfMemory, UgpuError
 from hcq.memory import Placement
 from hcq.transport.node import NodeMapping
 from nv.rm.client import CONTROL_NODE
@@ -120,6 +120,17 @@ def allocate(
                 f"not enough {placement.value} memory for {size} bytes", **facts
             ) from error
         raise
+
+
+def allocate_reachable(gpu: Gpu, size: int) -> Memory:
+    """Allocate video memory that the host maps, where kernels count fast; host memory where there
+    is none. Raises as `allocate` does."""
+    try:
+        return allocate(gpu, size, Placement.DEVICE, Region.DEVICE, reachable=True)
+    except DeviceLost:
+        raise
+    except UgpuError:
+        return allocate(gpu, size, Placement.HOST, Region.HOST)
 
 
 def _allocate_object(

@@ -21,7 +21,7 @@ from nv.virtual.gpu import attach
 from nv.virtual.machine import VirtualMachine
 from tests.nv.test_nv_sandbox import Sandbox
 from tests.support import ptx_kernels
-from tests.support.nv_machine import LIMIT_S, left_behind, opened, powered, work
+from tests.support.nv_machine import left_behind, opened, powered, tenant, work
 
 SECRET = 0x5EC2E75
 FAR = 256 << 20
@@ -31,12 +31,6 @@ PEEK = """
   ld.param.u64 %a, [out]; ld.param.u64 %b, [place];
   ld.global.u32 %r, [%b]; st.global.u32 [%a], %r; ret; }
 """
-
-
-def tenant(device: NvDevice, name: str) -> Device:
-    made = Device(device.driver.open_tenant(name))
-    made.limit_s = LIMIT_S
-    return made
 
 
 @contextmanager

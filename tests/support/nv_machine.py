@@ -40,6 +40,13 @@ def opened(machine: VirtualMachine, **options: object) -> NvDevice:
     return device
 
 
+def tenant(device: NvDevice, name: str) -> Device:
+    """The GPU once more, for another holder."""
+    made = Device(device.driver.open_tenant(name))
+    made.limit_s = LIMIT_S
+    return made
+
+
 def preemptible(device: NvDevice) -> NvDevice:
     """Ask for preemption at any instruction on the compute queue, as CUDA does. Our driver does
     not: boards need a trap handler for it (docs/tasks.md, nv-preemption). Returns the device."""

@@ -11,18 +11,26 @@ import pytest
 
 from am.virtual.engines import shaders
 from am.virtual.isa.core import GfxCore
-from hcq.errors import ChipError, DeviceBusy
+from hcq.errors import ChipError, DeviceBusy, MissingDependency
+from nv import programs
+from nv.virtual import chip
+from nv.virtual.sm.multiprocessors import VirtualMultiprocessors
 from qcom.virtual import machine
 from qcom.virtual.sp.processors import Processors
-from tests.support import adreno_leaks
+from tests.support import adreno_leaks, ptx_leaks
 from tests.support.adreno import needs_mesa
 from tests.support.daemon import Running, scaled, settings_text
 from tests.support.kernels import compile_ir
 from tests.support.waiting import until
 from tools.daemon import daemon
 from tools.daemon.config import parse
+from tools.daemon.events import NOT_CLEANED, event_of
 
-NAMES = ("virtual:navi31", pytest.param("virtual:a630+msm", marks=needs_mesa))
+NAMES = (
+    "virtual:navi31",
+    "virtual:tu102",
+    pytest.param("virtual:a630+msm", marks=needs_mesa),
+)
 SECRET = 0x5EC2E75
 GROUPS, WORDS = 4, 16384
 KERNELS = """
@@ -75,6 +83,7 @@ def running(
     """One host thread runs all groups: what one leaves there, the next one finds."""
     monkeypatch.setattr(shaders, "default_core", lambda: GfxCore(1))
     monkeypatch.setattr(machine, "_ir3_processors", lambda facts: Processors(1))
+    monkeypatch.setattr(chip, "_ptx_multiprocessors", lambda facts: VirtualMultiprocessors(1))
     made = Running(parse(settings_text(tmp_path, [request.param], "")))
     yield made
     made.close()
@@ -87,6 +96,8 @@ def run(gpu: Any, name: str) -> Any:
         if name == "plant":
             return leaks.launch(gpu, leaks.plant("a630"), np.uint32(SECRET))
         return leaks.launch(gpu, leaks.find("a630"))[:2]
+    if gpu.target.name.startswith("sm_"):
+        return ptx_leaks.run(gpu, name)
     program = gpu.load(compile_ir(KERNELS, "amdgcn-amd-amdhsa", "gfx1100"))
     with gpu.alloc(4 * GROUPS * WORDS) as out:
         with gpu.queue() as queue:
@@ -176,3 +187,23 @@ def test_a_card_that_was_not_cleaned_is_cleaned_when_it_is_opened_again(running:
         owned.boot()
     with lease(running, wait_s=60) as gpu:
         assert scaled(gpu)
+
+
+@pytest.mark.parametrize("running", ["virtual:tu102"], indirect=True)
+def test_what_cannot_be_cleaned_is_an_event(
+    running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The card is leased on: a program could have been loaded without an assembler too."""
+
+    def missing(*_: object) -> bytes:
+        raise MissingDependency("no assembler of PTX is installed")
+
+    with lease(running) as gpu:
+        run(gpu, "plant")
+        monkeypatch.setattr(programs, "assemble", missing)
+    with lease(running, wait_s=60):
+        monkeypatch.undo()
+    told = [event for record in caplog.records if (event := event_of(record)) is not None]
+    (found,) = [event for event in told if event.kind is NOT_CLEANED]
+    assert found.fields["device"] == "virtual:tu102"
+    assert "no assembler of PTX is installed" in found.fields["reason"]

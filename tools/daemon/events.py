@@ -77,6 +77,10 @@ LEASE_ENDED = Kind(
     "lease.ended", "90aacb3b00ca4615a515da6d2598ad4f", _INFO,
     "ugpud ended a lease: its time was up, its card failed, or an admin ended it.",
 )  # fmt: skip
+NOT_CLEANED = Kind(
+    "card.not_cleaned", "51481ab38af74560a9f0674ec540c420", _WARNING,
+    "Kernels of the next lease can find what those of the last one left in a card's units.",
+)  # fmt: skip
 HISTORY_LOST = Kind(
     "history.lost", "bdf65497f3684fb58c965467d86e4beb", _ERROR, "History cannot be written.",
     "make room on the disk, or move the file",

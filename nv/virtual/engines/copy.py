@@ -187,8 +187,14 @@ class CopyEngine:
         space = self.channel.space
         constants = (self._value("SET_REMAP_CONST_A"), self._value("SET_REMAP_CONST_B"))
         reads = any(pick < 4 for pick in choose)
+        zeros = all(
+            pick in (_CONST_A, _CONST_B) and not constants[pick - _CONST_A] for pick in choose
+        )
         for line in range(lines):
             where = target + line * pitch_out
+            if zeros:
+                self._zero(where, count * outputs * size)
+                continue
             made = np.empty((count, outputs, size), np.uint8)
             if _NO_WRITE in choose:
                 old = space.read(where, count * outputs * size, Client.COPY)
@@ -210,6 +216,13 @@ class CopyEngine:
                     space.runs(where, made.size, FaultAccess.WRITE, Client.COPY),
                 )
             space.write(where, made.tobytes(), Client.COPY)
+
+    def _zero(self, target: int, size: int) -> None:
+        """One line of zeros."""
+        outputs = self.channel.space.runs(target, size, FaultAccess.WRITE, Client.COPY)
+        self._watch([], outputs)
+        for host, length in outputs:
+            self.channel.gpu.memory.zero(host, length)
 
     def _semaphore(self, flags: int, kind: int) -> None:
         if kind == 3:

@@ -73,6 +73,18 @@ class VideoMemory:
         """Give back what `allocate` returned."""
         self._clients.free(address)
 
+    def zero(self, host: int, size: int) -> None:
+        """Zero bytes by their address in this process, also of other memory. Whole pages of the
+        card's take none of the host's memory afterwards."""
+        start = host - self.base
+        first, end = -(-start // PAGE) * PAGE, (start + size) // PAGE * PAGE
+        if start < 0 or start + size > self.size or first >= end:
+            ctypes.memset(host, 0, size)
+            return
+        ctypes.memset(host, 0, first - start)
+        self._memory.madvise(mmap.MADV_DONTNEED, first, end - first)
+        ctypes.memset(self.base + end, 0, start + size - end)
+
     def allocate_table(self, size: int) -> int:
         """Take zeroed memory for a page table."""
         address = self._tables.allocate(size, size)

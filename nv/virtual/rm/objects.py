@@ -78,11 +78,13 @@ class Client(RmObject):
         return found
 
     def new_handle(self, asked: int) -> int:
-        """Check a handle that the caller chose, or make one for 0."""
+        """Check a handle that the caller chose, or make one for 0, never one that it has made
+        before (handleGenIdx in src/nvidia/inc/libraries/resserv/rs_client.h)."""
         if asked == 0:
             while self._next in self.objects:
                 self._next += 1
-            return self._next
+            self._next += 1
+            return self._next - 1
         require(asked != self.handle, Status.INVALID_OBJECT_HANDLE, "the client's own handle")
         require(asked not in self.objects, Status.INSERT_DUPLICATE_NAME, f"{asked:#x} is taken")
         return asked

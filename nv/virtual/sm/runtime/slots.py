@@ -13,7 +13,8 @@ _FLIGHT = -(-async_layout.SIZE // 64) * 64  # of a group
 
 
 class _Room:
-    """Zeroed bytes that grow, at a multiple of 64, and their address."""
+    """Bytes that grow, at a multiple of 64, and their address. They are zeros at first, and keep
+    their content from one launch to the next, as shared memory does on boards."""
 
     def __init__(self) -> None:
         self.content = aligned(0, 64)
@@ -23,7 +24,9 @@ class _Room:
         """Have at least so many bytes; return whether that took new ones."""
         if len(self.content) >= size:
             return False
-        self.content = aligned(size, 64)
+        content = aligned(size, 64)
+        content[: len(self.content)] = self.content
+        self.content = content
         self.address = int(self.content.ctypes.data)
         return True
 
