@@ -29,7 +29,7 @@ _MARK = 4  # bytes at the end of each half
 _ALIGN = 256  # of the data in a half, for the copy engine
 _GROUP = 240  # chunks of one submission; the number that the host tells has 8 bits
 _LOOKS = 20  # about 3 ms, where a look is a control transfer
-_LAST_LOOK_S = 0.01  # TIMEOUT: for what had its time before
+_SOON_S = 2.0  # TIMEOUT: for a chunk that follows one that is done; it takes a card 0.1 ms
 
 _Chunk: TypeAlias = tuple[int, int]  # start and size, in bytes
 _Run: TypeAlias = tuple[int, list[_Chunk]]
@@ -122,17 +122,20 @@ class BulkTransfer(Transfer):
         """Send the chunks from `number` on by one transfer: one, or one for each half."""
         granule = self.bulk.granule
         skipped = self._place(len(chunks[0])) // granule * granule
-        size = len(chunks) * self.half - skipped
-        wire = self._wire(number, chunks, skipped)
+        place, size = number % 2 * self.half + skipped, len(chunks) * self.half - skipped
+        self._await(number - 2)  # the first half is free
         try:
-            self.bulk.send(number % 2 * self.half + skipped, size, wire)
-        except UnitTimeout:  # see _await_inside: what has failed, and what to do about it
-            self._fence.wait(number + len(chunks) - 3, limit_s=_LAST_LOOK_S)
-            raise
+            self.bulk.send(place, size, self._wire(number, chunks, skipped))
+        except UnitTimeout:
+            self._await(number - 1)  # raises what has failed; else the engine was late
+            self.bulk.send(place, size, self._wire(number, chunks, skipped))  # the same bytes
 
     def _wire(self, number: int, chunks: list[memoryview], skipped: int) -> Iterator[bytearray]:
+        """The pieces of a transfer. LOCK: the transfer has the bridge until it ends, and threads
+        that wait for the bridge may have the device's lock or a window's. So nothing here looks at
+        failures; UnitTimeout where the second half is not free soon after the first."""
         for data in chunks:
-            self._await_inside(number - 2)  # its half is free
+            self._await_inside(number - 2)
             place = self._place(len(data)) - skipped
             wire = bytearray(self.half - skipped)
             wire[place : place + len(data)] = data
@@ -243,37 +246,16 @@ class BulkTransfer(Transfer):
         self._reached = number
 
     def _await_inside(self, number: int) -> None:
-        """The same in a transfer, which keeps the bridge from others until it ends. A thread with
-        the device's lock may be waiting for the bridge, so no look at failures waits for that
-        lock. UnitTimeout where the device has failed, or after its limit."""
+        """The same by the fence alone, for `_wire`."""
 
         def free() -> bool:
-            self._look()
-            if self._reached < number and self._has_failed():
-                raise UnitTimeout(f"{self._fence.name}: the device has failed")
+            if self._reached < number:
+                self._look()
             return self._reached >= number
 
-        if self._reached < number:
-            self.core.driver.clock.wait_until(
-                free,
-                unit=self._fence.name,
-                waiting_for=f"chunk {number}",
-                limit_s=self.core.limit_s,
-            )
-
-    def _has_failed(self) -> bool:
-        """Return whether the device has reported a failure; False where another thread has its
-        lock."""
-        lock = self.core.lock
-        if not lock.acquire(blocking=False):
-            return False
-        try:
-            self.core.check_failures()
-        except UgpuError:
-            return True
-        finally:
-            lock.release()
-        return False
+        unit, chunk, limit_s = self._fence.name, f"chunk {number}", min(_SOON_S, self.core.limit_s)
+        clock = self.core.driver.clock
+        clock.wait_until(free, unit=unit, waiting_for=chunk, limit_s=limit_s)
 
     def _look(self) -> None:
         self._reached = self._fence.value

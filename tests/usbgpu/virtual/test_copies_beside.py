@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+from hcq import bulk_transfer
 from hcq.bulk_transfer import BulkTransfer
 from hcq.core import Core
 from hcq.device import Device
@@ -14,6 +15,7 @@ from hcq.errors import DeviceHang, PageFault
 from tests.usbgpu.virtual.pulls import enclosed, opened
 
 LATE = 60  # looks that find the half still full: more than a copy makes without the device's lock
+TRANSFERS = 3  # of five chunks, two halves in each
 LIMIT_S = 300.0  # TIMEOUT: for threads that do not wait for each other
 
 
@@ -28,10 +30,12 @@ class Beside:
         self.buffer = device.alloc(4 * transfer.half)
         self.buffer.copy_from(np.zeros(self.buffer.size, np.uint8))  # what first use makes is there
         self.sending = False
-        self.looks = 0
+        self.looks = self.sends = 0
         self.taken = threading.Event()
         self.other = threading.Thread(target=self.take, daemon=True)
         self.send, self.read_fence = self.bulk.send, self.bulk.read_fence
+        self.transfer, self.wait = transfer, transfer._await
+        monkeypatch.setattr(transfer, "_await", self.no_more)
         monkeypatch.setattr(self.bulk, "send", self.watched)
         monkeypatch.setattr(self.bulk, "read_fence", self.late)
 
@@ -41,8 +45,14 @@ class Beside:
             self.taken.set()
             self.bulk.write_signals(0, self.bulk.read_signals(0, 4))
 
+    def no_more(self, number: int) -> None:
+        """The copy knows of this chunk alone that it is done, not of the next one."""
+        self.wait(number)
+        self.transfer._reached = min(self.transfer._reached, number)
+
     def watched(self, *args: object) -> None:
         self.sending = True
+        self.sends += 1
         try:
             self.send(*args)  # type: ignore[arg-type]
         finally:
@@ -52,7 +62,7 @@ class Beside:
         """The fence, which the engine does not raise for a while."""
         if not self.sending:
             return self.read_fence()
-        if not self.looks:
+        if not self.taken.is_set():
             self.other.start()
             assert self.taken.wait(LIMIT_S)
         self.looks += 1
@@ -76,12 +86,16 @@ class Beside:
         return errors
 
 
-def test_the_engine_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_the_engine_is_late(monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
+    """Also where a transfer is given up for it, and begins again."""
+    if again:
+        monkeypatch.setattr(bulk_transfer, "_SOON_S", 1e-9)
     with enclosed() as box, opened(box) as device:
         beside = Beside(device, monkeypatch)
         assert beside.copy() == []
         assert (beside.buffer.numpy() == 7).all()
-        assert beside.looks > LATE
+        assert beside.sends > TRANSFERS if again else beside.looks > LATE
 
 
 def test_the_engine_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,20 +103,31 @@ def test_the_engine_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
         beside = Beside(device, monkeypatch)
         beside.core.limit_s = 0.2
         monkeypatch.setattr(beside, "read_fence", lambda: 0)
-        errors = beside.copy()
-        assert [type(error) for error in errors] == [DeviceHang]
+        assert [type(error) for error in beside.copy()] == [DeviceHang]
 
 
-@pytest.mark.parametrize("held", [False, True])
-def test_the_engine_has_failed(monkeypatch: pytest.MonkeyPatch, held: bool) -> None:
-    """Its failure is what the copy raises, at once where the lock is free."""
+def test_the_engine_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its failure is what the copy raises."""
     with enclosed() as box, opened(box) as device:
         beside = Beside(device, monkeypatch)
-        beside.core.limit_s = 0.2 if held else LIMIT_S
+        beside.core.limit_s = 0.2
         fault = PageFault("planted", address=0x1000)
         monkeypatch.setattr(beside, "read_fence", lambda: 0)
         monkeypatch.setattr(beside.core.driver, "poll", lambda: fault if beside.looks else None)
-        if not held:
-            beside.other = threading.Thread(target=beside.taken.set, daemon=True)
-        errors = beside.copy()
-        assert errors == [fault]
+        assert beside.copy() == [fault]
+
+
+def test_nothing_looks_at_failures_in_a_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look takes the device's lock, and reads registers under a window's."""
+    with enclosed() as box, opened(box) as device:
+        beside = Beside(device, monkeypatch)
+        poll, inside = beside.core.driver.poll, []
+
+        def seen() -> object:
+            if beside.sending and threading.current_thread() is not beside.other:
+                inside.append(True)
+            return poll()
+
+        monkeypatch.setattr(beside.core.driver, "poll", seen)
+        assert beside.copy() == []
+        assert not inside
