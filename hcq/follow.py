@@ -76,26 +76,30 @@ class Follower:
             with self._lock:
                 if trouble is None and self._stopped:
                     trouble = Closed(f"{self.source.core.name} closes")
-                if trouble is None or isinstance(trouble, Closed):
-                    self._raise(reached)
+                trusted = trouble is None or isinstance(trouble, Closed)
+                raised = trusted and self._raise(reached)
                 if self._wanted and trouble is not None:
                     self.problem = self._explained(trouble)
-                if not self._wanted or trouble is not None:
-                    self._following = False
-                    return
-                value = self._wanted[0]
+                value = self._wanted[0] if self._wanted and trouble is None else None
+                self._following = value is not None
+            if raised:  # LOCK: it may take the target's, which who calls `follow` may have
+                self.target.core.driver.nudge()
+            if value is None:
+                return
             try:
                 self.source.core.driver.pause_until(self.source, value, PAUSE_S)
             except UgpuError:
                 continue  # the device remembers it, see _trouble
 
-    def _raise(self, reached: int) -> None:
+    def _raise(self, reached: int) -> bool:
+        """Return whether the target was raised."""
         highest = 0
         while self._wanted and self._wanted[0] <= reached:
             highest = heapq.heappop(self._wanted)
-        if highest and not self.target.core.closed:
-            self.target.reach(highest)
-            self.target.core.driver.nudge()
+        if not highest or self.target.core.closed:
+            return False
+        self.target.reach(highest)
+        return True
 
     def _trouble(self) -> UgpuError | None:
         """Why the source may never go on, or why its value is not to be trusted."""

@@ -3,6 +3,7 @@ beside another of its kind."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -15,6 +16,7 @@ from hcq.queue import QueueKind
 from hcq.timeline import Timeline
 
 Opener = Callable[[], Device]
+LIMIT_S = 300.0  # TIMEOUT: for threads that do not wait for each other
 
 
 @pytest.fixture
@@ -88,6 +90,36 @@ def test_a_queue_signals_another_device(opener: Opener, kind: QueueKind) -> None
             waiting.timeline.wait(done)
             assert gate.value == value
             gate.memory.close()
+
+
+def test_a_wait_is_submitted_while_another_one_ends(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that raises a timeline may need the device's lock, which a submission has."""
+    with opener() as device, hcq.open("cpu", threads=1) as beside:
+        gate, core, ends = gate_on(beside), device.driver.core, []
+        nudge, nudged = core.driver.nudge, threading.Event()
+
+        def locked() -> None:
+            nudged.set()
+            with core.lock:
+                nudge()
+
+        def submit() -> None:
+            with core.lock:
+                beside.queue().signal(gate, 1).submit()
+                assert nudged.wait(LIMIT_S)
+                ends.append(device.queue().wait(gate, gate.advance()).submit())
+
+        monkeypatch.setattr(core.driver, "nudge", locked)
+        device.queue().wait(gate, gate.advance()).submit()
+        thread = threading.Thread(target=submit, daemon=True)
+        thread.start()
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+        beside.queue().signal(gate, 2).submit()
+        device.queue().timeline.wait(ends[0])
+        gate.memory.close()
 
 
 def test_values_that_were_reached_long_ago(opener: Opener) -> None:
