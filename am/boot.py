@@ -216,8 +216,8 @@ def start_bus_and_hub(units: Units, stages: Stages, *, by_list: bool = False) ->
 
 def start_hubs(units: Units, hubs: Sequence[Hub], *, by_list: bool = False) -> None:
     """Set memory hubs up on our page tables. by_list: see Hub.start."""
-    place, root, dummy = units.carveout, units.memory.root_entry, units.dummy_address
-    units.gmc.start(hubs, place, root, dummy, by_list=by_list)
+    place, memory, dummy = units.carveout, units.memory, units.dummy_address
+    units.gmc.start(hubs, place, memory.root_entry, memory.end, dummy, by_list=by_list)
 
 
 def load_components(units: Units, firmware: FirmwareSet, done: int) -> None:

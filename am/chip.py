@@ -57,10 +57,12 @@ class RegisterBus:
     messages, they arrive in their order and a microsecond apart at least, and nothing is read back.
     """
 
-    def __init__(self, window: Window, *, messages: bool = False) -> None:
-        """messages: each access is one (Traits.register_messages)."""
+    def __init__(self, window: Window, *, messages: bool = False, runs: bool = True) -> None:
+        """messages: each access is one (Traits.register_messages). runs: neighbours are accessed at
+        once, and not each by messages of its own."""
         self.window = window
         self.messages = messages
+        self.runs = runs
         self._known: dict[int, int] | None = None  # values by index, inside `setting_up`
         self._aimed: int | None = None  # where the RSMU pair points, inside `setting_up`
         self._kept: dict[int, int] = {}  # values by index, see `keep`
@@ -147,7 +149,7 @@ class RegisterBus:
     def read_ahead(self, first: BoundRegister, last: BoundRegister) -> None:
         """Inside `setting_up`, read all registers from `first` to `last` at once, for the updates
         that follow. All places between them must be registers that no read changes."""
-        if self._known is None:
+        if self._known is None or not self.runs:
             return
         if self.rouse is not None and not self.rouse(None):
             return
@@ -174,7 +176,7 @@ class RegisterBus:
     def read_with(self, index: int, others: Sequence[int]) -> int:
         """Read a register by its index. Where accesses are messages, those up to the last of
         `others` are read at once, by distance behind it, and these are kept: see `keep`."""
-        if not self.messages:
+        if not (self.messages and self.runs):
             return self.read32(index)
         data = self.window.read(4 * index, 4 * (others[-1] + 1))
         words: list[int] = [word for (word,) in struct.iter_unpack("<I", data)]
@@ -290,6 +292,7 @@ class Chip:
         self.bus = RegisterBus(
             transport.window(generation.register_bar),
             messages=transport.traits.register_messages,
+            runs=transport.traits.staged is None,
         )
         self.doorbells = transport.window(generation.doorbell_bar)
         self.vram = Vram(transport.window(generation.vram_bar), self.bus, 0)

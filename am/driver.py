@@ -315,6 +315,7 @@ class AmDriver(Driver):
         if self.has_own_memory:
             self.units.gmc.flush_holder(self.seat.vmid)
         else:
+            self.units.gmc.extend(self.memory.end)
             self.units.gmc.flush_tlb((self.seat.vmid,))
         self.memory.stale = False
 

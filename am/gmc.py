@@ -69,6 +69,7 @@ class Hub:
         self._request = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_REQ")
         self._acknowledge = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_ACK")
         self._everything = {vmid: self._invalidation(vmid) for vmid in VMIDS}
+        self._end = VIRTUAL_END  # of the addresses that contexts without tables of their own have
         self._own: dict[int, int] = {}  # VMID -> entry that points to the root table of a holder
         self._pages: tuple[Carveout, int] | None = None  # of `_set_fault_pages`, for `finish`
         self._left = False  # whether the holder in QUEUE_VMID has closed its context
@@ -100,10 +101,10 @@ class Hub:
 
     @batched
     def start(
-        self, carveout: Carveout, root: int, dummy_address: int, *, by_list: bool = False
+        self, carveout: Carveout, root: int, end: int, dummy_address: int, *, by_list: bool = False
     ) -> None:
         """Set the hub up, without a fault of before. root: entry that points to the root table of
-        contexts that have none of their own;
+        contexts that have none of their own; end: where their addresses end;
         dummy_address: bus address of the host page that faulting accesses go to. In the order of
         addresses where the hub allows it: neighbours travel together behind a bridge. by_list: as
         far as VMID 0 needs it, `finish` is the rest."""
@@ -111,6 +112,7 @@ class Hub:
         # Nothing works behind the hub of the graphics core before the list.
         idle = by_list and self.prefix == "GC"
         self._pages = (carveout, dummy_address) if idle else None
+        self._end = end
         bus.read_ahead(self.vm("L2_CNTL"), self.vm("L2_PROTECTION_FAULT_CNTL2"))
         bus.read_ahead(tlb, tlb)
         self._set_contexts(root)
@@ -162,19 +164,33 @@ class Hub:
 
     def _set_contexts(self, root: int) -> None:
         """Set the tables of all contexts up, and the range of each flush. Those that stay off are
-        set up too, as the kernel does (setup_vmid_config): all are neighbours. But for the ends of
-        the last ones in MMHUB: notes are kept there (am.psp, am.rest).
+        set up too, as the kernel does (setup_vmid_config), where that costs nothing: all are
+        neighbours. But for the ends of the last ones in MMHUB: notes are kept there (am.psp,
+        am.rest).
 
         The hub walks by the distance from START: at 0 all contexts can share the tables.
         """
         for engine in range(_ENGINES):
             self.write64(f"INVALIDATE_ENG{engine}_ADDR_RANGE", 0x1F_FFFF_FFFF)
-        for vmid in range(_CONTEXTS):
+        runs = self.chip.bus.runs
+        for vmid in range(_CONTEXTS) if runs else VMIDS:
             self.write64(f"CONTEXT{vmid}_PAGE_TABLE_BASE_ADDR", self._own.get(vmid, root))
-        for vmid in range(_CONTEXTS):
+        for vmid in range(_CONTEXTS) if runs else VMIDS:
             self.write64(f"CONTEXT{vmid}_PAGE_TABLE_START_ADDR", 0)
-        for vmid in range(QUEUE_VMID + 1):
-            self.write64(f"CONTEXT{vmid}_PAGE_TABLE_END_ADDR", (VIRTUAL_END >> _PAGE_SHIFT) - 1)
+        for vmid in range(QUEUE_VMID + 1) if runs else VMIDS:
+            self.write64(f"CONTEXT{vmid}_PAGE_TABLE_END_ADDR", (self._end >> _PAGE_SHIFT) - 1)
+
+    @batched
+    def extend(self, end: int) -> None:
+        """Raise the end of the addresses of QUEUE_VMID; a flush of its TLB follows. What works in
+        VMID 0 has the addresses that were mapped when the hub was started.
+
+        UNSURE: that a hub minds a new end of a context that is on, from the next walk on. Linux
+        writes these registers as the context is switched on (gfxhub_v3_0.c, setup_vmid_config).
+        """
+        if self.on and self._end < end:
+            self.write64(f"CONTEXT{QUEUE_VMID}_PAGE_TABLE_END_ADDR", (end >> _PAGE_SHIFT) - 1)
+            self._end = end
 
     def _set_apertures(self, carveout: Carveout, dummy_address: int) -> None:
         low, high = carveout.fb_base, carveout.fb_base + carveout.size - 1
@@ -335,13 +351,14 @@ class Gmc:
         hubs: Sequence[Hub],
         carveout: Carveout,
         root: int,
+        end: int,
         dummy_address: int,
         *,
         by_list: bool = False,
     ) -> None:
         """Set hubs up, see Hub.start; all forget faults and what they remember of tables."""
         for hub in hubs:
-            hub.start(carveout, root, dummy_address, by_list=by_list)
+            hub.start(carveout, root, end, dummy_address, by_list=by_list)
         # Starting a queue flushes its VMID again; where each access is a message, one flush is
         # enough.
         self._flush(hubs, VMIDS[:1] if self.chip.bus.messages else VMIDS)
@@ -362,6 +379,11 @@ class Gmc:
         ORDER: the tables must have reached memory (HDP) before they are walked again.
         """
         self._flush(self, vmids)
+
+    def extend(self, end: int) -> None:
+        """Raise the end of the addresses of QUEUE_VMID; see Hub.extend."""
+        for hub in self:
+            hub.extend(end)
 
     def open_context(self, vmid: int, root: int) -> None:
         """Have a holder's VMID translated by tables of its own. See Hub.open_context."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +31,9 @@ LARGE_PAGE = 2 * MIB
 # mistaken for device memory, whatever VMID uses it.
 VIRTUAL_BASE = 0x2000_0000_0000
 VIRTUAL_END = 0x8000_0000_0000
+# Addresses for large pages, before those of small ones: tables that are written as far as addresses
+# are in use end in one of the last level.
+_LARGE_SPACE = 32 * MIB
 TMR_SPACE = 32 * MIB  # below the firmware's own reserve; the TOC says how much of it is used
 
 
@@ -111,8 +114,15 @@ class VramTables:
         self.heap = heap
         self.owner = owner  # of the tables' memory in the heap
         self.owned = False
+        # Where a dword takes several messages, see hcq.pagetable.TableMemory.
+        self.zeroed = chip.transport.traits.staged is None
         self.gathered: dict[int, bytes] | None = None  # content by address, see `gathering`
         self.changed: set[int] | None = None  # tables to be written later, by physical address
+
+    @property
+    def whole(self) -> bool:
+        """Return whether a table is written at the cost of an entry."""
+        return self.chip.bus.messages and self.zeroed
 
     def allocate(self, size: int) -> int:
         address = None
@@ -125,7 +135,7 @@ class VramTables:
             physical = self.carveout.physical(address)
             if self.changed is not None:
                 self.changed.add(physical)
-            elif self.owned:
+            elif self.owned and self.zeroed:
                 self.chip.vram.write(address, bytes(size))
             return physical
         except BaseException:
@@ -152,7 +162,7 @@ class VramTables:
     @contextmanager
     def gathering(self) -> Iterator[None]:
         """Where writes are messages, write whole tables at the end, those side by side at once."""
-        if not self.chip.bus.messages:
+        if not self.whole:
             yield
             return
         self.gathered = {}
@@ -174,7 +184,8 @@ class VramTables:
 @dataclass(eq=False)
 class Mapping:
     """One allocation: where it is mapped and what backs it. view: how the host reaches it, for
-    HOST placement; where the host has no memory that the chip reaches, that is VRAM."""
+    HOST placement; where the host has no memory that the chip reaches, that is VRAM. begin: where
+    in its memory a part begins."""
 
     address: VirtAddr
     size: int  # mapped bytes, whole pages
@@ -184,13 +195,19 @@ class Mapping:
     pieces: list[tuple[int, int]] = field(default_factory=list)  # VRAM offsets and sizes
     dma: DmaMemory | None = None
     shared: RemoteView | None = None
+    begin: int = 0
 
     @property
     def view(self) -> HostView:
         if self.shared is not None:
-            return self.shared[: self.size]
+            return self.shared[self.begin : self.begin + self.size]
         assert self.dma is not None
-        return self.dma.view[: self.size]
+        return self.dma.view[self.begin : self.begin + self.size]
+
+    def part(self, offset: int, size: int) -> Mapping:
+        """Return a part of it, which is not released: the whole is."""
+        address = VirtAddr(self.address + offset)
+        return replace(self, address=address, size=size, asked=size, pieces=[], begin=offset)
 
 
 class AddressSpace:
@@ -241,7 +258,7 @@ class AddressSpace:
     def together(self) -> Iterator[None]:
         """Change several mappings before the next flush of the TLBs: where each write is a message,
         tables are written once, whole, at the end. What is mapped inside is used after it."""
-        if not self.chip.bus.messages or self._table_memory.changed is not None:
+        if not self._table_memory.whole or self._table_memory.changed is not None:
             yield
             return
         changed = self._table_memory.changed = set[int]()
@@ -251,6 +268,11 @@ class AddressSpace:
             self._table_memory.changed = None
             with self._table_memory.gathering():
                 self.tables.rewrite(changed)
+
+    @property
+    def end(self) -> int:
+        """Return where the addresses end that the hubs may translate; it rises."""
+        return min(VIRTUAL_END, self.tables.reach)
 
     @property
     def used(self) -> int:
@@ -281,20 +303,24 @@ class AddressSpace:
             raise BadArgument("size must not be negative", size=size)
         asked = size
         size = max(PAGE, -(-size // PAGE) * PAGE)
-        align = max(align, LARGE_PAGE if size >= LARGE_PAGE else PAGE)
+        shared = placement is Placement.HOST and not self.chip.transport.traits.host_memory
+        if shared and LARGE_PAGE // 2 <= size < LARGE_PAGE:
+            size = LARGE_PAGE  # one entry instead of hundreds
+        large = size >= LARGE_PAGE
+        align = max(align, LARGE_PAGE if large else PAGE)
         kind = "code" if code else f"{placement.value} memory"
         flags = self.format.code_flags if code else self.format.data_flags
         mapping = Mapping(VirtAddr(0), size, placement, asked, kind)
         try:
-            mapping.address = VirtAddr(self.virtual.allocate(size + PAGE, align, mapping))
+            mapping.address = self._find_addresses(size + PAGE, align, mapping, large=large)
             if bus is not None:
                 self.stale = True
                 self.tables.map(mapping.address, [(bus, size)], flags | self.format.host_flags)
             elif placement is Placement.HOST:
-                if self.chip.transport.traits.host_memory:
-                    self._map_host(mapping, flags)
-                else:
+                if shared:
                     self._map_shared(mapping, flags)
+                else:
+                    self._map_host(mapping, flags)
             else:
                 self._map_device(mapping, align, flags)
             self.mappings[mapping.address] = mapping
@@ -305,6 +331,12 @@ class AddressSpace:
                 self.tables.clear(mapping.address, size)
                 self.release(mapping)
             raise
+
+    def _find_addresses(self, size: int, align: int, mapping: Mapping, *, large: bool) -> VirtAddr:
+        """large: for large pages."""
+        zeroed = self._table_memory.zeroed
+        least = VIRTUAL_BASE if large or zeroed else VIRTUAL_BASE + _LARGE_SPACE
+        return VirtAddr(self.virtual.allocate(size, align, mapping, least=least))
 
     def reserve(self, count: int, step: int, vram: int) -> Mapping:
         """Take addresses for `count` things, `step` bytes apart and aligned to that, with the
@@ -339,8 +371,9 @@ class AddressSpace:
 
     def _map_shared(self, mapping: Mapping, flags: int) -> None:
         """VRAM in one run that the host reaches through its window."""
+        align = LARGE_PAGE if mapping.size >= LARGE_PAGE else PAGE
         # ORDER: in one line, so that no exception comes between and leaves the memory allocated.
-        mapping.pieces.append((self.heap.allocate(mapping.size, PAGE, mapping), mapping.size))
+        mapping.pieces.append((self.heap.allocate(mapping.size, align, mapping), mapping.size))
         start = mapping.pieces[0][0]
         vram = self.chip.vram
         if start + mapping.size > vram.visible:

@@ -29,6 +29,7 @@ class OutsideMemory:
     def __init__(self, driver: AmDriver) -> None:
         self._driver = driver
         self._signals = 0  # bytes for timelines that are in use
+        self._mapped: dict[tuple[int, int], Mapping] = {}  # by bus address and size
 
     def transfer(self, bulk: BulkMemory) -> BulkTransfer:
         """Map what copies go through, for good; the copies."""
@@ -39,8 +40,12 @@ class OutsideMemory:
         )
 
     def staged(self, staged: StagedMemory) -> StagedTransfer:
-        """Map what copies go through, for good; the copies."""
-        return StagedTransfer(self._driver.core, staged, self._at(staged.address, staged.size))
+        """Return the copies, which go through the memory that the PSP has read images from."""
+        stage = self._driver.units.psp.outside
+        assert stage is not None
+        address, size = stage.mapping.address, staged.size
+        memory = Buffer(self._driver.core, address, size, Placement.HOST, handle=stage.mapping)
+        return StagedTransfer(self._driver.core, staged, memory)
 
     def timeline(self, control: Mapping, start: int) -> Buffer:
         """Memory for a queue's timeline: at `start` of its control page, or where the host reads it
@@ -69,10 +74,12 @@ class OutsideMemory:
         return Buffer(self._driver.core, memory.address, SIZE, Placement.HOST, view)
 
     def _at(self, address: int, size: int) -> Buffer:
-        """Memory outside the chip, by its bus address; mapped by whole pages."""
+        """Memory outside the chip, by its bus address; mapped by whole pages, once."""
         start = address % PAGE
-        mapping = self._driver.memory.allocate(start + size, Placement.HOST, bus=address - start)
-        whole = Buffer(
-            self._driver.core, mapping.address, start + size, Placement.HOST, handle=mapping
-        )
-        return whole[start:]
+        pages = address - start, -(-(start + size) // PAGE) * PAGE
+        mapping = self._mapped.get(pages)
+        if mapping is None:
+            mapping = self._driver.memory.allocate(pages[1], Placement.HOST, bus=pages[0])
+            self._mapped[pages] = mapping
+        whole = Buffer(self._driver.core, mapping.address, pages[1], Placement.HOST, handle=mapping)
+        return whole[start : start + size]

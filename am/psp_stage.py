@@ -20,6 +20,7 @@ class OutsideStage:
     """
 
     def __init__(self, staged: StagedMemory, mapping: Mapping) -> None:
+        self.mapping = mapping
         self.address = int(mapping.address)
         self._staged = staged
 

@@ -89,9 +89,10 @@ class RingQueue(HardwareQueue):
         self.name = name
         self.kind = kind
         self.doorbell = doorbell  # dword index
-        self.ring = driver.map(RING_SIZE, Placement.HOST)
-        self.control = driver.map(CONTROL_SIZE, Placement.HOST)
-        self.arena = driver.map(ARENA_SIZE, Placement.HOST)
+        memory = driver.map(ARENA_SIZE + RING_SIZE + CONTROL_SIZE, Placement.HOST)
+        self.arena = memory.part(0, ARENA_SIZE)
+        self.ring = memory.part(ARENA_SIZE, RING_SIZE)
+        self.control = memory.part(ARENA_SIZE + RING_SIZE, CONTROL_SIZE)
         arena = self.arena.view
         self._words: NDArray[np.uint32] | None = None  # where they are this process's memory
         if isinstance(arena, memoryview):
@@ -99,8 +100,8 @@ class RingQueue(HardwareQueue):
         self._arena_view = arena
         self._ring_view = self.ring.view
         self._control_view = self.control.view
-        memory = driver.outside.timeline(self.control, _TIMELINE)
-        self.timeline = Timeline(driver.core, memory, f"{driver.name} {name}")
+        timeline = driver.outside.timeline(self.control, _TIMELINE)
+        self.timeline = Timeline(driver.core, timeline, f"{driver.name} {name}")
         self._pending: deque[Submission] = deque()
         self._unused: HostImage | None = None  # made for a submission that did not take place
         self._ahead = RingAhead(SLOTS)

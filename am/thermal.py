@@ -24,8 +24,7 @@ from hcq.errors import FirmwareError, FirmwareRejected, LinkError, OverTemperatu
 log = logging.getLogger(__name__)
 
 _TABLE = "TABLE_COMBO_PPTABLE"
-_LIMIT_PLACE = 29
-_SHUTDOWN = struct.Struct(f"<{_LIMIT_PLACE}xH")  # software_shutdown_temp, in the packed table
+_LIMIT_PLACE = 29  # of software_shutdown_temp, 16 bits, in the packed table
 _OFFSET = struct.Struct("<h")  # SkuTable.FanAbnormalTempLimitOffset
 _FAN = "SkuTable.FanAbnormalTempLimitOffset"
 _PPTABLE = 832  # where PPTable_t begins, behind reserved words and limits for overclocking
@@ -66,14 +65,13 @@ class Thermal:
         if not self._exists():
             log.info("no registers of the thermal controller: over-temperature is not reported")
             return
-        sku = self._offset_place()
         try:
-            table = self.smu.table(_TABLE, -(-(sku + _OFFSET.size) // 4) * 4)
+            self.smu.tell("TransferTableSmu2Dram", self.smu.table_number(_TABLE))
         except FirmwareRejected as error:
             log.warning("over-temperature is not reported: %s", error)
             return
-        (limit,), (offset,) = _SHUTDOWN.unpack_from(table), _OFFSET.unpack_from(table, sku)
-        self._take(limit, offset)
+        read = self.chip.vram.read
+        self._take_words([int.from_bytes(read(place, 4), "little") for place in self.places()])
         self.switch_on()
 
     def _exists(self) -> bool:
@@ -114,13 +112,16 @@ class Thermal:
         except FirmwareRejected as error:
             log.warning("over-temperature is not reported: %s", error)
             return
+        self._take_words(words)
+
+    # ---- the limit -----------------------------------------------------------------------------
+
+    def _take_words(self, words: Sequence[int]) -> None:
         limit, offset = (word.to_bytes(4, "little") for word in words)
         self._take(
             int.from_bytes(limit[_LIMIT_PLACE & 3 :][:2], "little"),
             *_OFFSET.unpack_from(offset, self._offset_place() & 3),
         )
-
-    # ---- the limit -----------------------------------------------------------------------------
 
     def _take(self, limit: int, offset: int) -> None:
         if not _LEAST <= limit <= _MOST:

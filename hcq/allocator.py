@@ -28,10 +28,11 @@ class RangeAllocator:
         self._free = [(base, base + size)] if size else []
         self._taken: dict[int, tuple[int, object]] = {}  # size and owner by address
 
-    def allocate(self, size: int, align: int = 1, owner: object = None) -> int:
+    def allocate(self, size: int, align: int = 1, owner: object = None, *, least: int = 0) -> int:
         """Take `size` (rounded up to the granule) at a multiple of `align`, a power of two.
 
-        Returns the address; OutOfMemory when no free range fits. owner: see `free`.
+        Returns the address, `least` at the lowest; OutOfMemory when no free range fits. owner: see
+        `free`.
         """
         if size <= 0:
             raise BadArgument("size must be positive", size=size)
@@ -40,7 +41,7 @@ class RangeAllocator:
         need = -(-size // self.granule) * self.granule
         align = max(align, self.granule)
         for index, (start, end) in enumerate(self._free):
-            address = -(-start // align) * align
+            address = -(-max(start, least) // align) * align
             if address + need <= end:
                 try:
                     self._take(index, address, need, owner)

@@ -51,10 +51,17 @@ class PageFormat(Protocol):
 
 
 class TableMemory(Protocol):
-    """Where tables live. Physical addresses are whatever the format's entries hold."""
+    """Where tables live. Physical addresses are whatever the format's entries hold.
+
+    zeroed: whether `allocate` returns zeroed memory. Else a table is written as far as addresses
+    were ever mapped, and the device must translate none from `PageTable.reach` on: where an entry
+    is expensive to write, whole tables would be most of what is written.
+    """
+
+    zeroed: bool
 
     def allocate(self, size: int) -> int:
-        """Zeroed memory for a table, naturally aligned. OutOfMemory when used up."""
+        """Memory for a table, naturally aligned. OutOfMemory when used up."""
         ...
 
     def free(self, physical: int) -> None: ...
@@ -72,11 +79,14 @@ class Translation:
 
 
 class _Table:
-    """One table: its shadow, and its child tables by index. used: entries that are not zero."""
+    """One table: its shadow, and its child tables by index. base: the address that its first entry
+    covers. used: entries that are not zero. valid: entries, from the first on, that memory has."""
 
-    def __init__(self, level: int, physical: int, entries: int) -> None:
+    def __init__(self, level: int, base: int, physical: int, entries: int, valid: int) -> None:
         self.level = level
+        self.base = base
         self.physical = physical
+        self.valid = valid
         self.shadow = np.zeros(entries, np.uint64)
         self.children: dict[int, _Table] = {}
         self.used = 0
@@ -89,7 +99,8 @@ class _Table:
 
 
 class PageTable:
-    """One address space. `root` is the physical address of its root table.
+    """One address space. `root` is the physical address of its root table; `reach` is where the
+    addresses end that the device may translate.
 
     Not thread-safe. After `map` and `unmap` the caller makes the device forget what it cached,
     before it uses the addresses or maps anything else: tables that `unmap` emptied are freed at
@@ -102,8 +113,10 @@ class PageTable:
         self.page_shift = page_format.levels[-1].shift
         self.size = 1 << (page_format.levels[0].shift + page_format.levels[0].bits)
         self.tables = 0
+        self.reach = self.size if memory.zeroed else 0
         self._linked: list[_Table] = []  # tables with new pointers that `map` has yet to write
-        self._root = self._new_table(0)
+        self._short: list[_Table] = []  # tables that memory has a part of
+        self._root = self._new_table(0, 0)
         self.root = self._root.physical
 
     def map(
@@ -127,6 +140,7 @@ class PageTable:
                 raise BadArgument("the range is already mapped", va=va, size=total)
         try:
             self._map_runs(va, runs, flags)
+            self._extend(va + total)
             self._flush_links()
         except BaseException:
             self.clear(va, total)
@@ -153,7 +167,7 @@ class PageTable:
         for table, low, high, _ in list(self._spans(va, size)):
             if table.shadow[low:high].any():
                 table.shadow[low:high] = 0
-                self.memory.write(table.physical + 8 * low, table.shadow[low:high])
+                self._store(table, low, high)
             table.count()
         self._prune(self._root, va, size, 0)
         self._flush_links()
@@ -187,7 +201,7 @@ class PageTable:
             pending.extend(table.children.values())
         for table in reversed(found):
             if only is None or table.physical in only:
-                self.memory.write(table.physical, table.shadow)
+                self._store(table, 0, table.valid)
 
     def close(self) -> None:
         """Free all tables, the root too."""
@@ -311,8 +325,27 @@ class PageTable:
             part = entries[done : done + count]
             table.shadow[low : low + count] = part
             table.count()
-            self.memory.write(table.physical + 8 * low, part)
+            self._store(table, low, low + count)
             done += count
+
+    def _store(self, table: _Table, low: int, high: int) -> None:
+        """Write entries to memory, except for those that `_extend` has yet to write."""
+        high = min(high, table.valid)
+        if low < high:
+            self.memory.write(table.physical + 8 * low, table.shadow[low:high])
+
+    def _extend(self, end: int) -> None:
+        """Write tables as far as addresses below `end` need them, below before above."""
+        end = max(end, self.reach)
+        for table in sorted(self._short, key=lambda table: -table.level):
+            span = 1 << self.format.levels[table.level].shift
+            needed = min(len(table.shadow), max(0, -((table.base - end) // span)))
+            if table.valid < needed:
+                new = table.shadow[table.valid : needed]
+                self.memory.write(table.physical + 8 * table.valid, new)
+                table.valid = needed
+        self._short = [table for table in self._short if table.valid < len(table.shadow)]
+        self.reach = end
 
     def _descend(self, va: int, level: int) -> _Table:
         """The table of `level` that covers `va`, made where it is missing."""
@@ -322,7 +355,9 @@ class PageTable:
             index = (va >> shape.shift) & ((1 << shape.bits) - 1)
             child = table.children.get(index)
             if child is None:
-                child = table.children[index] = self._new_table(table.level + 1)
+                child = table.children[index] = self._new_table(
+                    table.level + 1, table.base + (index << shape.shift)
+                )
                 table.shadow[index] = self.format.table(table.level, child.physical)
                 table.count()
                 if table.linked is None:
@@ -336,8 +371,7 @@ class PageTable:
         """Write new pointers to tables, below before above: a table is reached when it is whole."""
         for table in sorted(self._linked, key=lambda table: -table.level):
             if table.linked is not None:
-                low, high = table.linked
-                self.memory.write(table.physical + 8 * low, table.shadow[low:high])
+                self._store(table, *table.linked)
                 table.linked = None
         self._linked.clear()
 
@@ -375,15 +409,17 @@ class PageTable:
             del table.children[index]
             table.shadow[index] = 0
             table.count()
-            self.memory.write(table.physical + 8 * index, table.shadow[index : index + 1])
+            self._store(table, index, index + 1)
             self._free(child)
 
-    def _new_table(self, level: int) -> _Table:
+    def _new_table(self, level: int, base: int) -> _Table:
         entries = 1 << self.format.levels[level].bits
         physical = 0
         try:
             physical = self.memory.allocate(8 * entries)
-            table = _Table(level, physical, entries)
+            table = _Table(level, base, physical, entries, entries if self.memory.zeroed else 0)
+            if not self.memory.zeroed:
+                self._short.append(table)
             self.tables += 1
             return table
         except BaseException:
@@ -396,5 +432,6 @@ class PageTable:
             self._free(child)
         table.children.clear()
         table.linked = None
+        self._short = [other for other in self._short if other is not table]
         self.memory.free(table.physical)
         self.tables -= 1

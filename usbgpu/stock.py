@@ -163,8 +163,10 @@ class StockBridge:
                     *_, state, answer = (next(answers) for _ in one)
                     if state[0] & (_DONE | _ERROR) != _DONE:
                         done = self.request(kind, places[len(parts)])
+                        self._hold(b"")
                         parts.append(done.value.to_bytes(4, "little"))
                         break  # those behind it may have been sent too early
+                    self._hold(answer)
                     done = _completion(answer)
                     parts.append(done.value.to_bytes(4, "little"))
         return b"".join(parts) if done.status is Status.OK else None
@@ -191,8 +193,7 @@ class StockBridge:
         if kind & _HAS_DATA:
             commands += self._set(_DATA, value.to_bytes(4, "big"))
         if not kind.posted:
-            for register in range(_DATA, _DATA + 4):  # a completion may write it
-                self._held.pop(register, None)
+            self._hold(b"")  # a completion may write it
         return [*commands, *_write(_STATE, _CLEAR), *_write(_GO, _GO_NOW)]
 
     def _set(self, address: int, data: bytes) -> list[Command]:
@@ -204,6 +205,12 @@ class StockBridge:
                 self._held[register] = byte
         return commands
 
+    def _hold(self, data: bytes) -> None:
+        """Note what was read of the data register; it is unknown where nothing was."""
+        for register in range(_DATA, _DATA + 4):
+            self._held.pop(register, None)
+        self._held |= dict(enumerate(data[:4], _DATA))
+
     def _completed(self, state: int, answer: bytes) -> Completion | None:
         """Wait for the last request and return its outcome; None where it was not sent."""
         end = self._now() + _COMPLETION_LIMIT_S
@@ -212,7 +219,10 @@ class StockBridge:
                 return Completion(Status.TIMEOUT)
             found, answer = self._run(_LOOK)
             state = found[0]
-        return None if state & _ERROR else _completion(answer)
+        if state & _ERROR:
+            return None
+        self._hold(answer)
+        return _completion(answer)
 
     # ---- SRAM --------------------------------------------------------------------------------
 

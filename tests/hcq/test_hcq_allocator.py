@@ -20,6 +20,15 @@ steps = st.lists(
 )
 
 
+def test_the_lowest_address_that_is_wanted() -> None:
+    allocator = RangeAllocator(0x1000, 0x8000, 0x1000)
+    assert allocator.allocate(0x1000, least=0x3000) == 0x3000
+    assert allocator.allocate(0x1000, 0x2000, least=0x3000) == 0x4000
+    assert [allocator.allocate(0x1000) for _ in range(3)] == [0x1000, 0x2000, 0x5000]
+    with pytest.raises(OutOfMemory):
+        allocator.allocate(0x1000, least=0x9000)
+
+
 @given(steps, st.sampled_from([1, 16, 256]), st.sampled_from([0, 0x1000, 0x7000]))
 def test_ranges_never_overlap_and_all_come_back(
     operations: list[tuple[str, int, int]], granule: int, base: int

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from hcq.errors import BadArgument, OutOfMemory
 from hcq.pagetable import Level, PageTable
-from tests.support.pageformat import PlainMemory, ThreeLevels
+from tests.support.pageformat import VALID, PlainMemory, ThreeLevels
 
 PAGE = 4096
 MB = 1 << 20
@@ -31,10 +33,12 @@ segments = st.lists(
 operations = st.lists(st.tuples(st.integers(0, 4 * 512), segments, st.booleans()), max_size=8)
 
 
-@given(operations)
+@given(operations, st.booleans())
 @settings(max_examples=50, deadline=None)
-def test_every_page_translates_as_in_the_model(steps: list[tuple[int, list, bool]]) -> None:
-    pages, memory, page_format = table()
+def test_every_page_translates_as_in_the_model(
+    steps: list[tuple[int, list, bool]], zeroed: bool
+) -> None:
+    pages, memory, page_format = table(zeroed=zeroed)
     model: dict[int, int] = {}
     mapped: list[tuple[int, int]] = []
     for first, parts, then_unmap in steps:
@@ -72,7 +76,8 @@ def check(
     model: dict[int, int],
     page: int,
 ) -> None:
-    walked = memory.walk(pages.root, page_format, page * PAGE + 5)
+    va = page * PAGE + 5
+    walked = memory.walk(pages.root, page_format, va) if va < pages.reach else None
     looked_up = pages.lookup(page * PAGE + 5)
     if page not in model:
         assert walked is None and looked_up is None
@@ -116,6 +121,47 @@ def test_a_run_takes_few_writes() -> None:
     pages, memory, _ = table()
     pages.map(0, [(PAGE, 64 * MB)], 0)  # misaligned: pages only
     assert memory.writes <= 64 * MB // (2 * MB) + 3
+
+
+def test_tables_are_written_as_far_as_addresses_were_mapped() -> None:
+    """Nothing beyond, and nothing twice; another table below the reach is written whole."""
+    pages, memory, page_format = table(zeroed=False)
+    assert pages.reach == memory.written == 0
+    pages.map(PAGE, [(5 * PAGE, 2 * PAGE)], 0)
+    assert pages.reach == 3 * PAGE and memory.written == 1 + 1 + 3 + 2
+    before = memory.written
+    pages.map(4 * PAGE, [(0, PAGE)], 0)
+    assert pages.reach == 5 * PAGE and memory.written == before + 2
+    pages.map(6 * MB, [(0, 2 * MB)], 0)
+    assert memory.written == before + 2 + 507 + 3
+    before = memory.written
+    pages.map(3 * MB, [(0, PAGE)], 0)
+    assert pages.reach == 8 * MB and memory.written == before + 512 + 1
+    assert memory.walk(pages.root, page_format, 5 * MB) is None
+    pages.rewrite()
+    assert memory.walk(pages.root, page_format, 2 * PAGE) == (6 * PAGE, 6 * PAGE | VALID)
+
+
+def test_an_error_while_tables_are_extended_maps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for failing in range(1, 4):
+        pages, memory, page_format = table(zeroed=False)
+        write, left = memory.write, failing
+
+        def fail(physical: int, entries: np.ndarray, write: Any = write) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+            write(physical, entries)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "write", fail)
+            with pytest.raises(KeyboardInterrupt):
+                pages.map(PAGE, [(5 * PAGE, PAGE)], 0)
+        assert pages.reach == 0 and len(memory.tables) == 1
+        pages.map(3 * PAGE, [(0, PAGE)], 0)
+        assert memory.walk(pages.root, page_format, PAGE) is None
+        assert memory.walk(pages.root, page_format, 3 * PAGE) == (0, VALID)
 
 
 def test_running_out_of_table_memory_maps_nothing() -> None:

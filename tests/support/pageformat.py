@@ -36,20 +36,24 @@ class ThreeLevels:
 
 @dataclass
 class PlainMemory:
-    """Tables at addresses of our choosing; checks every access. writes counts calls of `write`."""
+    """Tables at addresses of our choosing; checks every access. writes counts calls of `write`,
+    written entries. Where memory is not zeroed, each entry of a new table leads nowhere."""
 
     limit: int = 1 << 30
     tables: dict[int, NDArray[np.uint64]] = field(default_factory=dict)
     freed: list[int] = field(default_factory=list)
     next_address: int = 0x10_0000
     writes: int = 0
+    written: int = 0
+    zeroed: bool = True
 
     def allocate(self, size: int) -> int:
         if len(self.tables) >= self.limit:
             raise OutOfMemory("no more tables")
         address = self.next_address
         self.next_address += max(4096, size)
-        self.tables[address] = np.zeros(size // 8, np.uint64)
+        content = 0 if self.zeroed else ADDRESS | TABLE | VALID
+        self.tables[address] = np.full(size // 8, content, np.uint64)
         return address
 
     def free(self, physical: int) -> None:
@@ -58,6 +62,7 @@ class PlainMemory:
 
     def write(self, physical: int, entries: NDArray[np.uint64]) -> None:
         self.writes += 1
+        self.written += len(entries)
         base = physical & ~0xFFF
         start = (physical - base) // 8
         table = self.tables[base]

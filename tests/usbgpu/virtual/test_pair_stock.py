@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from hcq.buffer import Buffer
 from hcq.device import Device
 from hcq.errors import (
     BadArgument,
@@ -15,9 +16,12 @@ from hcq.errors import (
     LinkDown,
     NotSupported,
     OutOfMemory,
+    PageFault,
     TransferTimeout,
 )
+from hcq.memory import Placement, VirtAddr
 from hcq.transport.base import ResetKind
+from tests.support.kernels import contract_object
 from tests.usbgpu.virtual.pulls import check, drawn, enclosed, opened, work
 from usbgpu.firmwares import open_bridge
 from usbgpu.transport import UsbTransport
@@ -25,6 +29,8 @@ from usbgpu.usb import Speed
 from usbgpu.virtual.attach import plug_in
 from usbgpu.virtual.enclosure import Enclosure
 
+BOOT = 29_880  # transfers of a cold boot
+POLLS = 600  # that a busy host adds
 PULLS = 12  # tests.usbgpu.virtual.pulls makes more
 
 
@@ -34,10 +40,34 @@ def pair() -> Iterator[tuple[Enclosure, Device]]:
         yield box, device
 
 
+def test_transfers_of_a_cold_boot() -> None:
+    with enclosed(firmware="uas") as box, opened(box):
+        assert BOOT - 1500 <= box.meter.transfers <= BOOT + POLLS
+
+
 def test_it_computes(pair: tuple[Enclosure, Device]) -> None:
     box, device = pair
     facts = device.info()
     assert facts["bridge_firmware"] == "USB 3.2 PCIe TinyEnclosure (0100)"
+    work(device)
+    assert box.objections == []
+
+
+@pytest.mark.parametrize("beyond", [-(1 << 24), 1 << 16])
+def test_an_address_that_nothing_maps_faults(pair: tuple[Enclosure, Device], beyond: int) -> None:
+    """Below the end of what the hubs translate, between small pages and large ones, and above,
+    where tables are not written."""
+    box, device = pair
+    core, end = device.driver.core, device.driver.memory.end
+    with device.load(contract_object(device.target)) as program, device.alloc(4096) as buffer:
+        wild = Buffer(core, VirtAddr(end + beyond), 4096, Placement.DEVICE)
+        device.queue().launch(
+            program["add"], grid=(1,), block=(64,), args=(wild, buffer, buffer, np.uint32(64))
+        ).submit()
+        with pytest.raises(PageFault) as caught:
+            device.synchronize()
+    assert caught.value.facts["address"] == end + beyond
+    device.reset()
     work(device)
     assert box.objections == []
 
