@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,7 @@ class Range:
     size: int
     kind: str = "loop"
 
-    @property
-    def low(self) -> int:
-        return 0
+    low: ClassVar[int] = 0
 
     @property
     def high(self) -> int:
@@ -36,6 +35,9 @@ class Range:
     @property
     def key(self) -> str:
         return self.name
+
+    def __hash__(self) -> int:  # of the name alone, which seldom has two sizes
+        return hash(self.name)
 
     def index(self) -> Index:
         """The Index that is just this variable."""
@@ -138,8 +140,13 @@ class Index:
     def __init__(self, terms: Terms, constant: int) -> None:
         self.terms = terms
         self.constant = constant
-        self.low = constant + sum(min(c * a.low, c * a.high) for a, c in terms)
-        self.high = constant + sum(max(c * a.low, c * a.high) for a, c in terms)
+        low = high = constant
+        for atom, factor in terms:
+            if factor > 0:
+                low, high = low + factor * atom.low, high + factor * atom.high
+            else:
+                low, high = low + factor * atom.high, high + factor * atom.low
+        self.low, self.high = low, high
         self._hash = hash((terms, constant))
         self._text: str | None = None
 
@@ -170,7 +177,8 @@ class Index:
     ) -> Index:
         """The same expression over `leaf(range)` for each range; opaque atoms are rebuilt, or
         replaced by `opaque(atom)`."""
-        total = constant(self.constant)
+        pairs: list[tuple[Atom, int]] = []
+        offset = self.constant
         for atom, factor in self.terms:
             if isinstance(atom, Range):
                 part = leaf(atom)
@@ -180,8 +188,9 @@ class Index:
                 part = atom.value.rebuild(leaf, opaque) // atom.divisor
             else:
                 part = atom.value.rebuild(leaf, opaque) % atom.divisor
-            total = total + part * factor
-        return total
+            pairs += [(inner, times * factor) for inner, times in part.terms]
+            offset += part.constant * factor
+        return _total(pairs, offset)
 
     def evaluate(self, values: Mapping[str, int]) -> int:
         """Its value where each range, by name, and opaque atom, by key, has the given value."""

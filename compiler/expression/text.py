@@ -58,11 +58,10 @@ def access_text(access: Load, lanes: int) -> str:
 
 def operation_text(node: Value, sources: list[str]) -> str:
     """One operation on sources that are text already."""
-    kind = type_text(node.dtype, node.lanes)
     if node.op == "const":
-        return f"{node.arg!r}:{kind}"
+        return f"{node.arg!r}:{type_text(node.dtype, node.lanes)}"
     if node.op == "index":
-        return f"[{node.arg}]:{kind}"
+        return f"[{node.arg}]:{type_text(node.dtype, node.lanes)}"
     if node.op == "load":
         return access_text(node.arg, node.lanes)
     if node.op == "matrices":
@@ -77,6 +76,7 @@ def operation_text(node: Value, sources: list[str]) -> str:
         over = ", ".join(f"{r.name} in {r.size}" for r in node.arg[1])
         return f"{node.arg[0]}[{over}]({sources[0]})"
     if node.op in ("cast", "bitcast", "broadcast", "pack"):
+        kind = type_text(node.dtype, node.lanes)
         return f"{node.op}:{kind}({', '.join(sources)})"
     if node.op == "extract":
         return f"{sources[0]}.{node.arg}"

@@ -144,7 +144,7 @@ def value(
 ) -> Value:
     """The one Value with this structure."""
     shown = repr(arg) if op == "const" else arg  # 0.0 and -0.0 and False are equal, but not alike
-    key = (op, dtype, lanes, tuple(id(s) for s in sources), shown)
+    key = (op, dtype, lanes, tuple(map(id, sources)), shown)
     found = _interned.get(key)
     if found is None:
         found = Value()
@@ -193,17 +193,19 @@ def binary(op: str, left: Value, right: Value) -> Value:
 def walk(root: Value) -> Iterator[Value]:
     """Every value below `root`, sources first, each once."""
     seen: set[int] = set()
-    stack: list[tuple[Value, bool]] = [(root, False)]
+    stack: list[Value | None] = [root]  # None is above one whose sources have been yielded
     while stack:
-        node, ready = stack.pop()
-        if ready:
+        node = stack.pop()
+        if node is None:
+            node = stack.pop()
+            assert node is not None
             yield node
-            continue
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        stack.append((node, True))
-        stack.extend((source, False) for source in reversed(node.sources))
+        elif id(node) not in seen:
+            seen.add(id(node))
+            if node.sources:
+                stack += (node, None, *reversed(node.sources))
+            else:
+                yield node
 
 
 def unseen(root: Value, seen: set[int]) -> Iterator[Value]:

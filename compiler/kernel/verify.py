@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from compiler.dtype import bfloat16, bool_, float16, float32, int8, int32, uint8, uint32, uint64
 from compiler.expression.algebra import Index, Range, Validity
 from compiler.expression.lookup import Lookup, atoms
-from compiler.expression.value import OPS, Load, Memory, Value, walk
+from compiler.expression.value import OPS, Load, Memory, Value, unseen, walk
 from compiler.kernel.ir import (
     TILE_BYTES,
     TILE_ROWS,
@@ -74,13 +74,14 @@ class _Checker:
     def __init__(self, kernel: Kernel, memories: frozenset[Memory]) -> None:
         self.kernel = kernel
         self.memories = memories
+        # Values, by identity, that hold here: statements share them, and what a body binds is bound
+        # in the bodies inside it, too.
+        self.seen: set[int] = set()
 
     def statements(self, body: Iterable[Statement], bound: dict[str, int], together: int) -> None:
         for statement in body:
             if isinstance(statement, Store):
-                self.store(statement, bound)
-                if any(node.op in WHOLE_WAVES for node in walk(statement.value)):
-                    _require(together >= GROUPS, "this is for whole waves", self.kernel.name)
+                self.store(statement, bound, together)
             elif isinstance(statement, Barrier):
                 rule = "a barrier is reached by all threads or none"
                 _require(together == EVERY, rule, self.kernel.name)
@@ -107,9 +108,8 @@ class _Checker:
                 self.bulk(statement, bound)
             elif isinstance(statement, If):
                 self.conditions(statement.conditions, bound)
-                self.statements(
-                    statement.body, bound, min(together, self.together(statement.conditions))
-                )
+                inside = min(together, self.together(statement.conditions))
+                self.nested(statement.body, bound, inside, fresh=inside != together)
             else:
                 self.loop(statement, bound, together)
 
@@ -131,13 +131,25 @@ class _Checker:
         variable = loop.range
         _require(variable.kind == "loop", "a loop counts a loop range", variable)
         _require(variable.name not in bound, "a loop's range is bound once", variable)
+        divided = False
         if loop.bound is not None:
             self.index(loop.bound, bound)
-            if any(r.kind == "thread" for r in loop.bound.ranges()):
+            divided = any(r.kind == "thread" for r in loop.bound.ranges())
+            if divided:
                 together = SOME
-        self.statements(loop.body, {**bound, variable.name: variable.size}, together)
+        inside = {**bound, variable.name: variable.size}
+        self.nested(loop.body, inside, together, fresh=divided)
 
-    def store(self, store: Store, bound: dict[str, int]) -> None:
+    def nested(
+        self, body: Iterable[Statement], bound: dict[str, int], together: int, *, fresh: bool
+    ) -> None:
+        """Check a body. fresh: other threads run it, so that no value is known to hold."""
+        before = self.seen
+        self.seen = set() if fresh else set(before)
+        self.statements(body, bound, together)
+        self.seen = before
+
+    def store(self, store: Store, bound: dict[str, int], together: int) -> None:
         memory = store.memory
         _require(memory in self.memories, "a store names a memory of the kernel", memory)
         _require(store.value.dtype is memory.dtype, "a store has its memory's type", store)
@@ -147,8 +159,10 @@ class _Checker:
             memory,
         )
         self.access(memory, store.index, store.value.lanes, bound)
-        for node in walk(store.value):
+        for node in unseen(store.value, self.seen):
             self.value(node, bound)
+            if node.op in WHOLE_WAVES:
+                _require(together >= GROUPS, "this is for whole waves", self.kernel.name)
 
     def tile(self, step: TileStep, bound: dict[str, int]) -> None:
         tiles = (step.tile, *(step.factors if step.operation == "multiply" else ()))
