@@ -61,6 +61,9 @@ def call(selection: Selection, one: Instruction) -> tuple[int, ...]:
     """The result of a call, by lane."""
     build, kind = selection.build, one.type
     name, _, rest = _split(one.kind)
+    plain = _PLAIN.get(name)
+    if plain is not None and kind is not None:
+        return selection.each(plain, kind.bits, one)
     if name in _IGNORED:
         return ()
     if name == "adreno.image":
@@ -71,9 +74,6 @@ def call(selection: Selection, one: Instruction) -> tuple[int, ...]:
         vector = build.intrinsic(_NUMBERS[name], (), 3, 32)
         return (build.alu("mov", 32, vector, channel="xyz".index(rest or "x")),)
     given = [selection.lanes(operand) for operand in one.operands]
-    plain = _PLAIN.get(name)
-    if plain is not None:
-        return tuple([build.alu(plain, kind.bits, *each) for each in zip(*given, strict=True)])
     if name in _WAVE:
         selection.lanes_used = True
         return tuple(

@@ -92,6 +92,7 @@ class Builder:
         self._loops: list[_Loop] = []
         self._constants: dict[tuple[int, int], int] = {}
         self._headers: dict[tuple[str, int, int, int, bool], tuple[int, Callable[..., bytes]]] = {}
+        self._intrinsics: dict[tuple[object, ...], tuple[int, tuple[int, ...], bool]] = {}
         self._begin()
 
     def _number(self) -> int:
@@ -153,7 +154,11 @@ class Builder:
         block = self._block
         block.data += known[1](known[0], 0, *sources)
         block.count += 1
-        return self._number()
+        number = self._next
+        if number >= _MOST_OBJECTS:
+            return self._number()  # which refuses it
+        self._next = number + 1
+        return number
 
     def channels(self, vector: int, lanes: int, bits: int) -> tuple[int, ...]:
         """The components of a definition of so many."""
@@ -171,17 +176,28 @@ class Builder:
     ) -> int:
         """An intrinsic; indices not named are 0. Returns the definition, or 0 where there is
         none."""
+        key = name, lanes, bits, *indices.items()
+        known = self._intrinsics.get(key)
+        if known is None:
+            known = self._intrinsics[key] = self._intrinsic(name, lanes, bits, indices)
+        header, values, defines = known
+        words = [header, *[source << 2 for source in sources], *values]
+        self._put(_WORDS[len(words)].pack(*words))
+        return self._number() if defines else 0
+
+    def _intrinsic(
+        self, name: str, lanes: int, bits: int, indices: dict[str, int]
+    ) -> tuple[int, tuple[int, ...], bool]:
+        """An intrinsic's header, its indices, and whether it defines a value."""
         known = self.tables.intrinsics[name]
-        values = [indices.pop(index, 0) for index in known.indices] if known.indices else []
-        assert not indices, (name, indices)
+        assert indices.keys() <= set(known.indices), (name, indices)
+        values = tuple(indices.get(index, 0) for index in known.indices)
         header = _INTRINSIC | known.number << 4
         if values:
             header |= 3 << 14  # 32 bits each
         if known.defines:
             header |= _defined(lanes, bits) << 24
-        words = [header, *[source << 2 for source in sources], *values]
-        self._put(_WORDS[len(words)].pack(*words))
-        return self._number() if known.defines else 0
+        return header, values, known.defines
 
     def texture(
         self, operation: int, texture: int, at: int, lanes: int, bits: int, sampler: int = 0

@@ -10,6 +10,7 @@ four together again. A phi and a variable are NIR registers, which Mesa turns in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from compiler.codegen.adreno import calls
@@ -18,7 +19,7 @@ from compiler.codegen.adreno.llvm import Function
 from compiler.codegen.adreno.memory import Memory
 from compiler.codegen.adreno.nir import BREAK, CONTINUE, Builder, Tables
 from compiler.codegen.adreno.structure import Walk
-from compiler.codegen.adreno.syntax import Instruction, Operand, Type
+from compiler.codegen.adreno.syntax import Instruction, Operand
 from compiler.codegen.adreno.variables import Lanes, Variables
 from hcq.errors import CompileError
 from hcq.ir3object import Ir3Sampler, Ir3Texture
@@ -143,16 +144,9 @@ class Selection:
 
     def run(self, block: str) -> None:
         for one in self.function.blocks[block]:
-            if one.operation == "phi":
-                assert one.type is not None
-                registers = self.registers[one.result]
-                self.values[one.result] = self.variables.loaded(registers, one.type.bits)
-            elif one.operation not in ("br", "ret", "unreachable", "fence", "alloca"):
-                found = self._instruction(one)
-                if found:
-                    self.values[one.result] = found
-            elif one.operation == "fence":
-                self.memory.fence(False)
+            found = _OPERATIONS[one.operation](self, one)
+            if found:
+                self.values[one.result] = found
 
     def edge(self, source: str, target: str) -> None:
         for one in self.function.blocks[target]:
@@ -198,32 +192,16 @@ class Selection:
     def each(self, name: str, bits: int, one: Instruction, exact: bool = True) -> Lanes:
         """An operation on each lane of all operands."""
         given = [self.lanes(operand) for operand in one.operands]
-        if len(given[0]) == 1:
-            return (self.build.alu(name, bits, *[lane for (lane,) in given], exact=exact),)
-        return tuple(
-            self.build.alu(name, bits, *sources, exact=exact)
-            for sources in zip(*given, strict=True)
-        )
+        alu = self.build.alu
+        return tuple([alu(name, bits, *each, exact=exact) for each in zip(*given, strict=True)])
 
-    def _instruction(self, one: Instruction) -> Lanes:
-        operation, kind = one.operation, one.type
-        name = _FLOAT.get(operation)
-        if name is not None:
-            assert kind is not None
-            return self.each(name, kind.bits, one, exact=not one.loose)
-        if operation in _INTEGER:
-            assert kind is not None
-            return self._integer(one, kind)
-        if operation in _CONVERT:
-            assert kind is not None
-            return self._convert(one, kind)
-        if operation in ("icmp", "fcmp"):
-            return self._compare(one)
-        found: Lanes = getattr(self, f"_{operation}")(one)
-        return found
+    def _float(self, one: Instruction) -> Lanes:
+        assert one.type is not None
+        return self.each(_FLOAT[one.operation], one.type.bits, one, exact=not one.loose)
 
-    def _integer(self, one: Instruction, kind: Type) -> Lanes:
-        name = _INTEGER[one.operation]
+    def _integer(self, one: Instruction) -> Lanes:
+        name, kind = _INTEGER[one.operation], one.type
+        assert kind is not None
         if name not in ("ishl", "ushr", "ishr"):
             if kind.bits == 1:  # arithmetic modulo two
                 name = {"iadd": "ixor", "isub": "ixor", "imul": "iand"}.get(name, name)
@@ -240,7 +218,9 @@ class Selection:
         """An unsigned integer of another width."""
         return value if old == new else self.build.alu(f"u2u{new}", new, value)
 
-    def _convert(self, one: Instruction, kind: Type) -> Lanes:
+    def _convert(self, one: Instruction) -> Lanes:
+        kind = one.type
+        assert kind is not None
         old, bits = one.operands[0].type, kind.bits
         name = _CONVERT[one.operation]
         if old.bits == bits and name == "u2u":
@@ -369,3 +349,34 @@ class Selection:
             self.memory.fence(True)
             return ()
         return calls.call(self, one)
+
+    # ---- what has no value ---------------------------------------------------------------------
+
+    def _phi(self, one: Instruction) -> Lanes:
+        assert one.type is not None
+        return self.variables.loaded(self.registers[one.result], one.type.bits)
+
+    def _fence(self, one: Instruction) -> Lanes:
+        self.memory.fence(False)
+        return ()
+
+    def _elsewhere(self, one: Instruction) -> Lanes:
+        """What ends a block, and variables, of which the walk and the entry have taken note."""
+        return ()
+
+
+_OPERATIONS: dict[str, Callable[[Selection, Instruction], Lanes]] = {
+    **dict.fromkeys(_FLOAT, Selection._float),
+    **dict.fromkeys(_INTEGER, Selection._integer),
+    **dict.fromkeys(_CONVERT, Selection._convert),
+    **dict.fromkeys(("icmp", "fcmp"), Selection._compare),
+    **dict.fromkeys(("br", "ret", "unreachable", "alloca"), Selection._elsewhere),
+    **{
+        name.removeprefix("_"): getattr(Selection, name)
+        for name in (
+            "_phi", "_fence", "_select", "_fneg", "_freeze", "_bitcast", "_extractelement",
+            "_insertelement", "_shufflevector", "_getelementptr", "_load", "_store", "_atomicrmw",
+            "_cmpxchg", "_extractvalue", "_call",
+        )
+    },
+}  # fmt: skip
