@@ -77,6 +77,19 @@ def test_a_dispatch_needs_the_state_of_its_own_submission() -> None:
         assert [entry.cause.name for entry in machine.log] == ["HANG"]
 
 
+@pytest.mark.parametrize(("kind", "place"), [("TEX_CONST", 9), ("TEX_SAMP", 17), ("IBO", 22)])
+def test_a_dispatch_of_bindless_descriptors_needs_no_table(kind: str, place: int) -> None:
+    """turnip counts them in SP_CS_CONFIG (bits from 9, 17 and 22 on) and says in bits 0 to 2 that
+    they are in descriptor sets."""
+    for bindless in (False, True):
+        with machine_of() as machine:
+            config = 1 << 8 | 1 << place | 7 * bindless
+            words = pkt4(0xA9BB, config) + pkt4(0xB987, 1 << 8)
+            Client(machine).run(words + pkt7(EXEC_CS, 0, 1, 1, 1))
+            needed = any(f"SP_CS_{kind}" in text for text in machine.violations)
+            assert needed is not bindless, machine.violations
+
+
 def test_gpu_read_only_memory() -> None:
     with machine_of() as machine:
         client = Client(machine)

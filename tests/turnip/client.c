@@ -89,10 +89,11 @@ static VkPipeline compile(const char *path, VkPipelineLayout of) {
 }
 
 static VkDescriptorSet allocate_set(VkDescriptorSetLayout of) {
-  VkDescriptorPoolSize sizes[2] = {{VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 3},
-                                   {VK_DESCRIPTOR_TYPE_COMBINED_IMAGE_SAMPLER, 1}};
+  VkDescriptorPoolSize sizes[3] = {{VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 3},
+                                   {VK_DESCRIPTOR_TYPE_COMBINED_IMAGE_SAMPLER, 1},
+                                   {VK_DESCRIPTOR_TYPE_STORAGE_IMAGE, 1}};
   VkDescriptorPoolCreateInfo pools = {VK_STRUCTURE_TYPE_DESCRIPTOR_POOL_CREATE_INFO, .maxSets = 1,
-                                      .poolSizeCount = 2, .pPoolSizes = sizes};
+                                      .poolSizeCount = 3, .pPoolSizes = sizes};
   VkDescriptorPool descriptors;
   TRY(vkCreateDescriptorPool(device, &pools, 0, &descriptors));
   VkDescriptorSetAllocateInfo wanted = {VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO,
@@ -204,13 +205,16 @@ static void timelines(void) {
   expect_scaled("timeline semaphores", 256, 7);
 }
 
-// A linear image that the host has written, fetched and filtered.
-static void images(const char *shader) {
-  enum { SIDE = 16 };
+enum { SIDE = 16 };
+static const VkImageSubresourceRange all = {VK_IMAGE_ASPECT_COLOR_BIT, 0, 1, 0, 1};
+
+// A linear image, its view, and the host's bytes of its first row.
+static VkImage linear(VkFormat format, VkImageUsageFlags usage, VkImageView *view, char **bytes,
+                      size_t *pitch) {
   VkImageCreateInfo info = {VK_STRUCTURE_TYPE_IMAGE_CREATE_INFO, .imageType = VK_IMAGE_TYPE_2D,
-      .format = VK_FORMAT_R32_SFLOAT, .extent = {SIDE, SIDE, 1}, .mipLevels = 1,
+      .format = format, .extent = {SIDE, SIDE, 1}, .mipLevels = 1,
       .arrayLayers = 1, .samples = 1, .tiling = VK_IMAGE_TILING_LINEAR,
-      .usage = VK_IMAGE_USAGE_SAMPLED_BIT, .initialLayout = VK_IMAGE_LAYOUT_PREINITIALIZED};
+      .usage = usage, .initialLayout = VK_IMAGE_LAYOUT_PREINITIALIZED};
   VkImage image;
   TRY(vkCreateImage(device, &info, 0, &image));
   VkMemoryRequirements need;
@@ -218,30 +222,50 @@ static void images(const char *shader) {
   VkMemoryAllocateInfo wanted = {VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO,
                                  .allocationSize = need.size};
   VkDeviceMemory made;
-  char *bytes;
   TRY(vkAllocateMemory(device, &wanted, 0, &made));
   TRY(vkBindImageMemory(device, image, made, 0));
-  TRY(vkMapMemory(device, made, 0, VK_WHOLE_SIZE, 0, (void **)&bytes));
+  TRY(vkMapMemory(device, made, 0, VK_WHOLE_SIZE, 0, (void **)bytes));
   VkImageSubresource part = {VK_IMAGE_ASPECT_COLOR_BIT};
   VkSubresourceLayout rows;
   vkGetImageSubresourceLayout(device, image, &part, &rows);
-  for (int i = 0; i < SIDE * SIDE; i++)
-    *(float *)(bytes + rows.offset + i / SIDE * rows.rowPitch + i % SIDE * 4) = i / SIDE * 100 + i % SIDE;
-  VkImageSubresourceRange all = {VK_IMAGE_ASPECT_COLOR_BIT, 0, 1, 0, 1};
+  *bytes += rows.offset, *pitch = rows.rowPitch;
   VkImageViewCreateInfo seen = {VK_STRUCTURE_TYPE_IMAGE_VIEW_CREATE_INFO, .image = image,
       .viewType = VK_IMAGE_VIEW_TYPE_2D, .format = info.format, .subresourceRange = all};
-  VkImageView view;
-  TRY(vkCreateImageView(device, &seen, 0, &view));
+  TRY(vkCreateImageView(device, &seen, 0, view));
+  return image;
+}
+
+static VkImageMemoryBarrier turned(VkImage image) {
+  return (VkImageMemoryBarrier){VK_STRUCTURE_TYPE_IMAGE_MEMORY_BARRIER,
+      .srcAccessMask = VK_ACCESS_HOST_WRITE_BIT,
+      .dstAccessMask = VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_SHADER_WRITE_BIT,
+      .oldLayout = VK_IMAGE_LAYOUT_PREINITIALIZED, .newLayout = VK_IMAGE_LAYOUT_GENERAL,
+      .srcQueueFamilyIndex = VK_QUEUE_FAMILY_IGNORED,
+      .dstQueueFamilyIndex = VK_QUEUE_FAMILY_IGNORED, .image = image, .subresourceRange = all};
+}
+
+// Linear images that the host has written: one fetched and filtered, one loaded and stored to.
+static void images(const char *shader) {
+  VkImageView view, other;
+  char *bytes, *texels;
+  size_t pitch, line;
+  VkImage image = linear(VK_FORMAT_R32_SFLOAT, VK_IMAGE_USAGE_SAMPLED_BIT, &view, &bytes, &pitch);
+  VkImage picture = linear(VK_FORMAT_R8G8B8A8_UNORM, VK_IMAGE_USAGE_STORAGE_BIT, &other, &texels, &line);
+  for (int i = 0; i < SIDE * SIDE; i++) {
+    *(float *)(bytes + i / SIDE * pitch + i % SIDE * 4) = i / SIDE * 100 + i % SIDE;
+    *(unsigned *)(texels + i / SIDE * line + i % SIDE * 4) = i | (255 - i) << 8;
+  }
   VkSamplerAddressMode edge = VK_SAMPLER_ADDRESS_MODE_CLAMP_TO_EDGE;
   VkSamplerCreateInfo filter = {VK_STRUCTURE_TYPE_SAMPLER_CREATE_INFO, .magFilter = VK_FILTER_LINEAR,
       .minFilter = VK_FILTER_LINEAR, .addressModeU = edge, .addressModeV = edge, .addressModeW = edge};
   VkSampler sampler;
   TRY(vkCreateSampler(device, &filter, 0, &sampler));
-  VkDescriptorSetLayoutBinding places[2] = {
+  VkDescriptorSetLayoutBinding places[3] = {
       {0, VK_DESCRIPTOR_TYPE_COMBINED_IMAGE_SAMPLER, 1, VK_SHADER_STAGE_COMPUTE_BIT},
-      {1, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 1, VK_SHADER_STAGE_COMPUTE_BIT}};
+      {1, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 1, VK_SHADER_STAGE_COMPUTE_BIT},
+      {2, VK_DESCRIPTOR_TYPE_STORAGE_IMAGE, 1, VK_SHADER_STAGE_COMPUTE_BIT}};
   VkDescriptorSetLayoutCreateInfo sets = {VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO,
-                                          .bindingCount = 2, .pBindings = places};
+                                          .bindingCount = 3, .pBindings = places};
   VkDescriptorSetLayout set_layout;
   TRY(vkCreateDescriptorSetLayout(device, &sets, 0, &set_layout));
   VkPipelineLayoutCreateInfo layouts = {VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO,
@@ -251,22 +275,21 @@ static void images(const char *shader) {
   VkPipeline reading = compile(shader, own);
   VkDescriptorSet bound = allocate_set(set_layout);
   VkDescriptorImageInfo texture = {sampler, view, VK_IMAGE_LAYOUT_GENERAL};
+  VkDescriptorImageInfo changed = {0, other, VK_IMAGE_LAYOUT_GENERAL};
   VkDescriptorBufferInfo out = {buffers[2], 0, VK_WHOLE_SIZE};
-  VkWriteDescriptorSet writes[2] = {
+  VkWriteDescriptorSet writes[3] = {
       {VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET, .dstSet = bound, .descriptorCount = 1,
        .descriptorType = places[0].descriptorType, .pImageInfo = &texture},
       {VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET, .dstSet = bound, .dstBinding = 1, .descriptorCount = 1,
-       .descriptorType = places[1].descriptorType, .pBufferInfo = &out}};
-  vkUpdateDescriptorSets(device, 2, writes, 0, 0);
+       .descriptorType = places[1].descriptorType, .pBufferInfo = &out},
+      {VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET, .dstSet = bound, .dstBinding = 2, .descriptorCount = 1,
+       .descriptorType = places[2].descriptorType, .pImageInfo = &changed}};
+  vkUpdateDescriptorSets(device, 3, writes, 0, 0);
   reset();
   VkCommandBuffer commands = begin();
-  VkImageMemoryBarrier turn = {VK_STRUCTURE_TYPE_IMAGE_MEMORY_BARRIER,
-      .srcAccessMask = VK_ACCESS_HOST_WRITE_BIT, .dstAccessMask = VK_ACCESS_SHADER_READ_BIT,
-      .oldLayout = VK_IMAGE_LAYOUT_PREINITIALIZED, .newLayout = VK_IMAGE_LAYOUT_GENERAL,
-      .srcQueueFamilyIndex = VK_QUEUE_FAMILY_IGNORED,
-      .dstQueueFamilyIndex = VK_QUEUE_FAMILY_IGNORED, .image = image, .subresourceRange = all};
+  VkImageMemoryBarrier turns[2] = {turned(image), turned(picture)};
   vkCmdPipelineBarrier(commands, VK_PIPELINE_STAGE_HOST_BIT, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, 0,
-                       0, 0, 0, 0, 1, &turn);
+                       0, 0, 0, 0, 2, turns);
   vkCmdBindPipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE, reading);
   vkCmdBindDescriptorSets(commands, VK_PIPELINE_BIND_POINT_COMPUTE, own, 0, 1, &bound, 0, 0);
   vkCmdDispatch(commands, SIDE * SIDE / 64, 1, 1);
@@ -276,6 +299,12 @@ static void images(const char *shader) {
     float want = 2 * row + x + beside;
     if (c[i] < want - 0.01f || c[i] > want + 0.01f) {
       printf("wrong: image: c[%d] = %g, expected %g\n", i, c[i], want);
+      return;
+    }
+    unsigned texel = *(unsigned *)(texels + i / SIDE * line + i % SIDE * 4);
+    unsigned stored = (255 - i) | i << 8 | (i % SIDE) << 16 | 255u << 24;
+    if (texel != stored) {
+      printf("wrong: stored image: texel %d = %08x, expected %08x\n", i, texel, stored);
       return;
     }
   }

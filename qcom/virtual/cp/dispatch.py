@@ -130,9 +130,9 @@ def decode(cp: CommandProcessor, groups: tuple[int, int, int], at: int) -> Dispa
         constant_limit=4 * constant_limit,
         shared_constants=shared is not None and bool(shared.ENABLE),
         ubos=cp.compute.ubos,
-        uavs=_table(cp, "SP_CS_IBO", config.NIBO),
-        textures=_table(cp, "SP_CS_TEX_CONST", config.NTEX),
-        samplers=_table(cp, "SP_CS_TEX_SAMP", config.NSAMP),
+        uavs=_table(cp, "SP_CS_IBO", config.NIBO, config.BINDLESS_IBO),
+        textures=_table(cp, "SP_CS_TEX_CONST", config.NTEX, config.BINDLESS_TEX),
+        samplers=_table(cp, "SP_CS_TEX_SAMP", config.NSAMP, config.BINDLESS_SAMP),
         border_colours=_border(cp),
         bindless=_bindless(cp),
         local_size=local,
@@ -162,8 +162,12 @@ def _check_range(
             )
 
 
-def _table(cp: CommandProcessor, name: str, count: int) -> Table:
-    return Table(cp.registers.pair(name, _USER), count) if count else Table()
+def _table(cp: CommandProcessor, name: str, count: int, bindless: int) -> Table:
+    """Descriptors outside of sets. turnip counts those in sets too, and then writes no address: an
+    instruction that names one outside of sets finds none."""
+    if not count or (bindless and cp.registers.optional(f"{name}_LO") is None):
+        return Table()
+    return Table(cp.registers.pair(name, _USER), count)
 
 
 def _border(cp: CommandProcessor) -> int:
