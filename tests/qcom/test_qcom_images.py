@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -314,3 +316,10 @@ def test_an_object_keeps_images() -> None:
             device.load(pack_ir3([replace(kernel, images=kernel.images * 33)]))
         with pytest.raises(BadCodeObject, match="image of two dimensions is malformed"):
             device.load(pack_ir3([replace(kernel, images=(replace(kernel.images[0], height=0),))]))
+
+
+def test_the_example_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).parents[2] / "docs" / "adreno.md"
+    (text,) = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    exec(compile(text, "adreno.md", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out == "True\n"
