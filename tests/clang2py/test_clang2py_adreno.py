@@ -10,6 +10,8 @@ from hcq.errors import UsageError
 
 pytest.importorskip("clang.cindex", reason="libclang is not installed (pip install libclang)")
 
+from hcq.fields import Field, Register
+from tools.clang2py.adreno import regen
 from tools.clang2py.adreno.rnn import Database, RnnError
 from tools.clang2py.adreno.sources import mesa_tree
 
@@ -93,3 +95,17 @@ def test_a_name_of_two_places_stops_the_generator(database: Database) -> None:
 def test_a_tree_without_the_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a usable tree of Mesa"):
         mesa_tree(tmp_path / "cache", tmp_path)
+
+
+def test_registers_that_a_release_places_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+    field = Field("A", 0, 4)
+    registers = [Register("X_LO", 4, 0, [field]), Register("Y", 5, 0)]
+    monkeypatch.setattr(regen, "MOVED", {(7, "X_LO"): 8})
+    assert [repr(one) for one in regen.corrected(registers, 7)] == ["X_LO 0x8 0 A:0:4", "Y 0x5 0"]
+    assert [one.offset for one in regen.corrected(registers, 6)] == [4, 5]
+    monkeypatch.setattr(regen, "MOVED", {(7, "X_LO"): 4})
+    with pytest.raises(RnnError, match="X_LO is at 0x4"):
+        regen.corrected(registers, 7)
+    monkeypatch.setattr(regen, "MOVED", {(7, "Z"): 4})
+    with pytest.raises(RnnError, match="missing"):
+        regen.corrected(registers, 7)

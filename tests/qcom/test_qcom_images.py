@@ -244,7 +244,7 @@ def test_a_launch_checks_where_an_image_lies(device: Device) -> None:
 def test_a_descriptor_and_its_packets_by_hand(generation: int) -> None:
     """As a6xx.xml and adreno_pm4.xml have them: format 0x30 (8_8_8_8_UNORM), swizzle x y z w, pitch
     at bit 7, type 1 (2D) at bit 29; CP_LOAD_STATE6 with type 3 (IBO) at bit 14, source 2 (indirect)
-    at 16, block 13 (compute) at 18, one unit; SP_CS_IBO is 0xa9f2."""
+    at 16, block 13 (compute) at 18, one unit; SP_CS_IBO is 0xa9f2, from generation 7 on 0xa9f8."""
     tables = Tables.of(generation)
     picture = Ir3Texture(0, "unorm", 8, 4, 640, 480, 2560)
     swizzle = 0 << 4 | 1 << 7 | 2 << 10 | 3 << 13
@@ -261,7 +261,7 @@ def test_a_descriptor_and_its_packets_by_hand(generation: int) -> None:
     load, base = stream.words[:4], stream.words[4:]
     assert load[0] >> 28 == 7 and load[0] >> 16 & 0x7F == 0x34  # CP_LOAD_STATE6_FRAG
     assert load[1] == 3 << 14 | 2 << 16 | 13 << 18 | 1 << 22
-    assert base[0] >> 28 == 4 and base[0] >> 8 & 0x3FFFF == 0xA9F2
+    assert base[0] >> 28 == 4 and base[0] >> 8 & 0x3FFFF == (0xA9F2 if generation == 6 else 0xA9F8)
     shared = Stream(tables)
     dispatch.program(
         shared, chips.facts(chip), dispatch.Prepared(kernel, 0, dispatch.NO_PRIVATE_MEMORY)

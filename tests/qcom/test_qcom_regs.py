@@ -22,6 +22,19 @@ def test_registers_of_both_generations() -> None:
     assert constants("a6xx").SP_CS_PVT_MEM_PARAM__MEMSIZEPERITEM__SHR == 9
 
 
+def test_registers_have_a_place_of_their_own() -> None:
+    """Except those with two names. The images of compute are beside the descriptor sets, of which
+    generation 7 has more."""
+    aliases = {"HLSQ_CONTEXT_SWITCH_GFX_PREEMPTION_SAFE_MODE", "RBBM_CGC_P2S_STATUS"}
+    for name in ("a6xx", "a7xx"):
+        registers = load(name)
+        places = [registers[each].offset for each in registers if each not in aliases]
+        assert len(set(places)) == len(places), name
+    assert load("a6xx").SP_CS_IBO_LO.offset == 0xA9F2
+    assert load("a7xx").SP_CS_IBO_LO.offset == 0xA9F8
+    assert load("a7xx").SP_CS_BINDLESS_BASE_7_DESCRIPTOR_HI.offset == 0xA9F7
+
+
 def test_packets() -> None:
     for name in ("a6xx", "a7xx"):
         codes = constants(name)

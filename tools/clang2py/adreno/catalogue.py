@@ -47,6 +47,10 @@ FOLDERS = (XML, "src/freedreno/vulkan")
 #: generation -> the table's stem
 GENERATIONS = {6: "a6xx", 7: "a7xx"}
 REGISTERS = "A6XX"
+#: Registers that the release places wrongly: generation and name -> offset in dwords. From
+#: generation 7 on, 0xa9f2 is SP_CS_BINDLESS_BASE 5; later releases have SP_CS_UAV_BASE, as they
+#: call it, at 0xa9f8 there (a6xx.xml).
+MOVED = {(7, "SP_CS_IBO_LO"): 0xA9F8, (7, "SP_CS_IBO_HI"): 0xA9F9}
 DESCRIPTORS = ("A6XX_TEX_SAMP", "A6XX_TEX_CONST", "A6XX_UBO")
 #: packets but those of drawing, of binning and of older generations
 PACKETS = re.compile(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hcq.fields import Register
@@ -21,6 +21,7 @@ from .catalogue import (
     LEFT_OUT,
     LEFT_OUT_ENUMERATIONS,
     LICENCE,
+    MOVED,
     PACKETS,
     REGISTERS,
 )
@@ -53,10 +54,27 @@ def _numbers(
     return constant_text(found, {})
 
 
+def corrected(registers: Sequence[Register], generation: int) -> list[Register]:
+    """Move the registers that the release places wrongly; RnnError where one is right already."""
+    wanted = {name: offset for (number, name), offset in MOVED.items() if number == generation}
+    found = []
+    for one in registers:
+        offset = wanted.pop(one.name, None)
+        if offset == one.offset:
+            raise RnnError(f"{one.name} is at {offset:#x}, to which it was to be moved")
+        if offset is not None:
+            one = Register(one.name, offset, one.segment, one.fields.values())
+        found.append(one)
+    if wanted:
+        raise RnnError(f"registers to be moved are missing: {sorted(wanted)}")
+    return found
+
+
 def generation_tables(database: Database, generation: int, top: dict[str, str]) -> Outputs:
     """The tables of one generation; `top` holds the headings."""
     stem = GENERATIONS[generation]
     registers, shifts = database.registers(REGISTERS, generation, keep=_chosen)
+    registers = corrected(registers, generation)
     packets: list[Register] = []
     for domain in database.domains:
         if PACKETS.match(domain) or domain in DESCRIPTORS:
