@@ -249,6 +249,12 @@ class Driver(ABC):
         one's, as a clause for an error; empty where `open_tenant` can. Without the lock."""
         return "its driver has one address space for all work"
 
+    @property
+    def opens_elsewhere(self) -> bool:
+        """Return whether another process can open the same device beside this one, with memory that
+        kernels of this one do not reach. Without the lock."""
+        return False
+
     def open_tenant(self, name: str) -> Driver:
         """Open the same device for another holder: a driver with queues, memory, an address space
         and failures of its own. Its kernels reach no memory of this driver's or of other tenants',

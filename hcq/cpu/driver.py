@@ -290,6 +290,10 @@ class CpuDriver(Driver):
     def sole_holder(self) -> str:
         return "kernels of the cpu device run in its process and reach all of that process's memory"
 
+    @property
+    def opens_elsewhere(self) -> bool:
+        return True
+
     def shutdown(self) -> None:
         self._stop()
 

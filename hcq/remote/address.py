@@ -20,12 +20,14 @@ CONNECT_LIMIT_S = 10.0
 @dataclass(frozen=True)
 class Address:
     """path: a UNIX socket; otherwise host and port. authority: a file with the certificate that the
-    server's is checked against; default: the system's."""
+    server's is checked against; default: the system's. made: a socket that is connected, for one
+    connection, which closes it; `path` is what errors call it."""
 
     path: str = ""
     host: str = ""
     port: int = PORT
     authority: str = ""
+    made: socket.socket | None = None
 
     def __str__(self) -> str:
         return self.path or f"tls://{self.host}:{self.port}"
@@ -62,6 +64,8 @@ def parse(text: str | None, authority: str = "") -> Address:
 def connect(address: Address) -> socket.socket:
     """Return a connected socket. DeviceNotFound where nothing listens, AccessDenied where the
     system refuses, TransportError for a certificate that is not to be trusted."""
+    if address.made is not None:
+        return address.made
     if address.path:
         return _local(address.path)
     if address.authority and not os.access(address.authority, os.R_OK):

@@ -13,9 +13,11 @@ _DEPTH = 3
 
 
 def to_wire(error: UgpuError) -> list[object]:
-    """Return the arguments of an "error" message."""
+    """Return the arguments of an "error" message: of a class of its module's own, the next one
+    above that all have."""
     facts = {name: _plain(value) for name, value in error.facts.items()}
-    return [type(error).__name__, error.message[:_TEXT], facts]
+    kind = next(each for each in type(error).__mro__ if hasattr(errors, each.__name__))
+    return [kind.__name__, error.message[:_TEXT], facts]
 
 
 def from_wire(kind: str, message: str, facts: dict[str, Any]) -> UgpuError:

@@ -28,7 +28,6 @@ from hcq.errors import (
     DeviceHang,
     DeviceLost,
     DeviceNotFound,
-    NotSupported,
     OutOfMemory,
     TransportError,
     UgpuError,
@@ -214,7 +213,6 @@ def test_an_admin_ends_the_lease_of_another(running: Running) -> None:
     [
         ({"device": "gfx9*"}, DeviceNotFound, "no device matches 'gfx9\\*'"),
         ({"memory": "900T"}, DeviceNotFound, "bytes of memory"),
-        ({"kind": "shared"}, NotSupported, "reach all of that process"),
         ({"kind": "observer"}, BadArgument, "has no queues"),
         ({"token": "ugpu_wrong"}, AccessDenied, "does not know this token"),
     ],

@@ -43,7 +43,7 @@ def running(
 ) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("s")
     text = settings_text(folder, [request.param]) + 'memory = "1G"\nshares = 2\n'
-    made = Running(parse(text + '[[device]]\nname = "cpu"\n'))
+    made = Running(parse(text))
     yield made
     made.close()
 
@@ -138,15 +138,19 @@ def test_freed_memory_reads_as_zeros_to_the_next_holder(running: Running) -> Non
             assert not one.alloc(size).numpy().any()
 
 
-def test_a_device_that_cannot_be_shared_says_why(running: Running) -> None:
-    before = running.daemon.devices()
-    with pytest.raises(NotSupported, match=r"cpu cannot be leased as 'shared': kernels of the cpu"):
-        running.lease("cpu", kind="shared")
-    assert running.daemon.devices() == before
-    with pytest.raises(
-        BadArgument, match="kind must be 'shared' with shared=True, got kind='observer'"
-    ):
-        hcq.lease("cpu", kind="observer", shared=True, daemon=running.socket)
+def test_a_device_that_cannot_be_shared_says_why(tmp_path: Path) -> None:
+    made = Running(parse(settings_text(tmp_path, ["virtual:a750"])))
+    try:
+        before = made.daemon.devices()
+        with pytest.raises(NotSupported, match=r"a750 cannot be leased as 'shared': its kernel"):
+            made.lease(kind="shared")
+        assert made.daemon.devices() == before
+        with pytest.raises(
+            BadArgument, match="kind must be 'shared' with shared=True, got kind='observer'"
+        ):
+            hcq.lease(kind="observer", shared=True, daemon=made.socket)
+    finally:
+        made.close()
 
 
 def test_the_configuration_forbids_sharing(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from hcq.remote.channel import Channel
 from hcq.remote.request import LeaseRequest
 from hcq.transport.system import System
 
+from .apart import ApartDriver
 from .cleaning import clean
 from .client import Client, Peer
 from .config import Settings
@@ -76,9 +77,7 @@ class Daemon(Ward):
             client.cut()
             client.notify("ended", "ugpud stops")
             client.channel.close()
-        with self._tick:
-            while self.clients:
-                self._tick.wait()
+        self.wait_until_left()
         self.close_cards()
         if self._keeper.ident is not None:
             self._keeper.join()
@@ -283,6 +282,10 @@ class Daemon(Ward):
         except UgpuError as error:
             if not holder.tenant:
                 raise
+            if isinstance(holder.device.driver, ApartDriver):
+                log.info("%s: %s", holder.device.name, error)  # its process ends, with all it had
+                holder.free_all()
+                return
             # Closing it ends its work too. The card is cleaned when its other holders are gone.
             log.warning("%s: %s", holder.device.name, error)
             with self._tick:
@@ -301,7 +304,7 @@ class Daemon(Ward):
             self.failed(owned, error)
             raise
         if tenant:
-            device = owned.open_tenant(lease.number)
+            device = owned.open_tenant(lease, self.settings.drain_s)
         try:
             holder = Holder(device, lease.memory, client.notify, tenant=tenant)
         except BaseException:
@@ -321,6 +324,12 @@ class Daemon(Ward):
         folder = self.settings.socket.parent / f"lease-{lease.number}"
         with owned.lock:
             return owned.hand_out(folder, self.settings.mode)
+
+    def wait_until_left(self) -> None:
+        """Return when no client is connected."""
+        with self._tick:
+            while self.clients:
+                self._tick.wait()
 
     # ---- what clients ask --------------------------------------------------------------------
 

@@ -18,10 +18,11 @@ from hcq.observe import Sampler
 from hcq.queue import QueueKind
 
 from ..ci import health
+from .apart import open_apart
 from .cleaning import clean
 from .config import DeviceSettings
 from .handout import Handout, chip_of
-from .leases import Card
+from .leases import Card, Lease
 
 log = logging.getLogger(__name__)
 
@@ -85,17 +86,20 @@ class Owned:
             device.close()
             raise
         self.device = device
-        alone = device.driver.sole_holder()
+        alone = "" if device.driver.opens_elsewhere else device.driver.sole_holder()
         self.card.alone = alone or ("" if self.settings.shares else "its shares are set to 0")
         most = device.driver.most_tenants
         shares = self.settings.shares if most is None else min(most, self.settings.shares)
         self.card.shares = 0 if self.card.alone else shares
         return device
 
-    def open_tenant(self, lease: int) -> Device:
+    def open_tenant(self, lease: Lease, drain_s: float) -> Device:
         """Open the device for one holder of several; the caller closes it. From any thread."""
-        own = self._opened()
-        tenant = Device(own.driver.open_tenant(f"{self.name} lease {lease}"))
+        own, name = self._opened(), f"{self.name} lease {lease.number}"
+        if own.driver.opens_elsewhere and own.driver.sole_holder():
+            tenant = open_apart(self.settings, name, lease.memory, drain_s)
+        else:
+            tenant = Device(own.driver.open_tenant(name))
         tenant.limit_s = own.limit_s
         return tenant
 
