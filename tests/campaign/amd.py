@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -191,14 +191,17 @@ class Navi32Stand(AmStand):
 class UsbStand(AmStand):
     """The same card behind the virtual bridge. `box` is its enclosure."""
 
+    firmware: Literal["custom", "uas"] = "custom"
+    name = "virtual:navi31+usb"
+
     def switch_on(self, options: ChipOptions) -> None:
         self.card = endpoint("navi31", options=options)
         self.chip = self.card.chip
         hasten(self.chip.clock)
-        self.box = Enclosure(self.card, EnclosureOptions())
+        self.box = Enclosure(self.card, EnclosureOptions(self.firmware))
 
     def connect(self, **options: Any) -> Any:
-        return hcq.open("virtual:navi31+usb", enclosure=self.box, **options)
+        return hcq.open(self.name, enclosure=self.box, **options)
 
     def close(self) -> None:
         with contextlib.suppress(UgpuError):

@@ -16,10 +16,12 @@ from tests.campaign.pci import IommufdStand, PciStand, SysfsStand
 from tests.campaign.served import ServedStand
 from tests.campaign.stand import Stand
 from tests.campaign.thunderbolt import ThunderboltStand
+from tests.campaign.uas import UasStand
 
 STANDS: dict[str, Callable[[int], Stand]] = {
     "navi31": AmStand,
     "navi31+usb": UsbStand,
+    "navi31+usb-stock": UasStand,
     "navi32": Navi32Stand,
     "vfio": PciStand,
     "iommufd": IommufdStand,

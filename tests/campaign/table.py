@@ -15,6 +15,7 @@ from tests.campaign import (
     kinds_nvidia,
     kinds_served,
     kinds_thunderbolt,
+    kinds_uas,
 )
 from tests.campaign.kind import Kind, Layer, cases_of
 
@@ -28,6 +29,7 @@ KINDS: list[Kind] = [
     *kinds_host.KINDS,
     *kinds_served.KINDS,
     *kinds_libusb.KINDS,
+    *kinds_uas.KINDS,
     *kinds_thunderbolt.KINDS,
     *kinds_adreno.KINDS,
     *kinds_msm.KINDS,
