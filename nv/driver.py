@@ -85,6 +85,8 @@ class NvDriver(Driver):
         self.programs = Programs(self)
         self.workspaces = Workspaces(self)
         self.cleaner = Cleaner(self)
+        self.unboosted = False  # at rest
+        self._boosts = False  # the kernel driver does as it is asked
         # Bytes of a thread's stack for recursion and alloca, of programs loaded from now on: as
         # much as CUDA's default (cudaLimitStackSize, CUDA C++ Programming Guide).
         self.dynamic_stack = 1024
@@ -129,7 +131,7 @@ class NvDriver(Driver):
         with self._stage("compute queue"):
             self._make_queue("compute", QueueKind.COMPUTE, graphics)
             self._attach_debugger()
-        self.gpu.boost()
+        self._boosts = self.gpu.boost()
 
     def _make_queue(self, name: str, kind: QueueKind, engine: int) -> ChannelQueue:
         gpu = self.gpu
@@ -361,6 +363,31 @@ class NvDriver(Driver):
 
         return gather(self, error)
 
+    # ---- rest --------------------------------------------------------------------------------
+
+    @property
+    def rests(self) -> bool:
+        return self._boosts
+
+    @property
+    def at_rest(self) -> bool:
+        return self.unboosted
+
+    def begin_rest(self) -> bool:
+        """See Driver. The boost of the clocks is cleared; the rest is the kernel driver's."""
+        if not self._boosts or any(
+            queue.timeline.value < queue.timeline.last for queue in self._all
+        ):
+            return False
+        self.unboosted = True  # first: what is cut off here is boosted again
+        self.gpu.boost(clear=True)
+        return True
+
+    def end_rest(self) -> None:
+        if self.unboosted:
+            self.gpu.boost()
+            self.unboosted = False
+
     # ---- several holders ---------------------------------------------------------------------
 
     def sole_holder(self) -> str:
@@ -395,7 +422,8 @@ class NvDriver(Driver):
             except UgpuError as error:
                 self.unpublished = str(error)
                 log.info("%s: no sensors of clocks and power: %s", self.name, error)
-        return make_sensors(self.gpu, self.shared_data)
+        resting = Sensor("resting", "flag", lambda: float(self.at_rest), "gfx")
+        return (*make_sensors(self.gpu, self.shared_data), resting)
 
     def info(self) -> dict[str, object]:
         facts: dict[str, Any] = describe(self.gpu)

@@ -340,6 +340,8 @@ class ChannelQueue(HardwareQueue):
             return
         memory, channel = self.memory, self.channel
         assert memory is not None and channel is not None
+        if self.driver.unboosted:
+            self.driver.end_rest()
         number = submission.number
         entry = submission.address | submission.words << _LENGTH_SHIFT
         memory.entries[(number - 1) % ENTRIES] = entry

@@ -207,12 +207,16 @@ class Gpu:
             hVaSpace=self.address_space,
         )
 
-    def boost(self) -> None:
-        """Ask for the clocks that compute clients get, for as long as this client lives; a driver
-        that does not report them is accepted."""
+    def boost(self, *, clear: bool = False) -> bool:
+        """Ask for the clocks that compute clients get, for as long as this client lives or until
+        `clear`: each client has a boost of its own (ctrl2080perf.h, "Boosts from different clients
+        are being tracked independently"). Return whether the driver did; one that does not is
+        accepted."""
         client = self.client
         number = client.constants
         flags = number.NV2080_CTRL_PERF_BOOST_FLAGS_CMD_BOOST_TO_MAX
+        if clear:
+            flags = number.NV2080_CTRL_PERF_BOOST_FLAGS_CMD_CLEAR
         for name, value in (("CUDA", "YES"), ("CUDA_PRIORITY", "HIGH")):
             field = number.field(f"NV2080_CTRL_PERF_BOOST_FLAGS_{name}")
             flags = field.insert(flags, number[f"NV2080_CTRL_PERF_BOOST_FLAGS_{name}_{value}"])
@@ -225,6 +229,8 @@ class Gpu:
             )
         except (DriverRefused, AccessDenied, NotSupported) as error:
             log.debug("%s: no boost: %s", self.path, error)
+            return False
+        return True
 
     def enable_peer(self, other: Gpu) -> None:
         """Let the two GPUs reach each other's memory; DriverRefused where the machine cannot."""

@@ -209,7 +209,9 @@ def _sm_order(sub: Subdevice, params: Struct) -> None:
 
 
 def _boost(sub: Subdevice, params: Struct) -> None:
-    require(params.flags & 0x3 != 3, Status.INVALID_ARGUMENT, f"flags {params.flags:#x}")
+    command = params.flags & 0x3  # clear, one level, to the highest
+    require(command != 3, Status.INVALID_ARGUMENT, f"flags {params.flags:#x}")
+    sub.client.boosts[need_gpu(sub).index] = command
 
 
 def _flush(sub: Subdevice, params: Struct) -> None:

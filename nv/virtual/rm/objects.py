@@ -64,6 +64,7 @@ class Client(RmObject):
         self.owner = owner
         self.file = file
         self.objects: dict[int, RmObject] = {handle: self}
+        self.boosts: dict[int, int] = {}  # by GPU: NV2080_CTRL_PERF_BOOST_FLAGS_CMD
         self._next = 0xCAF0_0000  # where the resource manager's own handles start
 
     @property
