@@ -7,6 +7,8 @@ virtual Navi31 in it runs in this process. The cable is in the guest tests' hand
 from __future__ import annotations
 
 import importlib.util
+import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -22,15 +24,22 @@ from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
 
 # A driver whose cable is gone leaves engines behind that its card, without power, no longer has.
 ALLOWED = ("the IOMMU refuses",)
-LIMIT_S, LONG_LIMIT_S = 240, 900
+LIMIT_S, LONG_LIMIT_S = 240, 1500
 PULLS, MANY_PULLS = 40, 200  # of the cable; one takes 2 s
+# While the driver boots a card and works, with --long; boot, work and close need so many transfers.
+DRIVER_PULLS, WHOLE = 60, 750
+AFTER = (0, 0, 1, 1024, 100_000)  # bytes of a bulk transfer that arrive before the cable goes
+SEED = 12
 
 
 def run(lab: Lab) -> list[Run]:
     """One boot, with the custom firmware. The cable is changed for one of high speed in between."""
     prepare()
     limit_s = LONG_LIMIT_S if lab.long else LIMIT_S
-    return [boot(lab, "usb", ["usb_bridge", "usb_driver", "usb_pulls"], limit_s=limit_s)]
+    tests = ["usb_bridge", "usb_driver", "usb_pulls", *(["usb_driver_pulls"] if lab.long else [])]
+    chance = random.Random(SEED)
+    pulls = [(chance.randrange(WHOLE), chance.choice(AFTER)) for _ in range(DRIVER_PULLS)]
+    return [boot(lab, "usb", tests, limit_s=limit_s, driver_pulls=pulls)]
 
 
 def prepare() -> None:
@@ -60,6 +69,9 @@ class Hand:
         self._box.plug(Speed.HIGH if high_speed else None)
         self._ports[0].plug()
 
+    def plugged(self) -> bool:
+        return self._box.plugged
+
     def halt(self, endpoint: int) -> None:
         """Have an endpoint answer with STALL until it is cleared or the port is reset."""
         self._ports[0].halt(endpoint)
@@ -79,7 +91,10 @@ def boot(
     firmware: Literal["custom", "uas"] = "custom",
     modules: tuple[str, ...] = ("xhci_pci",),
     limit_s: float = LIMIT_S,
+    driver_pulls: Sequence[tuple[int, int]] = (),
 ) -> Run:
+    """One boot of the guest. driver_pulls: of the cable while the driver works: at which transfer,
+    and after how many of its bytes."""
     card = endpoint("navi31", options=ChipOptions(vram=VRAM))
     box = Enclosure(card, EnclosureOptions(firmware))
     try:
@@ -99,6 +114,8 @@ def boot(
                     "pull": hand.pull,
                     "pull_at": hand.pull_at,
                     "plug": hand.plug,
+                    "plugged": hand.plugged,
+                    "driver_pulls": lambda: list(driver_pulls),
                     "count": hand.count,
                     "halt": hand.halt,
                     "objections": hand.objections,

@@ -10,7 +10,6 @@ vendor's firmware (uas).
 from __future__ import annotations
 
 import argparse
-import logging
 import random
 import resource
 import sys
@@ -21,8 +20,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-import numpy as np
-
 import hcq
 from am.virtual.bus.endpoint import ChipEndpoint
 from am.virtual.gpu import endpoint
@@ -30,7 +27,7 @@ from am.virtual.options import ChipOptions
 from hcq.device import Device
 from hcq.errors import DeviceLost
 from tests.support import descriptors
-from tests.support.kernels import contract_object
+from tests.support.bridge_work import warnings, work
 from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
 
 NAME = "virtual:navi31+usb"
@@ -38,7 +35,7 @@ NAMES = {"custom": NAME, "uas": "virtual:navi31+usb-stock"}
 #: transfers that boot, work and close need together, about, where kernels are translated already; a
 #: pull later than that never happens: the cable is then pulled after the close
 WHOLE = 1080
-WHOLES = {"custom": WHOLE, "uas": 116_000}
+WHOLES = {"custom": WHOLE, "uas": 48_000}
 #: bytes of a bulk transfer that arrive before the cable goes
 AFTER = (0, 0, 1, 1024, 100_000)
 ENGINES_GO_ON = ("the IOMMU refuses", "bus mastering off")
@@ -74,42 +71,6 @@ def enclosed(**fields: object) -> Iterator[Enclosure]:
 
 def opened(box: Enclosure) -> Device:
     return hcq.open(NAMES[box.options.firmware], enclosure=box)
-
-
-def work(device: Device) -> None:
-    """Copy in, launch, copy out."""
-    data = np.arange(4096, dtype=np.uint32)
-    with device.load(contract_object(device.target)) as program, device.alloc(data.nbytes) as a:
-        a.copy_from(data)
-        assert np.array_equal(a.numpy(np.uint32), data)
-        with device.alloc(data.nbytes) as out, device.queue() as queue:
-            count = np.uint32(len(data))
-            queue.launch(program["add"], grid=(64,), block=(64,), args=(out, a, a, count))
-            queue.submit()
-            device.synchronize()
-            assert np.array_equal(out.numpy(np.uint32), data + data)
-
-
-class Warnings(logging.Handler):
-    """Keeps the text of warnings."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-
-
-@contextmanager
-def warnings() -> Iterator[list[str]]:
-    """The warnings that are logged inside."""
-    handler, root = Warnings(), logging.getLogger()
-    root.addHandler(handler)
-    try:
-        yield handler.texts
-    finally:
-        root.removeHandler(handler)
 
 
 def _pulled(box: Enclosure, pull: Pull) -> str:
