@@ -21,17 +21,19 @@ def open_device(
     on_stage: StageHook | None = None,
     mig: str | None = None,
     commands: str = Placement.DEVICE.value,
+    isolated: bool = False,
 ) -> NvDevice:
     """Open the GPU behind `attachment`. The device owns the attachment's node from now on.
 
     on_stage(name, seconds) is called after each stage. mig: the instance of a divided GPU, as in
     "3/0" (GPU instance, compute instance). commands: "device" or "host", where command images lie
     (pushbuffers, launch descriptors, constant bank 0); the host takes what the GPU has no window
-    for. BadArgument for another word.
+    for. BadArgument for another word. isolated: kernels do not reach memory of this process that
+    was not mapped for them, also where the system has HMM or ATS (see Uvm).
     """
     try:
         placement = _placement_of(commands)
-        session = Session(attachment.node)
+        session = Session(attachment.node, isolated=isolated)
     except BaseException:
         attachment.node.close()
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +22,9 @@ from nv.virtual.gpu import attach
 from nv.virtual.machine import VirtualMachine
 from tests.nv.test_nv_sandbox import Sandbox
 from tests.support import ptx_kernels
+from tests.support.daemon import Running, scaled, settings_text
 from tests.support.nv_machine import left_behind, opened, powered, tenant, work
+from tools.daemon.config import parse
 
 SECRET = 0x5EC2E75
 FAR = 256 << 20
@@ -75,6 +78,28 @@ def test_a_tenants_address_space_belongs_to_no_process() -> None:
     with shared(1) as (machine, _, _):
         spaces = [file.uvm for node in machine.nodes for file in node.files.values() if file.uvm]
         assert sorted(each.flags for each in spaces if each.initialized) == [0, 2]
+
+
+def test_the_only_holder_can_be_isolated_too(tmp_path: Path) -> None:
+    def flags(machine: VirtualMachine) -> list[int]:
+        files = [file for node in machine.nodes for file in node.files.values()]
+        return [file.uvm.flags for file in files if file.uvm and file.uvm.initialized]
+
+    with powered() as machine, opened(machine, isolated=True) as device:
+        assert flags(machine) == [2]
+        work(device)
+        device.reset("block")
+        work(device)
+    text = settings_text(tmp_path, ["virtual:tu102"]) + "options = { isolated = true }\n"
+    made = Running(parse(text))
+    try:
+        owned = made.daemon.owned[0].device
+        assert isinstance(owned, NvDevice)
+        assert len(owned.driver.session.space.files) == 1, "none ties it to the process"
+        with made.lease() as gpu:
+            assert scaled(gpu)
+    finally:
+        made.close()
 
 
 def test_the_same_address_is_other_memory() -> None:
