@@ -82,7 +82,7 @@ class Follower:
                     self.problem = self._explained(trouble)
                 value = self._wanted[0] if self._wanted and trouble is None else None
                 self._following = value is not None
-            if raised:  # LOCK: it may take the target's, which who calls `follow` may have
+            if raised:  # LOCK: it may take the target's, which a caller of `follow` may have
                 self.target.core.driver.nudge()
             if value is None:
                 return
