@@ -1,7 +1,7 @@
-"""PTX text to machine code: by NVIDIA's link library from the Python package, else by ptxas.
+"""Assembles PTX text: with NVIDIA's link library from the Python package, else with ptxas.
 
-Neither needs a GPU or a driver. What was assembled is kept on disk by content, in a folder that is
-bounded. The library's interface: nvJitLink.h of the package nvidia-nvjitlink 13.5.
+Neither needs a GPU or a driver. Results are cached on disk by content, in a folder of limited size.
+The library's interface: nvJitLink.h of the package nvidia-nvjitlink 13.5.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Assembler(Protocol):
     name: str
 
     def assemble(self, ptx: bytes, target: str, options: tuple[str, ...] = ()) -> bytes:
-        """The cubin; BadCodeObject with the assembler's own words."""
+        """Return the cubin; BadCodeObject contains the assembler's own message."""
         ...
 
 
@@ -118,7 +118,7 @@ class Ptxas:
 
 @cache
 def find_assembler() -> Assembler:
-    """The library where its package is installed, else ptxas; MissingDependency without either."""
+    """The library if its package is installed, else ptxas; MissingDependency without either."""
     library = find_library()
     if library is not None:
         try:
@@ -135,7 +135,7 @@ def find_assembler() -> Assembler:
 
 
 def find_library() -> Path | None:
-    """The shared library inside the package nvidia-nvjitlink, whichever CUDA it is of."""
+    """The shared library inside the package nvidia-nvjitlink, of any CUDA version."""
     spec = importlib.util.find_spec("nvidia")
     if spec is None:
         return None
@@ -154,10 +154,10 @@ def _version(path: Path) -> tuple[int, ...]:
 def assemble(
     ptx: bytes, target: str, cache_folder: Path | None = None, options: tuple[str, ...] = ()
 ) -> bytes:
-    """The cubin of a PTX module for `target` ("sm_90"); from the cache where it is known. options:
-    of the assembler; what it makes with them is not kept.
+    """Return the cubin of a PTX module for `target` ("sm_90"), from the cache if it is there.
 
-    BadCodeObject carries the assembler's log, MissingDependency the command that installs one.
+    options: for the assembler; results of a call with options are not cached. BadCodeObject carries
+    the assembler's log, MissingDependency the command that installs an assembler.
     """
     if not _ARCHITECTURE.fullmatch(target):
         raise BadCodeObject("target must be an architecture such as sm_90", target=target)
@@ -174,7 +174,7 @@ def assemble(
 
 
 def _first_words(words: str) -> str:
-    """The first error of an assembler's log, for the message; the whole log goes beside it."""
+    """The first error of an assembler's log, for the message; the error also has the whole log."""
     lines = [line.strip() for line in words.splitlines() if line.strip()]
     first = next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
     return f"PTX does not assemble: {first or 'the assembler says no more'}"

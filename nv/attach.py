@@ -7,5 +7,5 @@ from hcq.transport.system_node import SystemNode
 
 
 def attach(index: int) -> NodeAttachment:
-    """The way to `/dev/nvidia<index>`; opens nothing yet."""
+    """The attachment of `/dev/nvidia<index>`; does not open the node yet."""
     return NodeAttachment(SystemNode("nvidia"), "nvrm", index)

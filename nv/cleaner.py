@@ -1,17 +1,17 @@
-"""Cleaner: overwrites what the kernels of a holder left in the multiprocessors, besides memory of
-its own.
+"""Cleaner: overwrites a holder's data in multiprocessors, local memory and the kernels' heap.
 
-Whether anything clears shared memory between two processes is not known: the resource manager's
-sources do not, and LeftoverLocals (arXiv 2401.16603) found nothing left on NVIDIA GPUs with CUDA's
+It is not known whether anything clears shared memory between two processes. The resource manager's
+sources do not; LeftoverLocals (arXiv 2401.16603) found no leftovers on NVIDIA GPUs with CUDA's
 driver, whose part in it is not public.
 
-A group takes a multiprocessor as a whole: its 1024 threads have 64 of its 64 Ki registers each, and
-all shared memory that a group can have. Code writes R0 to R61; the last two that a launch asks for
-are the program counter's (Mesa 25.0.7, src/nouveau/compiler/nak/sm70.rs, hw_reserved_gprs; "2"
-for the same reason in Jia et al., arXiv 1804.06826). No group ends before all have begun, so that
-there is one on each multiprocessor; if they wait in vain, for about 10 ms, `gap` says how many did.
+One group occupies a whole multiprocessor: its 1024 threads have 64 of the 64 Ki registers each, and
+all shared memory that a group can have. The code writes R0 to R61; the last two registers that a
+launch requests are the program counter's (Mesa 25.0.7, src/nouveau/compiler/nak/sm70.rs,
+hw_reserved_gprs; "2" for the same reason in Jia et al., arXiv 1804.06826). No group ends before all
+have begun, so that each multiprocessor has one. Groups wait about 10 ms for all others; `gap`
+reports how many waited in vain.
 
-The kernel is PTX, for which an assembler has to be installed; without one `gap` says so.
+The kernel is PTX and requires an installed assembler; without one `gap` says so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nv.driver import NvDriver
 
 _THREADS, _REGISTERS = 1024, 64
-_VALUES = 61  # beside the address of shared memory: without one more, nothing is spilled
+_VALUES = 61  # besides the address of shared memory; with 61, nothing is spilled
 _STEP = 16  # bytes that a thread stores at a time
 _POLLS = 1 << 14  # about 0.7 us each
 _COUNTS = 8  # bytes: groups that have begun, and groups that did not see all of them
@@ -85,7 +85,7 @@ END:
 
 
 class Cleaner:
-    """The cleaner of one holder; its code is loaded at the first use and stays."""
+    """The cleaner of one holder; its code is loaded at the first use and stays loaded."""
 
     def __init__(self, driver: NvDriver) -> None:
         self._driver = driver
@@ -107,12 +107,13 @@ class Cleaner:
         )
 
     def submit(self) -> tuple[Timeline, int]:
-        """Clear local memory, the kernels' heap, shared memory and registers behind all work of the
-        compute queue. Returns the timeline and the value it has afterwards. Waits at the first use,
-        for the code's copy. The lock is held.
+        """Clear local memory, the kernels' heap, shared memory and registers.
 
-        Raises OutOfMemory if the cleaner's memory cannot be allocated or the queue is full. What
-        `gap` names afterwards was not cleared.
+        This happens after all work of the compute queue. Returns the timeline and the value it has
+        afterwards. The first use waits for the copy of the code. The caller holds the lock.
+
+        Raises OutOfMemory if the cleaner's memory cannot be allocated or the queue is full. The
+        parts that `gap` names afterwards were not cleared.
         """
         driver = self._driver
         driver.core.complete()
@@ -141,7 +142,7 @@ class Cleaner:
         return [Fill(Symbol.constant(counts), 0, _COUNTS), Barrier(), launch]
 
     def _kernel(self) -> Kernel | None:
-        """Return the kernel; None where `_problem` says why there is none."""
+        """Return the kernel; None if there is none, with the reason in `_problem`."""
         driver = self._driver
         if self._program is None:
             try:

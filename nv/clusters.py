@@ -1,9 +1,9 @@
-"""Clusters of groups in a launch: which it has, and what descriptor and constant bank say of it.
+"""Clusters of groups in a launch: their size, and their encoding in descriptor and constant bank.
 
 Sources: open-gpu-doc classes/compute/clcbc0qmd.h, clcdc0qmd.h (QMD_TYPE, GPC_CGA_*); PTX ISA 8.x,
-"Cluster Dimension Directives"; nv.families for the words of the constant bank. The sizes of a grid
-count clusters where QMD_TYPE is GRID_GPC_CGA, those in the constant bank groups (recorded from CUDA
-on an H200, driver 580.159.04).
+"Cluster Dimension Directives"; nv.families for the words of the constant bank. If QMD_TYPE is
+GRID_GPC_CGA, the grid sizes in the descriptor count clusters; those in the constant bank count
+groups (recorded from CUDA on an H200, driver 580.159.04).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _ALONE = (1, 1, 1)
 
 @dataclass(frozen=True)
 class Bits:
-    """A field of a descriptor: its first bit, and how many."""
+    """A field of a descriptor: its first bit, and its number of bits."""
 
     first: int
     width: int
 
     @classmethod
     def of(cls, table: abi.Descriptor, name: str) -> Bits:
-        """The field of a name."""
+        """The field `name` of a table."""
         return cls(table.field(name).lsb, table.field(name).width)
 
     def insert(self, qmd: bytearray, value: int) -> None:
-        """Replace what the field holds."""
+        """Replace the field's value."""
         start, end = self.first // 8, (self.first + self.width + 7) // 8
         mask = ((1 << self.width) - 1) << self.first % 8
         held = int.from_bytes(qmd[start:end], "little") & ~mask
@@ -43,7 +43,7 @@ class Bits:
 
 @dataclass(frozen=True)
 class ClusterFields:
-    """Where a descriptor's version says that a grid is one of clusters, and of how many groups."""
+    """Fields of a descriptor's version for a grid of clusters: its kind, and a cluster's groups."""
 
     kind: Bits
     clusters_kind: int
@@ -51,7 +51,7 @@ class ClusterFields:
 
     @classmethod
     def of(cls, table: abi.Descriptor) -> ClusterFields | None:
-        """The fields of a version; None before there were clusters."""
+        """The fields of a version; None for a version without clusters."""
         if "GPC_CGA_WIDTH" not in table.fields:
             return None
         kind = table.field("QMD_TYPE")
@@ -61,17 +61,17 @@ class ClusterFields:
         return cls(Bits(kind.lsb, kind.width), kind.values["GRID_GPC_CGA"], (width, height, depth))
 
     def insert(self, qmd: bytearray, cluster: tuple[int, int, int]) -> None:
-        """Make the grid one of clusters."""
+        """Make the grid one of clusters of size `cluster`."""
         self.kind.insert(qmd, self.clusters_kind)
         for field, size in zip(self.groups, cluster, strict=True):
             field.insert(qmd, size)
 
 
 def cluster_of(launch: Launch, code: KernelCode) -> tuple[int, int, int] | None:
-    """The cluster that a launch has: its own, or the one that the kernel requires.
+    """Return the cluster size of a launch: its own, or the one that the kernel requires.
 
-    Raises BadArgument where the two differ, where the kernel wants the launch to say, and for a
-    cluster that is too large or does not divide the grid.
+    Raises BadArgument if the two differ, if the kernel requires the launch to give a size and it
+    does not, and for a cluster that is too large or does not divide the grid.
     """
     name, said, required = code.name, launch.cluster, code.required_cluster
     cluster = said or required
@@ -94,7 +94,7 @@ def cluster_of(launch: Launch, code: KernelCode) -> tuple[int, int, int] | None:
 def clusters_of(
     grid: tuple[int, int, int], cluster: tuple[int, int, int] | None
 ) -> tuple[int, int, int]:
-    """Return the sizes of a grid as its descriptor counts them: in clusters, or without them in
+    """Return the sizes of a grid in its descriptor: counted in clusters if it has any, else in
     groups."""
     x, y, z = cluster or _ALONE
     return grid[0] // x, grid[1] // y, grid[2] // z
@@ -106,7 +106,7 @@ def fill_bank(
     grid: tuple[int, int, int],
     cluster: tuple[int, int, int] | None,
 ) -> None:
-    """Write what code asks about clusters; without them each group is one of its own."""
+    """Write the values that code reads about clusters; without clusters each group is its own."""
     x, y, z = cluster or _ALONE
     struct.pack_into("<I", bank, words.explicit, cluster is not None)
     struct.pack_into("<3I", bank, words.groups, x, y, z)

@@ -1,8 +1,8 @@
-"""Cubins: NVIDIA's machine code in ELF, read and checked; laid out for memory by nv.image.
+"""Cubins: reader and checks for NVIDIA's machine code in ELF. nv.image lays it out for memory.
 
 Facts: the ELF sections, symbols and attributes that ptxas and nvJitLink of CUDA 12.9 to 13.5 write,
-with the names that cuobjdump gives them (EIATTR_*, R_CUDA_*). Machine code itself is not looked
-into. BadCodeObject for everything that is cut off, foreign or inconsistent.
+with the names that cuobjdump gives them (EIATTR_*, R_CUDA_*). Machine code itself is not inspected.
+A truncated, foreign or inconsistent file raises BadCodeObject.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STO_ENTRY = 0x10  # st_other of a kernel
 _STT_FUNC = 2
 _BARRIERS_SHIFT, _BARRIERS_MASK = 20, 0x7F  # sh_flags of a text section, before CUDA 12.6
 
-# EIATTR_*: what `.nv.info` sections say. Format byte: 1 nothing, 2 a byte, 3 a half, 4 sized data.
+# EIATTR_*, in `.nv.info` sections. Format byte: 1 no data, 2 a byte, 3 a half-word, 4 sized data.
 _MAX_THREADS, _PARAM_CBANK, _REQUIRED_BLOCK = 0x05, 0x0A, 0x10
 _FRAME_SIZE, _MIN_STACK_SIZE, _PARAMETER = 0x11, 0x12, 0x17
 _MAX_STACK_SIZE, _REGISTERS, _BARRIERS = 0x23, 0x2F, 0x4C
@@ -44,8 +44,8 @@ _CONSTANT = re.compile(r"\.nv\.constant(\d+)(?:\.(.+))?")
 
 @dataclass(frozen=True)
 class Section:
-    """name, size, alignment; `data` is empty for what is only reserved. info, link as in the
-    header."""
+    """A section. `data` is empty if the section only reserves space. link, info: as in the ELF
+    section header."""
 
     index: int
     name: str
@@ -60,7 +60,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Symbol:
-    """section is None for what is defined elsewhere."""
+    """A symbol; section is None if it is defined elsewhere."""
 
     name: str
     value: int
@@ -71,8 +71,10 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Relocation:
-    """Insert symbol + addend (None: what lies there) at `offset` of `section`, in the way of
-    `kind`."""
+    """A relocation: insert symbol + addend at `offset` of `section`, encoded as `kind` defines.
+
+    addend: None if the place itself contains it.
+    """
 
     section: int
     offset: int
@@ -86,11 +88,11 @@ class KernelCode:
     """One `.entry`. Sizes are bytes; offsets of arguments count from the parameters' start.
 
     text: number of its section. parameters_at: where parameters start in constant bank 0.
-    constants: bank -> number of a section. shared_size includes what the system reserves, where the
-    assembler counts it. max_threads: 0 where not declared; required_block: what `.reqntid` says.
-    required_cluster: `.reqnctapercluster`; explicit_cluster: launches must say how large clusters
-    are; max_cluster: groups of one, 0 where not declared. dynamic_stack: it needs more of a stack
-    than stack_size, the assembler cannot tell how much (recursion, alloca).
+    constants: bank -> number of a section. shared_size includes the system's share if the assembler
+    counts it. max_threads: 0 if not declared. required_block: from `.reqntid`. required_cluster:
+    from `.reqnctapercluster`. explicit_cluster: launches must give the cluster size. max_cluster:
+    most groups of a cluster, 0 if not declared. dynamic_stack: the kernel needs more stack than
+    stack_size, and the assembler cannot determine how much (recursion, alloca).
     """
 
     name: str
@@ -114,8 +116,8 @@ class KernelCode:
 
 @dataclass(frozen=True)
 class Cubin:
-    """A checked cubin. capability: (9, 0) for sm_90. counts_reserved: whether kernels' shared_size
-    holds what the system takes."""
+    """A checked cubin. capability: (9, 0) for sm_90. counts_reserved: whether the kernels'
+    shared_size includes the system's share."""
 
     capability: tuple[int, int]
     counts_reserved: bool
@@ -131,7 +133,7 @@ class Cubin:
 
 
 def parse_cubin(image: bytes) -> Cubin:
-    """Read and check a cubin; BadCodeObject says what is wrong with it."""
+    """Read and check a cubin; BadCodeObject describes the defect."""
     capability, table, count, names = _header(image)
     sections = _sections(image, table, count, names)
     symbols = _symbols(sections)
@@ -152,7 +154,7 @@ def parse_cubin(image: bytes) -> Cubin:
             "expected at least one kernel in the cubin, found none (PTX declares a kernel with "
             ".entry)"
         )
-    # CUDA 13 places the system's share first and says how large it is; earlier ones leave it out.
+    # CUDA 13 places the system's share first and declares its size; earlier versions omit it.
     reserved = any(symbol.name.startswith(".nv.reservedSmem.") for symbol in symbols)
     return Cubin(
         capability, reserved and image[8] >= 8, kernels, sections, symbols, relocations,
@@ -269,7 +271,7 @@ def _string(table: bytes, at: int) -> str:
         raise BadCodeObject("a name is not UTF-8 text", offset=at) from None
 
 
-# ---- what the sections of NVIDIA say -------------------------------------------------------------
+# ---- NVIDIA's sections ---------------------------------------------------------------------------
 
 
 def _by_kernel(
@@ -293,7 +295,7 @@ def _by_kernel(
 
 
 def _attributes(section: Section) -> Iterator[tuple[int, bytes]]:
-    """(attribute, its data); a byte or half is given as data too."""
+    """Yield (attribute, data); a byte or half-word is also returned as data."""
     data, at = section.data, 0
     while at < len(data):
         if at + 4 > len(data):
@@ -425,10 +427,11 @@ def _kernel(
 def _ordered(
     name: str, found: list[tuple[int, int, Argument]], size: int
 ) -> tuple[Argument, ...] | None:
-    """Arguments by ordinal, checked to follow each other; None where they are not all declared.
+    """Return the arguments by ordinal; None if there are parameters but no declared arguments.
 
-    PTX marks pointers by `.ptr`, and the assembler writes the state space they point to. Where an
-    entry has no such mark at all, eight bytes may be either.
+    BadCodeObject if arguments overlap or are missing. PTX marks pointers by `.ptr`, and the
+    assembler writes the state space they point to. If an entry has no such mark at all, an argument
+    of eight bytes may be a pointer or a number.
     """
     found.sort(key=lambda entry: entry[0])
     if not found and size:

@@ -1,4 +1,4 @@
-"""NvDevice: an NVIDIA GPU as users hold it."""
+"""NvDevice: the user's interface to an NVIDIA GPU."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def open_device(
     """Open the GPU behind `attachment`. The device owns the attachment's node from now on.
 
     on_stage(name, seconds) is called after each stage. mig: the instance of a divided GPU, as in
-    "3/0" (GPU instance, compute instance). commands: "device" or "host", where command images lie
-    (pushbuffers, launch descriptors, constant bank 0); the host takes what the GPU has no window
-    for. BadArgument for another word. isolated: kernels do not reach memory of this process that
-    was not mapped for them, also where the system has HMM or ATS (see Uvm).
+    "3/0" (GPU instance, compute instance). commands: "device" or "host", the placement of command
+    images (pushbuffers, launch descriptors, constant bank 0); images for which the GPU has no
+    window are in host memory. BadArgument for another word. isolated: kernels cannot reach memory
+    of this process that was not mapped for them, even if the system has HMM or ATS (see Uvm).
     """
     try:
         placement = _placement_of(commands)
@@ -70,8 +70,11 @@ class NvDevice(Device):
 
     @property
     def on_print(self) -> Callable[[str], None]:
-        """Takes what kernels print, one call of printf at a time, at `synchronize`: by default to
-        standard output. Assign another function to have it elsewhere."""
+        """Function that receives what kernels print; the default writes to standard output.
+
+        It is called at `synchronize`, once for each call of printf. Assign another function to
+        redirect the text.
+        """
         return self._driver.on_print
 
     @on_print.setter
@@ -80,8 +83,10 @@ class NvDevice(Device):
 
     @property
     def dynamic_stack(self) -> int:
-        """Bytes of a thread's stack for recursion and alloca, of programs loaded from now on; can
-        be set."""
+        """Bytes of stack per thread for recursion and alloca, in programs loaded from now on.
+
+        Can be set.
+        """
         return self._driver.dynamic_stack
 
     @dynamic_stack.setter
@@ -93,7 +98,7 @@ class NvDevice(Device):
     def open_peer(self, index: int, name: str | None = None) -> NvDevice:
         """Open another GPU of the same driver so that memory can be shared; the caller closes it.
 
-        DriverRefused where the two cannot reach each other (no NVLink, no PCIe peer access).
+        DriverRefused if the two cannot reach each other (no NVLink, no PCIe peer access).
         """
         own = self._driver
         driver = NvDriver(
@@ -111,7 +116,7 @@ class NvDevice(Device):
         """Return a buffer of a peer (`open_peer`) as one of this device: the same memory and
         address.
 
-        It is not owned: the peer's buffer must stay open as long as this one is used.
+        It does not own the memory: the peer's buffer must stay open as long as this one is used.
         """
         own, core = self._driver, self._driver.core
         memory = (buffer.owner or buffer).handle

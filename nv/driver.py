@@ -1,7 +1,7 @@
 """NvDevice: an NVIDIA GPU as an hcq.Device, through the stock kernel driver.
 
-This file holds the device's life and the hooks hcq asks for. The kernel driver owns the GPU: it is
-never reset or reconfigured here; after a failure the driver's own channel is recreated.
+This file contains the device's life cycle and the hooks that hcq requires. The kernel driver owns
+the GPU: this driver never resets or reconfigures it. After a failure it recreates its own channels.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ log = logging.getLogger(__name__)
 
 PRESENCE_INTERVAL_S = 0.02
 COPY_QUEUES = 2  # at most: the two staging buffers of a transfer use different ones
-_SPINS = 200  # looks at the timeline before a waiter sleeps: about 0.1 ms
-_SHORT_PAUSES = 2000  # looks before the pauses grow: about 0.1 s
+_SPINS = 200  # polls of the timeline before a waiter sleeps: about 0.1 ms
+_SHORT_PAUSES = 2000  # polls before the pauses grow: about 0.1 s
 _PAUSE_S, _LONG_PAUSE_S = 5e-5, 5e-4
 StageHook = Callable[[str, float], None]
 
 
 class NvDriver(Driver):
-    """One GPU. boot_stages lists what the start took, (name, seconds)."""
+    """Driver of one GPU. boot_stages: (name, seconds) of each stage of the start."""
 
     def __init__(
         self,
@@ -81,14 +81,14 @@ class NvDriver(Driver):
         self._queues: dict[QueueKind, list[ChannelQueue]] = {kind: [] for kind in QueueKind}
         self._all: tuple[ChannelQueue, ...] = ()
         self._looked_at = 0.0
-        self.looks = 0  # at timelines by waiters since the last submission
+        self.looks = 0  # polls of timelines by waiters since the last submission
         self.programs = Programs(self)
         self.workspaces = Workspaces(self)
         self.cleaner = Cleaner(self)
         self.unboosted = False  # at rest
-        self._boosts = False  # the kernel driver does as it is asked
-        # Bytes of a thread's stack for recursion and alloca, of programs loaded from now on: as
-        # much as CUDA's default (cudaLimitStackSize, CUDA C++ Programming Guide).
+        self._boosts = False  # whether the kernel driver accepts boosts of the clocks
+        # Bytes of stack per thread for recursion and alloca, in programs loaded from now on. As in
+        # CUDA by default (cudaLimitStackSize, CUDA C++ Programming Guide).
         self.dynamic_stack = 1024
         self.on_print: Callable[[str], None] = _print
         self.faults = Faults(self)
@@ -153,11 +153,11 @@ class NvDriver(Driver):
 
     def _make_target(self) -> TargetSpec:
         major, minor = self.gpu.capability
-        own = "a" if (major, minor) == (9, 0) else ""  # what Hopper alone has: wgmma
+        own = "a" if (major, minor) == (9, 0) else ""  # features of Hopper alone: wgmma
         return ptx_target(f"sm_{major}{minor}{own}", self.gpu.sm_count)
 
     def _copy_engines(self) -> list[int]:
-        """Copy engines of their own, rather than the graphics engine's; the fastest first."""
+        """Return the copy engines that are separate from the graphics engine, fastest first."""
         client, gpu = self.gpu.client, self.gpu
         number = client.constants
         listed = client.ask(gpu.subdevice, "NV2080_CTRL_CMD_GPU_GET_ENGINES_V2")
@@ -170,8 +170,10 @@ class NvDriver(Driver):
         return sorted(found, key=self._physical_engines, reverse=True)
 
     def _physical_engines(self, engine: int) -> int:
-        """Return how many physical copy engines work for one: 2 of them copy 41 GB/s within an
-        H200, 12 of them 224. 0 where the driver does not tell."""
+        """Return how many physical copy engines serve a copy engine; 0 if the driver refuses.
+
+        Within an H200, 2 of them copy 41 GB/s and 12 of them 224 GB/s.
+        """
         try:
             found = self.gpu.client.ask(
                 self.gpu.subdevice, "NV2080_CTRL_CMD_CE_GET_CE_PCE_MASK", ceEngineType=engine
@@ -182,8 +184,11 @@ class NvDriver(Driver):
         return int(found.pceMask).bit_count()
 
     def _is_graphics_copy(self, engine: int) -> bool:
-        """Return whether a copy engine shares the graphics engine's ring: it works too, but waits
-        for kernels. A driver that does not tell is taken to have none."""
+        """Return whether a copy engine shares the graphics engine's ring.
+
+        Such an engine works too, but waits for kernels. If the driver refuses the query, the engine
+        is assumed not to share the ring.
+        """
         try:
             caps = self.gpu.client.ask(
                 self.gpu.subdevice, "NV2080_CTRL_CMD_CE_GET_CAPS_V2", ceEngineType=engine
@@ -195,8 +200,10 @@ class NvDriver(Driver):
         return bool(caps.capsTbl[byte] & mask)
 
     def _attach_debugger(self) -> None:
-        """The object through which the driver tells of faults of our own channel. Without it, as
-        where another debugger is at work, errors have fewer facts."""
+        """Create the object through which the kernel driver reports faults of our own channel.
+
+        Without it, for example while another debugger is attached, errors contain fewer facts.
+        """
         gpu = self.gpu
         channel = self.compute_queue.channel
         assert channel is not None
@@ -240,7 +247,7 @@ class NvDriver(Driver):
         self._release()
 
     def _release(self) -> None:
-        """Free everything, in any state; the driver forgets the rest with its files."""
+        """Free everything, in any state; the kernel driver frees the rest with the files."""
         self._detach_debugger()
         if self.shared_data is not None:
             self.shared_data.close()
@@ -251,14 +258,14 @@ class NvDriver(Driver):
         self.gpu.close()
 
     def recover(self, only: Level | None = None) -> Recovery:
-        """Make channels anew: those that failed, else all. DeviceLost where the GPU is gone."""
+        """Recreate the failed channels, and all if that fails. DeviceLost if the GPU is gone."""
         return reset.recover(self, only)
 
     def recovery_plan(self, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
         return reset.plan(self, only)
 
     def rebuild(self, queue: ChannelQueue) -> None:
-        """Make a queue's channel anew, after freeing the one there was."""
+        """Free a queue's channel and create a new one."""
         log.info("%s: recreating %s", self.name, queue.name)
         if queue.kind is QueueKind.COMPUTE:
             self._detach_debugger()
@@ -329,8 +336,8 @@ class NvDriver(Driver):
         return None
 
     def pause(self, limit_s: float) -> None:
-        # Most waits are short: give the processor away without sleeping, then sleep, then sleep
-        # longer. Submitting work starts anew.
+        # Most waits are short: yield the processor without sleeping, then sleep, then sleep longer.
+        # A submission restarts this sequence.
         self.looks += 1
         if self.looks < _SPINS:
             self.clock.sleep(0)
@@ -340,7 +347,7 @@ class NvDriver(Driver):
             )
 
     def settled(self) -> bool:
-        if self.programs.output.used:  # to be handed on
+        if self.programs.output.used:  # its text must be passed on
             return False
         for queue in self._all:
             timeline, looks = queue.timeline, 0
@@ -350,7 +357,7 @@ class NvDriver(Driver):
                     return False
                 self.clock.sleep(0)
         core = self.core
-        with core.lock:  # what the queues have is there until the device is closed
+        with core.lock:  # the queues' resources exist until the device is closed
             if core.closed:
                 return False
             return all(queue.intent is None and queue.error() is None for queue in self._all)
@@ -359,7 +366,7 @@ class NvDriver(Driver):
         return self.faults.diagnose(timeline)
 
     def evidence(self, error: UgpuError) -> Evidence:
-        from nv.evidence import gather  # a device that works does not need it
+        from nv.evidence import gather  # a working device does not need it
 
         return gather(self, error)
 
@@ -374,12 +381,12 @@ class NvDriver(Driver):
         return self.unboosted
 
     def begin_rest(self) -> bool:
-        """See Driver. The boost of the clocks is cleared; the rest is the kernel driver's."""
+        """See Driver. Clears the boost of the clocks; the kernel driver does the rest."""
         if not self._boosts or any(
             queue.timeline.value < queue.timeline.last for queue in self._all
         ):
             return False
-        self.unboosted = True  # first: what is cut off here is boosted again
+        self.unboosted = True  # first: after an interruption here, the clocks are boosted again
         self.gpu.boost(clear=True)
         return True
 
@@ -396,8 +403,8 @@ class NvDriver(Driver):
         return f"{self.session.node.name} cannot be opened a second time"
 
     def open_tenant(self, name: str) -> NvDriver:
-        """See Driver. A tenant is a client of the resource manager with an address space and
-        channels of its own, as another process would be; the GPU takes turns between them."""
+        """See Driver. A tenant is a client of the resource manager with its own address space and
+        channels, like another process; the GPU takes turns between them."""
         node = self.session.node
         if not isinstance(node, Reopenable):
             raise NotSupported(f"{self.name} cannot have a second holder: {self.sole_holder()}")
@@ -413,7 +420,7 @@ class NvDriver(Driver):
     # ---- identity and sensors of the GPU ---------------------------------------------------------
 
     def sensors(self) -> Sequence[Sensor]:
-        """Asked for the first time, it waits for the driver's first samples, up to 2.5 s."""
+        """Return the sensors; the first call waits up to 2.5 s for the driver's first samples."""
         if self.shared_data is None and not self.unpublished:
             try:
                 self.shared_data = SharedData(self.gpu)

@@ -39,12 +39,12 @@ class Classes:
 
 @dataclass
 class _Order:
-    """What has been encoded of an image.
+    """Order of the work that has been encoded in an image.
 
-    copying: the copy engine may be at work, and the compute engine is idle. ended: all earlier work
-    has ended when the next command begins; also of earlier images, each of which ends with a
-    release that waits. alone: the descriptor of the launch behind which all work so far has ended,
-    if there is one. barrier: the next launch is started by that one.
+    copying: the copy engine may be running, and the compute engine is idle. ended: all earlier work
+    has ended when the next command begins, including that of earlier images, each of which ends
+    with a release that waits. alone: the descriptor of the launch at whose end all work so far has
+    ended, if there is one. barrier: that launch starts the next one.
     """
 
     copying: bool = False
@@ -54,7 +54,7 @@ class _Order:
 
 
 class Encoder:
-    """Makes images for channels of one set of classes; holds the words that never change."""
+    """Encodes images for channels of one set of classes; stores the words that never change."""
 
     def __init__(self, classes: Classes) -> None:
         self.classes = classes
@@ -96,7 +96,7 @@ class Encoder:
             )
 
     def encode(self, commands: Sequence[Command]) -> Commands:
-        """The image of a list of commands."""
+        """Encode a list of commands as an image."""
         image = Pushbuffer()
         image.words += self._invalidate
         order = _Order()
@@ -144,7 +144,7 @@ class Encoder:
         descriptor = add_launch(image, launch)
         if descriptor is None:
             return
-        if launch.cooperative:  # alone: two that had begun in part would wait for ever
+        if launch.cooperative:  # alone: two partly started grids would wait for ever
             self.wait_idle(image)
             start_launch(image, launch, descriptor)
             self.wait_idle(image)
@@ -159,7 +159,7 @@ class Encoder:
             order.ended = False
 
     def signal(self, image: Pushbuffer, address: Symbol, value: Symbol) -> None:
-        """Write a 64-bit value when everything before has ended and is visible."""
+        """Write a 64-bit value when all earlier work has ended and is visible."""
         self._at(image, address, value, self._release)
 
     def wait_idle(self, image: Pushbuffer) -> None:
@@ -174,15 +174,18 @@ class Encoder:
         image.words.append(execute)
 
     def _in_block(self, image: Pushbuffer, block: int, value: int, execute: int) -> None:
-        """A semaphore of our own, in the image's data."""
+        """Append an operation on a semaphore of our own, in the image's data."""
         image.words.append(self._semaphore)
         image.point(block, 0, 0)
         image.point(block, 0, 32)
         image.words += (value, 0, execute)
 
     def _timestamp(self, image: Pushbuffer, destination: Symbol) -> None:
-        """A release writes payload and clock together: both go to a block of the image, and from
-        there the clock alone to where it belongs."""
+        """Append the write of a timestamp to `destination`.
+
+        A release writes payload and clock together, into a block of the image. From there a copy
+        writes the clock alone to the destination.
+        """
         block = image.add_block(bytes(_TIMED_SIZE), [])
         self._in_block(image, block, 1, self._release_timed)
         self._in_block(image, block, 1, self._acquire)  # the release has arrived
@@ -191,7 +194,7 @@ class Encoder:
         image.point(block, 8, 0)
         image.high_low(destination)
         image.words += (self._length, 8, self._launch, self._copy_line)
-        self._in_block(image, block, 0, self._release)  # as it was, for the next replay
+        self._in_block(image, block, 0, self._release)  # reset it for the next replay
 
     def _copy(self, image: Pushbuffer, command: Copy) -> None:
         for start in range(0, command.size, COPY_MOST):
@@ -211,8 +214,10 @@ class Encoder:
 
 
 def _single(commands: Sequence[Command], position: int) -> bool:
-    """Return whether the commands from a position on begin with one launch, behind which the
-    channel waits for all work: others beside it would not wait for what is before it."""
+    """Return whether the next launch, from `position` on, is followed by a wait for all work.
+
+    A second launch beside it would not wait for the work before it.
+    """
     while position < len(commands) and isinstance(commands[position], Barrier):
         position += 1
     launch, behind = (*commands[position : position + 2], None, None)[:2]

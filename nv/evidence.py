@@ -1,5 +1,8 @@
-"""Evidence of a failure through RM, for a bundle (hcq.bundle): channels, mappings, the
-multiprocessors' exceptions, sensors. RM keeps the registers and the page tables for itself."""
+"""Evidence of a failure, read through RM for a bundle (hcq.bundle).
+
+It consists of channels, mappings, the multiprocessors' exceptions and sensors. RM does not expose
+the registers and the page tables.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _GONE = "the GPU does not answer"
 
 
 def gather(driver: NvDriver, error: UgpuError) -> Evidence:
-    """Collect the parts; never raises what RM or the GPU does. error: what the bundle is of."""
+    """Collect the parts; errors of RM or the GPU are not raised. error: the bundle's subject."""
     found = Evidence()
     found.take("queues.json", lambda: [_queue(queue) for queue in driver.all_queues()])
     found.take("memory.json", lambda: _regions(driver))

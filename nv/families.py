@@ -1,6 +1,6 @@
 """Differences between NVIDIA's generations that matter for launches.
 
-A generation is known by its compute class; a chip within it by its compute capability.
+A generation is identified by its compute class, a chip within it by its compute capability.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from nv.chips.facts import ChipFacts
 
 @dataclass(frozen=True)
 class BankLayout:
-    """Where code expects the driver's values in constant bank 0, in bytes.
+    """Byte offsets in constant bank 0 of the values that code expects from the driver.
 
     block, grid: three 32-bit sizes each. shared_window, local_window: 64-bit addresses. stack: the
-    32-bit offset in the local window where a thread's stack starts, downwards. environment: the
-    words of %envreg0, %envreg1 and so on.
+    32-bit offset in the local window where a thread's stack starts; it grows downwards.
+    environment: the words of %envreg0, %envreg1 and so on.
     """
 
     block: int
@@ -35,11 +35,11 @@ class BankLayout:
 
 @dataclass(frozen=True)
 class ClusterWords:
-    """Where code expects what it asks about clusters, in bytes of constant bank 0.
+    """Byte offsets in constant bank 0 of the values that code reads about clusters.
 
-    explicit: a 32-bit word, whether the launch says how large they are. groups: three 32-bit sizes.
-    reciprocals: of the second and the third size as f32, by which code divides. clusters: of the
-    grid, three 32-bit sizes. count: 32 bits, groups of a cluster.
+    explicit: a 32-bit word, whether the launch gives the cluster size. groups: three 32-bit sizes
+    of a cluster. reciprocals: of the second and the third size as f32; code uses them to divide.
+    clusters: three 32-bit sizes of the grid in clusters. count: 32 bits, groups of a cluster.
     """
 
     explicit: int
@@ -49,18 +49,19 @@ class ClusterWords:
     count: int
 
 
-# Observed in the code that nvJitLink 13.5.37 makes for each architecture: which words of constant
-# bank 0 %ntid, %nctaid, cvta, the stack's set-up, %is_explicit_cluster, %cluster_nctaid,
+# Observed in the code that nvJitLink 13.5.37 generates for each architecture: the words of constant
+# bank 0 that %ntid, %nctaid, cvta, the stack's set-up, %is_explicit_cluster, %cluster_nctaid,
 # %clusterid, %nclusterid and %cluster_nctarank load.
 _BANK_TURING = BankLayout(
     block=0x0, grid=0xC, shared_window=0x18, local_window=0x20, stack=0x28, environment=0x88
 )
-# Words that are read and left 0: the memory descriptor of LDG and STG (0x118 from sm_80, 0x208 on
-# sm_90, 0x358 from sm_100). It is 0 in what CUDA writes on an H100 (maxime-peim/libcuda-research,
-# "Compute kernel launch"), and tinygrad's ops_nv.py leaves it 0 on boards of sm_8x and sm_120.
-# %envreg: ptxas 13.5.37 makes loads of these words; 1 and 2 hold the address of a grid's workspace
-# (nv.cooperative). UNSURE: 0xd0 of sm_90 (a bound that isspacep.global compares with): what CUDA
-# writes there would settle it, tests.hw.first_contact records it.
+# Words that code reads and the driver leaves 0: the memory descriptor of LDG and STG (0x118 from
+# sm_80, 0x208 on sm_90, 0x358 from sm_100). CUDA writes 0 there on an H100 (maxime-peim/
+# libcuda-research, "Compute kernel launch"), and tinygrad's ops_nv.py leaves it 0 on boards of
+# sm_8x and sm_120.
+# %envreg: ptxas 13.5.37 generates loads of these words; 1 and 2 hold the address of a grid's
+# workspace (nv.cooperative). UNSURE: 0xd0 of sm_90 (a bound that isspacep.global compares with):
+# the value that CUDA writes there would settle it; tests.hw.first_contact records it.
 _BANK_HOPPER = replace(
     _BANK_TURING,
     environment=0x40,
@@ -80,17 +81,18 @@ _BANK_BLACKWELL = BankLayout(
     ),
 )
 
-STACK_START = 0xFFFDC0  # of the 16 MiB local window; the 0x240 bytes above it are the system's
+STACK_START = 0xFFFDC0  # in the 16 MiB local window; the 0x240 bytes above it are the system's
 STACK_RESERVED = 0x240
 
 
 @dataclass(frozen=True)
 class Family:
-    """One generation. compute_class: as the resource manager names it. qmd: the descriptor's
-    version. reserved_shared: bytes of shared memory that each group gives to the system. grid_type:
-    value of QMD_TYPE, where the version has it, of a launch without clusters. With GRID_CTA
-    an H100 and an H200 ran kernels; with 0, which Mesa's NVK leaves (qmd.rs, Qmd4_0), an H100 ran
-    nothing.
+    """One generation.
+
+    compute_class: its name in the resource manager. qmd: the descriptor's version. reserved_shared:
+    bytes of each group's shared memory that the system takes. grid_type: value of QMD_TYPE, in
+    versions that have it, for a launch without clusters. With GRID_CTA an H100 and an H200 ran
+    kernels; with 0, the value that Mesa's NVK leaves (qmd.rs, Qmd4_0), an H100 ran nothing.
     """
 
     name: str
@@ -124,7 +126,7 @@ COPY_CLASSES = (
 
 @cache
 def all_facts() -> tuple[ChipFacts, ...]:
-    """The facts of every chip there is a folder for."""
+    """The facts of every chip that has a folder."""
     found = []
     for entry in pkgutil.iter_modules(chips.__path__):
         if entry.ispkg:
@@ -134,7 +136,7 @@ def all_facts() -> tuple[ChipFacts, ...]:
 
 
 def facts_of(capability: tuple[int, int]) -> ChipFacts:
-    """The facts of the nearest chip: same major capability, and the highest minor not above."""
+    """The facts of the nearest chip: same major capability, highest minor that is not above."""
     major, minor = capability
     near = [
         facts

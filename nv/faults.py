@@ -3,7 +3,7 @@
 Sources: open-gpu-kernel-modules 580.142 ctrl83dedebug.h (the debugger object's queries),
 nverror.h (Xids); NVIDIA, "XID Errors" r580 (meanings and advice); kernel-open/nvidia-uvm/hwref
 dev_fault.h (fault and access types); Linux 6.12 drivers/gpu/drm/nouveau/nvkm/engine/gr/gf100.c
-(kinds of warp error; gv100.c reads later chips by the same list).
+(kinds of warp error; gv100.c uses the same list for later chips).
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ _HANGING = "the kernel loops, waits for what never comes, or needs a longer limi
 _SILENT = "work was handed over and nothing came back: a lost doorbell or signal"
 _RESET = "device.reset() makes the channel anew; programs and buffers stay"
 _GPU_RESET = "stop what uses the GPU, then: sudo nvidia-smi --gpu-reset"
-_WHOLE_GPU = frozenset((48, 62, 64, 95, 119, 120, 140))  # Xids after which a channel is not enough
-# Warp errors that are an access gone wrong, rather than an instruction.
+_WHOLE_GPU = frozenset((48, 62, 64, 95, 119, 120, 140))  # Xids that need more than a new channel
+# Warp errors caused by an access, rather than by an instruction.
 _OF_AN_ACCESS = frozenset((0x07, 0x0C, 0x0E, 0x0F, 0x10, 0x12))
 _WARP_ERROR_MASK = 0xFFFF
 _WARP_SHIFT, _WARP_MASK = 16, 0xFF  # UNSURE: bits 23:16 of the warp's error word name the warp
@@ -119,13 +119,13 @@ _FAULT_TABLES = {"turing": "tu102", "ampere": "ga100", "ada": "ga100", "hopper":
 
 
 class Faults:
-    """Reads what the driver knows of a failure. One per device."""
+    """Reads the kernel driver's records of a failure. One per device."""
 
     def __init__(self, driver: NvDriver) -> None:
         self.driver = driver
 
     def explain(self, queue: ChannelQueue, error: ChannelError) -> UgpuError:
-        """The error for a channel that the resource manager stopped, with all facts there are."""
+        """The error for a channel that the resource manager stopped, with all known facts."""
         kernels = queue.in_flight
         gap = take_gap(self.driver.session.node)
         if gap is not None:
@@ -156,7 +156,7 @@ class Faults:
             address=None if page is None else page["address"],
             pc=None if state is None else state["pc"],
         )
-        if culprit is None and state is not None:  # a chip
+        if culprit is None and state is not None:  # a real chip
             culprit = self.driver.programs.culprit(int(state["pc"]))
         if culprit is not None:
             facts |= {"instruction": culprit.text, "pc": culprit.pc}
@@ -207,7 +207,7 @@ class Faults:
         return IllegalInstruction(text, **facts)
 
     def place_of(self, address: int) -> str:
-        """Where the page of a fault lies beside the memory of this device, for people."""
+        """Describe where a fault's page lies relative to the memory of this device."""
         return place_of(address, self.regions())
 
     def regions(self) -> list[Region]:
@@ -218,8 +218,11 @@ class Faults:
         ]
 
     def _page_fault(self, queue: ChannelQueue) -> dict[str, Any] | None:
-        """The page, access and kind of a fault: what the driver keeps for the debugger of compute
-        channels, else what it keeps of any channel, which tells no access; that UVM tells."""
+        """Return the page, access and kind of a fault.
+
+        The source is the driver's record for the debugger of compute channels, else its record for
+        any channel. The latter has no access; UVM's event supplies it.
+        """
         found = self._debugger_fault() if queue.kind is QueueKind.COMPUTE else None
         found = found or self._channel_fault(queue)
         event = self.driver.session.events.take(None if found is None else found["address"])
@@ -230,10 +233,10 @@ class Faults:
         return found
 
     def _channel_fault(self, queue: ChannelQueue) -> dict[str, Any] | None:
-        """NV906F_CTRL_CMD_GET_MMU_FAULT_INFO, ctrl906f.h: reading it clears it.
+        """Read NV906F_CTRL_CMD_GET_MMU_FAULT_INFO, ctrl906f.h: reading it clears it.
 
-        Where the channel had none, address is 0 and faultString NONE. Both, and that faults of copy
-        engines get there, observed on an H100, driver 580.159.04.
+        For a channel without a fault, address is 0 and faultString NONE. Both, and that faults of
+        copy engines are recorded there, were observed on an H100, driver 580.159.04.
         """
         if queue.channel is None:
             return None
@@ -269,7 +272,7 @@ class Faults:
         return None
 
     def _exception(self) -> dict[str, int] | None:
-        """The first multiprocessor that reports an error of a warp."""
+        """The state of the first multiprocessor that reports an error of a warp, if any."""
         try:
             return next(self._exceptions(), None)
         except UgpuError as error:
@@ -277,7 +280,7 @@ class Faults:
             return None
 
     def exceptions(self) -> list[dict[str, int]]:
-        """Return the reports of all multiprocessors that have an error; raises what RM refuses."""
+        """Return the reports of all multiprocessors that have an error; RM's errors are raised."""
         return list(self._exceptions())
 
     def _exceptions(self) -> Iterator[dict[str, int]]:
@@ -324,7 +327,7 @@ class Faults:
 
 
 def _by(culprit: Culprit | None) -> str:
-    """Name an instruction for people, and its line of source."""
+    """Describe an instruction and its source line, as the end of an error text."""
     if culprit is None:
         return ""
     return f", by `{culprit.text}`" + (f", {culprit.source}" if culprit.source else "")

@@ -1,15 +1,16 @@
 """`malloc` and `free` of kernels, which CUDA's driver has and a cubin lacks: a heap, and routines.
 
-A declaration `.extern .func ... malloc(...);` is replaced by the routine, as in nv.output_routines
-for printf. Signatures: CUDA C++ Programming Guide 12.9, "Dynamic Global Memory Allocation"; memory
-stays from one kernel to the next until a thread frees it, is aligned to 16 bytes, and 8 MiB in all
-as CUDA's default (cudaLimitMallocHeapSize).
+The routine replaces a declaration `.extern .func ... malloc(...);`, as nv.output_routines does for
+printf. Signatures: CUDA C++ Programming Guide 12.9, "Dynamic Global Memory Allocation". Memory
+remains allocated from one kernel to the next until a thread frees it, and is aligned to 16 bytes.
+The heap has 8 MiB, CUDA's default (cudaLimitMallocHeapSize).
 
-Sizes are powers of two with 16 bytes of each block before what the program gets: 4 bytes the power,
-and from byte 8 on the place of the next free block. Free blocks are not joined or split. The heap,
-little endian: 8 bytes the end of what was ever given out, 8 bytes its size; from byte 64 on a word
-for each power: the first free block of this size, its offset in the low 40 bits, above it a count
-of changes, so that no thread takes a list for unchanged that others have used meanwhile.
+Block sizes are powers of two. The first 16 bytes of a block precede the part that the program gets:
+4 bytes the power, and from byte 8 on the offset of the next free block. Free blocks are not joined
+or split. The heap, little endian: 8 bytes the end of the part ever allocated, 8 bytes the heap's
+size; from byte 64 on a word of 8 bytes for each power. The word has the offset of the first free
+block of this size in its low 40 bits and a count of changes above. By the count, a thread detects
+that other threads have changed the list meanwhile.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ _DECLARED = re.compile(rb"\.extern\s+\.func\s*(?:\([^()]*\)\s*)?(malloc|free)\s*
 
 
 def with_heap(ptx: bytes) -> bytes:
-    """The text with routines in place of declarations; as it is where it declares neither."""
+    """The text with routines in place of declarations; unchanged if it declares neither."""
     seen: set[bytes] = set()
 
     def routine(found: re.Match[bytes]) -> bytes:
@@ -106,14 +107,14 @@ def with_heap(ptx: bytes) -> bytes:
 
 
 class Heap:
-    """The heap of one device, made for the first program that allocates."""
+    """The heap of one device, created for the first program that allocates."""
 
     def __init__(self, driver: NvDriver) -> None:
         self._driver = driver
         self._memory: Memory | None = None
 
     def connect(self, image: Image, data: bytes) -> bytes:
-        """The bytes of a program that is to be loaded, with the heap's address in it."""
+        """Return the bytes of a program to load, with the heap's address inserted."""
         place = next((v for v in image.variables() if v.name == STATE), None)
         if place is None:
             return data

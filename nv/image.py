@@ -1,9 +1,10 @@
-"""Images: a cubin laid out for memory, linked, with a note before each kernel and the PTX behind.
+"""Images: a cubin laid out for memory and linked, with a note before each kernel, and its PTX.
 
-Layout: for each text section 256 bytes for the note (nv.abi.note), then the code; then constants;
-then the PTX, where its variables lie, and the kernels' names; all that kernels only read. What they
-write, variables of `.global`, starts on a page of its own. Relocations: the types that ptxas leaves
-in a finished cubin (R_CUDA_*), observed with CUDA 12.9 to 13.5.
+Layout: for each text section 256 bytes for the note (nv.abi.note), then the code; after these the
+constants, the PTX, the table of its variables' addresses and the kernels' names. Kernels only read
+all of these. The variables of `.global`, which kernels write, start on a page of their own.
+Relocations: the types that ptxas leaves in a finished cubin (R_CUDA_*), observed with CUDA 12.9 to
+13.5.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from nv.rm.memory import HUGE_PAGE, SMALL_PAGE
 
 CODE_ALIGN = 256
 MAX_IMAGE = 512 << 20
-PREFETCH = 4096  # bytes behind the code that instruction fetch may touch
+PREFETCH = 4096  # bytes after the code that instruction fetch may touch
 # Relocation type -> pieces of the value: (first bit in the place, bits, bits of the value dropped).
-# Code is patched by instructions of 128 bits; a call's target is an absolute address in words.
+# Code is patched in instructions of 128 bits; a call's target is an absolute address in words.
 _RULES: dict[int, tuple[tuple[int, int, int], ...]] = {
     1: ((0, 32, 0),),  # R_CUDA_32
     2: ((0, 64, 0),),  # R_CUDA_64
@@ -40,7 +41,7 @@ _RULES: dict[int, tuple[tuple[int, int, int], ...]] = {
 
 
 _FUNCTIONS = 2  # constant bank with a kernel's table of functions
-# Routines that CUDA's driver links in at load, and what a caller can do without them.
+# Routines that CUDA's driver links in at load, and the alternatives for a caller without them.
 _SYSTEM = {
     "malloc": "malloc needs the program as PTX, in which the loader puts its own routine",
     "free": "free needs the program as PTX, in which the loader puts its own routine",
@@ -54,7 +55,7 @@ _SYSTEM = {
 @dataclass
 class Image:
     """A cubin's memory. offsets: section number -> offset from the base. ptx: text, or empty.
-    fixed: bytes from the start that kernels only read, whole pages where more follows."""
+    fixed: bytes from the start that kernels only read; whole pages if other data follows."""
 
     cubin: Cubin
     ptx: bytes
@@ -97,10 +98,11 @@ class Image:
     def functions(self, base: int) -> dict[str, int]:
         """Return the values that code uses as addresses of functions.
 
-        Observed in what nvJitLink 13.5.37 links: a section of its own, whose address it is; and in
-        what ptxas 13.5.37 makes of a whole program for sm_75 to sm_120: eight times the function's
-        number in the module; bank 2 of each kernel has where in the kernel's section the function
-        of each number begins, whose symbol is `$kernel$function`.
+        Observed in code that nvJitLink 13.5.37 links: a function has a section of its own, and the
+        value is the section's address. Observed in whole programs that ptxas 13.5.37 assembles for
+        sm_75 to sm_120: the value is eight times the function's number in the module. Bank 2 of
+        each kernel contains, by that number, where in the kernel's section the function begins; its
+        symbol there is `$kernel$function`.
         """
         sections = self.cubin.sections
         found = {
@@ -128,7 +130,7 @@ class Image:
         return found
 
     def link(self, base: int) -> bytes:
-        """The bytes for device address `base`, a multiple of 256."""
+        """Return the linked bytes for device address `base`, a multiple of 256."""
         image = bytearray(self.size)
         for index, offset in self.offsets.items():
             data = self.cubin.sections[index].data
@@ -171,7 +173,7 @@ class Image:
         size = _size(pieces)
         word = int.from_bytes(image[at : at + size], "little")
         addend = relocation.addend
-        if addend is None:  # it lies in the place itself
+        if addend is None:  # the place itself contains it
             addend = sum((word >> bit & (1 << width) - 1) << drop for bit, width, drop in pieces)
         value = target + addend & 0xFFFF_FFFF_FFFF_FFFF
         for bit, width, drop in pieces:
@@ -181,8 +183,10 @@ class Image:
 
 
 def lay_out(cubin: Cubin, ptx: bytes = b"") -> Image:
-    """Place what is loaded; BadCodeObject for what cannot be linked, NotSupported for relocations
-    of types we do not know."""
+    """Lay out the sections of a cubin that are loaded.
+
+    BadCodeObject if the cubin cannot be linked, NotSupported for an unknown relocation type.
+    """
     image = Image(cubin, ptx)
     texts = [section for section in cubin.sections if section.name.startswith(".text.")]
     for section in texts:
@@ -193,7 +197,7 @@ def lay_out(cubin: Cubin, ptx: bytes = b"") -> Image:
     size = sum(section.size for section in cubin.sections if _is_written(section.name))
     image.ptx_at = image.size
     names = sum(len(name.encode()) for name in cubin.kernels)
-    # The table has as many bytes wherever the variables lie; their sections are placed behind it.
+    # The table's size does not depend on where the variables are; their sections follow it.
     image.offsets |= {s.index: 0 for s in cubin.sections if _is_written(s.name)}
     image.size = _up(image.size + len(ptx) + image.table_size + names + PREFETCH, CODE_ALIGN)
     _limit(image.size + size)
@@ -210,7 +214,7 @@ def lay_out(cubin: Cubin, ptx: bytes = b"") -> Image:
 
 
 def page_of(size: int) -> int:
-    """A boundary at which the GPU's mapping of an image of about this many bytes may change."""
+    """The page size of the GPU's mapping of an image of about `size` bytes."""
     return HUGE_PAGE if size >= HUGE_PAGE - 2 * SMALL_PAGE else SMALL_PAGE
 
 
@@ -219,7 +223,7 @@ def _is_written(name: str) -> bool:
 
 
 def _place(image: Image, prefix: str) -> None:
-    """Give the sections of a kind their offsets."""
+    """Assign offsets to the sections whose names start with `prefix`."""
     for section in image.cubin.sections:
         if section.name.startswith(prefix):
             start = _up(image.size, max(section.align, CODE_ALIGN))

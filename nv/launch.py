@@ -1,8 +1,8 @@
 """Launches: one kernel over a grid as a launch descriptor (QMD) and a constant bank.
 
 Sources: open-gpu-doc classes/compute/cl*qmd.h (fields of each version) and clc6c0.h (SEND_PCAS).
-What code expects in constant bank 0: nv.families. What does not depend on the launch is made once,
-when the program is loaded.
+nv.families describes what code expects in constant bank 0. Everything that does not depend on the
+launch is built once, when the program is loaded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_BLOCK = (1024, 1024, 64)
 
 @dataclass(frozen=True)
 class Shape:
-    """Where a descriptor's version has what each launch sets: byte offsets, and how."""
+    """Places of the values that each launch sets in a descriptor version; offsets in bytes."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -55,7 +55,7 @@ class Shape:
 
 @dataclass
 class LaunchDetails:
-    """Content of `Kernel.details`: all facts about launches that do not change."""
+    """Content of `Kernel.details`: all facts that are the same for every launch."""
 
     code: KernelCode
     qmd: bytes
@@ -71,11 +71,13 @@ class LaunchDetails:
     local_size: int
     warps_per_sm: int
     carveouts: tuple[int, ...]
-    targets: dict[tuple[int, int], int] = field(default_factory=dict)  # what `carveout` found
+    targets: dict[tuple[int, int], int] = field(default_factory=dict)  # results of `carveout`
 
     def carveout(self, threads: int, dynamic: int = 0) -> int:
-        """The shared memory that an SM should have: for as many groups as it may otherwise hold.
-        dynamic: bytes that a launch adds to each group's."""
+        """Return the size of an SM's shared memory: enough for as many groups as its warps allow.
+
+        dynamic: bytes that a launch adds to the shared memory of each group.
+        """
         found = self.targets.get((threads, dynamic))
         if found is None:
             warps = -(-threads // _WARP)
@@ -123,7 +125,7 @@ def shape_of(version: str) -> Shape:
 
 
 def shared_size(code: KernelCode, family: Family, *, counts_reserved: bool) -> int:
-    """Bytes of shared memory that a group takes, with what the system keeps of it."""
+    """Bytes of shared memory that a group takes, including the system's share."""
     size = code.shared_size
     if not counts_reserved:
         size += family.reserved_shared
@@ -135,7 +137,7 @@ def _registers_per_warp(code: KernelCode) -> int:
 
 
 def threads_limit(code: KernelCode) -> int:
-    """Threads that a group may have: what it declares, and what its registers allow."""
+    """Most threads of a group, limited by the kernel's declaration and by its registers."""
     per_warp = _registers_per_warp(code)
     warps = _REGISTERS_PER_SM // per_warp // _WARPS_GRANULE * _WARPS_GRANULE
     return min(1024, warps * _WARP, code.max_threads or 1024)
@@ -153,10 +155,10 @@ def prepare(
     counts_reserved: bool,
     carveouts: tuple[int, ...],
 ) -> LaunchDetails:
-    """Make a kernel's descriptor and constant bank, but for what each launch sets.
+    """Build a kernel's descriptor and constant bank, without the values that each launch sets.
 
-    address: of its code. constants: bank -> (address, size) of those that do not change.
-    local_size: bytes of local memory per thread.
+    address: address of the kernel's code. constants: bank -> (address, size) of the constant banks
+    that do not change. local_size: bytes of local memory per thread.
     """
     shared = shared_size(code, family, counts_reserved=counts_reserved)
     if shared > carveouts[-1]:
@@ -170,14 +172,14 @@ def prepare(
     qmd = table.new()
 
     def put(name: str, value: int | str, index: int = 0, *, granule: int = 0) -> None:
-        """Set a field under the name this version has it: as it is, or shifted."""
+        """Set a field under its name in this version: the plain value, or the shifted one."""
         if name not in table.fields and granule:
             table.set(qmd, f"{name}_SHIFTED{granule}", int(value) >> granule, index)
         else:
             table.set(qmd, name, value, index)
 
     def put_any(names: tuple[str, ...], value: int | str) -> None:
-        """Set the first field that this version has; none if it has none."""
+        """Set the first of `names` that this version has; do nothing if it has none of them."""
         name = next((name for name in names if name in table.fields), None)
         if name is not None:
             put(name, value)
@@ -227,13 +229,12 @@ def prepare(
 
 
 def config_of(carveout: int) -> int:
-    """Return a descriptor's value for an SM's share of shared memory: in units of 4 KiB, from one
-    on."""
+    """Return a descriptor's value for the shared memory of an SM: units of 4 KiB, plus 1."""
     return carveout // 4096 + 1
 
 
 def _split(table: abi.Descriptor, qmd: bytearray, name: str, index: int, address: int) -> None:
-    """Set an address of two fields, shifted where this version has it so."""
+    """Set an address that takes two fields, shifted if this version requires it."""
     for suffix, shift in (("", 0), ("_SHIFTED4", 4), ("_SHIFTED6", 6)):
         if f"{name}_LOWER{suffix}" in table.fields:
             value = address >> shift
@@ -276,8 +277,11 @@ def details_of(launch: Launch) -> LaunchDetails:
 
 
 def add_launch(image: Pushbuffer, launch: Launch) -> int | None:
-    """Append one launch as data: constant bank and descriptor. The descriptor's block, which
-    `start_launch` or `start_after` is for; None for an empty grid."""
+    """Append the data of one launch: constant bank and descriptor.
+
+    Returns the number of the descriptor's block, for `start_launch` or `start_after`; None for an
+    empty grid.
+    """
     details = details_of(launch)
     _check(launch, details)
     if 0 in launch.grid:
@@ -317,8 +321,8 @@ def add_launch(image: Pushbuffer, launch: Launch) -> int | None:
     descriptor = image.add_block(qmd, [])
     image.link(descriptor, shape.bank_low, data, shape.bank_shift)
     if not shape.bank_shift:
-        # The word above holds the rest of the address below other fields: they ride on the
-        # addend's upper half. Shifted addresses have no upper part: commands lie below 2^38.
+        # The next word holds the rest of the address below other fields, which the addend's upper
+        # half carries. Shifted addresses have no upper part: commands are below 2^38.
         (upper,) = struct.unpack_from("<I", qmd, shape.bank_low * 4 + 4)
         image.link(descriptor, shape.bank_low + 1, data, 32, upper << 32)
     return descriptor
@@ -338,7 +342,10 @@ def chains(launch: Launch) -> bool:
 
 
 def start_after(image: Pushbuffer, launch: Launch, earlier: int, descriptor: int) -> None:
-    """Have a launch start when `earlier`, of the same class, has ended; it `chains`."""
+    """Make a launch start when the launch of block `earlier` has ended.
+
+    Both launches are of the same class, one for which `chains` is true.
+    """
     successor = details_of(launch).shape.successor
     assert successor is not None
     successor.mark(image.data(earlier))
@@ -346,8 +353,7 @@ def start_after(image: Pushbuffer, launch: Launch, earlier: int, descriptor: int
 
 
 def _cooperate(bank: bytearray, launch: Launch, details: LaunchDetails) -> None:
-    """Give a grid its workspace. BadArgument where its groups do not fit the GPU beside each
-    other."""
+    """Assign a workspace to a grid. BadArgument if the GPU cannot hold all its groups at once."""
     driver = cast("NvDriver", launch.kernel.program.core.driver)
     threads = launch.block[0] * launch.block[1] * launch.block[2]
     most = groups_that_fit(
@@ -374,8 +380,11 @@ def _cooperate(bank: bytearray, launch: Launch, details: LaunchDetails) -> None:
 
 
 def _take_shared(qmd: bytearray, details: LaunchDetails, dynamic: int) -> None:
-    """Give each group `dynamic` bytes of shared memory behind its static share. An array of open
-    size starts where the static share ends: the assembler pads that to the array's alignment."""
+    """Give each group `dynamic` bytes of shared memory after its static share.
+
+    An array of unspecified size starts where the static share ends; the assembler pads the static
+    share to the array's alignment.
+    """
     size, shape = details.shared_size + dynamic, details.shape
     shape.shared.insert(qmd, size >> shape.shared_shift)
     least = next(carveout for carveout in details.carveouts if carveout >= size)

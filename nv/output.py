@@ -1,7 +1,7 @@
-"""Output of printf and assert in kernels: a buffer that routines in the program write, read when
-work ended.
+"""Output of printf and assert in kernels, through a buffer that routines in the program write.
 
-The routines and the buffer's layout: nv.output_routines. Text goes to `Device.on_print`.
+The buffer is read when work has ended; text goes to `Device.on_print`. The routines and the
+buffer's layout: nv.output_routines.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WIDE = ("l", "ll", "z", "j", "t", "q", "L")
 
 @dataclass(frozen=True)
 class Assertion:
-    """An assert that did not hold, in the words of the kernel's source."""
+    """A failed assert, with the texts of the kernel's source."""
 
     condition: str
     file: str
@@ -49,16 +49,16 @@ class Assertion:
 
 
 class Output:
-    """The buffer of one device, made for the first program that prints; see the module."""
+    """The buffer of one device, created for the first program that prints; see the module."""
 
     def __init__(self, driver: NvDriver) -> None:
         self._driver = driver
         self._memory: Memory | None = None
-        self._at = 0  # records before it were told
+        self._at = 0  # records before it have been passed on
         self._texts: dict[Memory, tuple[int, bytes]] = {}  # programs that print: base and content
 
     def connect(self, image: Image, memory: Memory, data: bytes) -> bytes:
-        """The bytes of a program that is loaded at `memory`, with the buffer's address in it."""
+        """Return the bytes of a program to load at `memory`, with the buffer's address inserted."""
         place = next((v for v in image.variables() if v.name == STATE), None)
         if place is None:
             return data
@@ -73,11 +73,11 @@ class Output:
         return bytes(linked)
 
     def forget(self, memory: Memory) -> None:
-        """A program was closed."""
+        """Forget a program that was closed."""
         self._texts.pop(memory, None)
 
     def clear(self) -> None:
-        """Start anew: all that was written is forgotten. Only while no kernel runs."""
+        """Discard all records. Only while no kernel runs."""
         if self._memory is not None:
             self._memory.view[HEAD_SIZE:SIZE] = bytes(SIZE - HEAD_SIZE)
             _HEAD.pack_into(self._memory.view, 0, 0, SIZE - HEAD_SIZE, 0, 0)
@@ -86,13 +86,13 @@ class Output:
     # ---- reading -----------------------------------------------------------------------------
 
     def _records(self, start: int) -> Iterator[tuple[int, int, bytes]]:
-        """Whole records from a place on: the place behind each, its kind and content."""
+        """Yield the complete records from `start` on: end, kind and content of each."""
         if self._memory is None:
             return
         view = self._memory.view
         taken, capacity, _, _ = _HEAD.unpack_from(view)
         if capacity != SIZE - HEAD_SIZE:
-            return  # a GPU that is lost reads as all ones; a kernel may have written over it
+            return  # a lost GPU reads as all ones; a kernel may have overwritten it
         while start < min(taken, capacity):
             size, kind = _RECORD.unpack_from(view, HEAD_SIZE + start)
             if size < PRINTF_SIZE or start + size > capacity:
@@ -106,7 +106,7 @@ class Output:
         return self._memory is not None
 
     def drain(self) -> None:
-        """Give what was printed since the last time to the device's `on_print`."""
+        """Pass the text printed since the last call to the device's `on_print`."""
         if self._memory is None:
             return
         lines = []
@@ -125,7 +125,7 @@ class Output:
             self._driver.on_print(line)
 
     def assertion(self) -> Assertion | None:
-        """The first assert that failed, if any has."""
+        """The first failed assert, if any."""
         for _, kind, record in self._records(0):
             if kind == ASSERT and len(record) == ASSERT_SIZE:
                 message, file, function, line, *place, _ = _ASSERT.unpack_from(record, 8)
@@ -136,7 +136,7 @@ class Output:
         return None
 
     def _text(self, address: int) -> str:
-        """A string of the device's memory, as far as it can be read."""
+        """A string in the device's memory, as far as it can be read."""
         for base, content in self._texts.values():
             if base <= address < base + len(content):
                 raw = content[address - base : address - base + _LONGEST_TEXT]
@@ -161,7 +161,7 @@ class Output:
         try:
             return _FIELD.sub(lambda field: self._field(field, arguments), text)
         except (struct.error, ValueError, OverflowError):
-            return text  # a format that its arguments do not fit is shown as it is
+            return text  # a format that does not match its arguments is shown unchanged
 
     def _field(self, field: re.Match[str], arguments: _Arguments) -> str:
         kind, flags = field["kind"], field["flags"]
@@ -198,11 +198,11 @@ class _Arguments:
         self._at = 0
 
     def integer(self, form: str) -> int:
-        """The next one, in struct's notation; struct.error where there is none."""
+        """The next argument, as struct format `form`; struct.error if there is none."""
         return int(struct.unpack_from(form, self._raw, self._place(struct.calcsize(form)))[0])
 
     def real(self) -> float:
-        """The next one, a double."""
+        """The next argument, a double."""
         return float(struct.unpack_from("<d", self._raw, self._place(8))[0])
 
     def _place(self, size: int) -> int:

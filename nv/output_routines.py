@@ -1,16 +1,17 @@
 """PTX of `vprintf` and `__assertfail`, which CUDA's driver has and a cubin lacks.
 
-Both append a record to a buffer of the device, which nv.output reads. A declaration
-`.extern .func ... vprintf(...);` is replaced by the routine, so that an assembler and a model of
-the chip see the same text. Signatures: CUDA C++ Programming Guide 12.9, "Formatted Output" and
+Both append a record to a buffer of the device, which nv.output reads. The routine replaces a
+declaration `.extern .func ... vprintf(...);`, so that an assembler and a model of the chip get the
+same text. Signatures: CUDA C++ Programming Guide 12.9, "Formatted Output" and
 "Assertion"; clang lib/CodeGen/CGGPUBuiltin.cpp (the second argument points to a structure of the
 promoted arguments, each at its natural alignment).
 
-The buffer, little endian: 8 bytes taken so far, 8 bytes capacity, 8 bytes records dropped, 8 bytes
-zero; from byte 32 on records, each at a multiple of 8: 4 bytes its size, 4 bytes its kind (0
-printf, 1 assert), then for printf the address of the format, 8 bytes length of the arguments, and
-those; for assert the addresses of message, file and function, and 4 bytes each for the line, three
-of the block's index, three of the thread's and zero.
+The buffer, little endian: 8 bytes taken so far, 8 bytes capacity, 8 bytes number of dropped
+records, 8 bytes zero. From byte 32 on it contains records, each at a multiple of 8: 4 bytes size, 4
+bytes kind (0 printf, 1 assert). A printf record continues with the address of the format, 8 bytes
+length of the arguments, and the arguments. An assert record continues with the addresses of
+message, file and function, and 4 bytes each for the line, the three parts of the block's index, the
+three of the thread's index, and zero.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ _DECLARED = re.compile(
 
 
 def with_routines(ptx: bytes) -> bytes:
-    """The text with routines in place of declarations; as it is where it declares neither."""
+    """The text with routines in place of declarations; unchanged if it declares neither."""
     seen: set[bytes] = set()
 
     def routine(found: re.Match[bytes]) -> bytes:

@@ -1,4 +1,4 @@
-"""Programs: PTX or cubins made into code in the GPU's memory, and the local memory kernels need."""
+"""Programs: loads PTX or cubins as code into GPU memory and allocates the kernels' local memory."""
 
 from __future__ import annotations
 
@@ -38,26 +38,29 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Wait = Callable[["ChannelQueue", int], None]  # for a value of the queue's timeline
-Way = tuple["ChannelQueue", Wait]  # the queue that copies code in, and how its end is awaited
+Way = tuple["ChannelQueue", Wait]  # the queue that copies code in, and how to wait for its end
 
 _LOCAL_GRANULE = 32  # bytes per thread
 _WARP_GRANULE, _TPC_GRANULE = 0x200, 0x8000  # bytes of local memory per warp and per TPC
 # SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_C: no limit in MAX_SM_COUNT, 0 in the GPC counts that
-# Hopper's class adds, as on boards Mesa's NVK (nvk_queue.c) and tinygrad's ops_nv.py have it.
+# Hopper's class adds, as Mesa's NVK (nvk_queue.c) and tinygrad's ops_nv.py set it on boards.
 _ALL_SMS = 0xFF
 _TARGET = re.compile(rb"^\s*\.target\s+sm_(\d{1,9})([af]?)", re.MULTILINE)
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(([^)]*)\)")
 _PARAMETER = re.compile(r"([\w$%]+)\s*(\[\d*\])?\s*$")
 _SCALAR = re.compile(r"\.([usf])(?:8|16|32|64)\b")
-_LONGEST = 1 << 20  # bytes of PTX that are assembled again to name a line
+_LONGEST = 1 << 20  # most bytes of PTX that are assembled again to find a line
 _KINDS = {"u": "integer", "s": "integer", "f": "float"}  # bits, .b, are of any kind
 
 
 @dataclass(frozen=True)
 class _Loaded:
-    """Data of a loaded program: not the program itself, which frees its memory when the caller
-    drops it. kernels: name, entry and bytes of each. ptx: as it was assembled, if it was, for
-    `target`."""
+    """Data of a loaded program.
+
+    It has no reference to the program, which frees its memory when the caller drops it. kernels:
+    name, entry address and code bytes of each. ptx: the text that was assembled for `target`; empty
+    for a cubin.
+    """
 
     kernels: tuple[tuple[str, int, int], ...]
     ptx: bytes
@@ -69,7 +72,7 @@ def _wait(queue: ChannelQueue, value: int) -> None:
 
 
 class Programs:
-    """All programs of a device, and local memory: one block, for the kernel that needs most."""
+    """All programs of a device, and one block of local memory for the kernel that needs most."""
 
     def __init__(self, driver: NvDriver) -> None:
         self.driver = driver
@@ -80,8 +83,11 @@ class Programs:
         self._loaded: dict[Memory, _Loaded] = {}
 
     def load(self, data: bytes, way: Way | None = None) -> Program:
-        """Assemble PTX where it is text, check the cubin and place it; see Device.load. way: in a
-        reset, where copy queues may hold work of others and the device's own wait is barred."""
+        """Assemble PTX text, check the cubin and load it into GPU memory; see Device.load.
+
+        way: for use in a reset, when copy queues may contain other work and the device's own wait
+        cannot be used.
+        """
         driver = self.driver
         ptx, target = b"", ""
         if not data.startswith(b"\x7fELF"):
@@ -113,7 +119,7 @@ class Programs:
             self._loaded[memory] = _Loaded(kernels, ptx, target)
             return program
         except BaseException:
-            driver.core.settle()  # the copy may still run; cut off here too, the memory stays
+            driver.core.settle()  # the copy may still run; if this raises too, the memory stays
             if memory is not None:
                 self.forget(memory)
                 memory.close()
@@ -164,8 +170,7 @@ class Programs:
         )
 
     def _write(self, memory: Memory, data: bytes, way: Way | None) -> None:
-        """Copy code in by a copy engine. A graph may be under capture meanwhile: this is not
-        recorded."""
+        """Copy code to GPU memory with a copy engine. A graph capture does not record the copy."""
         driver = self.driver
         queue, wait = way or (driver.copy_queue, _wait)
         staging = None
@@ -190,17 +195,17 @@ class Programs:
             raise
 
     def forget(self, memory: Memory) -> None:
-        """The program in `memory` was closed."""
+        """Forget the program in `memory`, which was closed."""
         self._loaded.pop(memory, None)
         self.output.forget(memory)
 
     def find(self, address: int) -> tuple[str, int] | None:
-        """The kernel whose code holds an address, and the offset in it; None if none does."""
+        """The kernel whose code contains an address, and the offset in it; None if none does."""
         found = self._at(address)
         return None if found is None else found[:2]
 
     def culprit(self, address: int) -> Culprit | None:
-        """The instruction of PTX that the code at an address was assembled from. Never raises."""
+        """The PTX instruction that the code at an address was assembled from. Never raises."""
         found = self._at(address)
         if found is None or not 0 < len(found[2].ptx) <= _LONGEST:
             return None
@@ -226,14 +231,14 @@ class Programs:
     # ---- local memory ------------------------------------------------------------------------
 
     def _local_need(self, code: KernelCode) -> int:
-        """Bytes of local memory per thread: the stack, and what the system keeps above it."""
+        """Bytes of local memory per thread: the stack, and the system's share above it."""
         need = code.stack_size + STACK_RESERVED
         if code.dynamic_stack:
             need += self.driver.dynamic_stack
         return -(-need // _LOCAL_GRANULE) * _LOCAL_GRANULE
 
     def _make_room(self, cubin: Cubin) -> None:
-        """Grow local memory to what the neediest kernel wants."""
+        """Grow local memory, if necessary, for the kernel of `cubin` that needs most."""
         need = max(self._local_need(code) for code in cubin.kernels.values())
         if need <= self.local_size:
             return
@@ -248,7 +253,7 @@ class Programs:
             queue.run_setup(self.setup_words())
         except BaseException:
             driver.core.complete()
-            if queue.timeline.last == before:  # the engine has not been told, and will not be
+            if queue.timeline.last == before:  # the engine has not got the new address
                 self.local, self.local_size = old, old_size
                 old = fresh
             if old is not None:
@@ -258,7 +263,7 @@ class Programs:
             old.close()
 
     def clear_memory(self) -> list[Command]:
-        """Commands that zero local memory and what kernels have allocated."""
+        """Commands that zero local memory and the heap of the kernels."""
         commands = self.heap.clear()
         if self.local is not None:
             commands.append(Fill(Symbol.constant(self.local.address), 0, self.local.size))
@@ -271,7 +276,7 @@ class Programs:
         return -(-per_tpc // _TPC_GRANULE) * _TPC_GRANULE
 
     def setup_words(self) -> list[int]:
-        """Methods that tell the compute engine where local memory is; none if there is none."""
+        """Methods that set the compute engine's local memory; empty if there is none."""
         if self.local is None:
             return []
         number = self.driver.compute_class
@@ -289,9 +294,9 @@ class Programs:
 
 
 def _check_text(ptx: bytes, capability: tuple[int, int]) -> str:
-    """Say plainly what is not PTX at all, or is for newer GPUs, before an assembler sees it.
+    """Return the architecture to assemble for: the GPU's, with the text's suffix ("sm_90a").
 
-    The architecture to assemble for: the GPU's, with the suffix that the text asks for ("sm_90a").
+    BadCodeObject, before an assembler runs, if the text is not PTX or is for other GPUs.
     """
     found = _TARGET.search(ptx)
     if found is None:
@@ -315,7 +320,7 @@ def _check_text(ptx: bytes, capability: tuple[int, int]) -> str:
 
 
 def _check_target(cubin: Cubin, capability: tuple[int, int]) -> None:
-    """Machine code runs on its own major architecture, from its minor one up."""
+    """Raise BadCodeObject unless the GPU has the cubin's major version and at least its minor."""
     major, minor = cubin.capability
     if major != capability[0] or minor > capability[1]:
         raise BadCodeObject(

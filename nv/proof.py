@@ -1,7 +1,7 @@
-"""Proof that channels work after a reset: copies and a kernel with known results, besides the
-signal that each new channel executes.
+"""Proof that channels work after a reset: copies and a kernel with known results.
 
-The kernel is PTX, for which an assembler has to be installed; without one the proof says so.
+They run in addition to the signal that each new channel executes. The kernel is PTX and requires an
+installed assembler; without one the proof says so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nv.driver import NvDriver
     from nv.queue import ChannelQueue
 
-LIMIT_S = 5.0  # TIMEOUT: microseconds where all is well; a GPU that sleeps wakes in milliseconds
+LIMIT_S = 5.0  # TIMEOUT: microseconds on a healthy GPU; a sleeping GPU wakes in milliseconds
 _THREADS, _SEED = 32, 0x5EED_0000
 _COPY_BYTES = 1024
 _SIZE = 4096  # bytes of each memory
@@ -48,8 +48,10 @@ _PTX = b"""
 
 
 def work(driver: NvDriver, queues: Sequence[ChannelQueue]) -> dict[str, object]:
-    """Have each copy queue copy into device memory and back, and each compute queue run a kernel;
-    what was done. ChipError for a wrong result."""
+    """Copy into device memory and back on each copy queue, and run a kernel on each compute queue.
+
+    Returns a description of the work done. ChipError for a wrong result.
+    """
     copying = [queue for queue in queues if queue.kind is QueueKind.COPY]
     computing = [queue for queue in queues if queue.kind is QueueKind.COMPUTE]
     found: dict[str, object] = {}
@@ -65,7 +67,7 @@ def work(driver: NvDriver, queues: Sequence[ChannelQueue]) -> dict[str, object]:
             found["copy"] = f"right on {', '.join(queue.name for queue in copying)}"
         if computing:
             found["kernel"] = _compute(driver, computing, host)
-    except OutOfMemory as error:  # the program's buffers, which are to survive, fill it
+    except OutOfMemory as error:  # the program's buffers, which must survive, fill it
         found.setdefault("copy", f"not made: {error}")
         found.setdefault("kernel", f"not run: {error}")
     finally:
@@ -121,7 +123,7 @@ def _compute(driver: NvDriver, queues: Sequence[ChannelQueue], host: Memory) -> 
 
 
 def _run(driver: NvDriver, queue: ChannelQueue, commands: Sequence[Command]) -> None:
-    """Run commands, and a signal behind them, to their end."""
+    """Run commands followed by a signal, and wait for their end."""
     timeline = queue.timeline
     end = timeline.last + 1
     encoded = queue.encode([*commands, Signal(timeline, Symbol.constant(end))])
@@ -134,7 +136,7 @@ def _run(driver: NvDriver, queue: ChannelQueue, commands: Sequence[Command]) -> 
 
 
 def wait(driver: NvDriver, queue: ChannelQueue, end: int) -> None:
-    """Wait for a value of a queue's timeline with the lock held; raises what stopped the queue."""
+    """Wait for a value of a queue's timeline, with the lock held; raise the queue's error."""
     timeline = queue.timeline
     driver.clock.wait_until(
         lambda: timeline.value >= end or queue.error() is not None,

@@ -1,9 +1,9 @@
-"""Which line of PTX an instruction of machine code comes from.
+"""Finds the line of PTX that an instruction of machine code comes from.
 
 The assembler's option -lineinfo adds a section .nv_debug_line_sass: a line table as in DWARF 2
-whose file is the PTX, with a sequence for each function, which its relocations name. The machine
-code stays the same (observed: nvJitLink 13.5.37, sm_75 to sm_120). Read when a kernel has failed,
-and not before: by pyelftools, as hcq.sourcelines does.
+whose file is the PTX. It has a sequence for each function; its relocations name the functions. The
+machine code stays the same (observed: nvJitLink 13.5.37, sm_75 to sm_120). The table is read only
+after a kernel has failed, with pyelftools, as in hcq.sourcelines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 OPTIONS = ("-lineinfo",)  # of both assemblers
 _TABLE = ".nv_debug_line_sass"
-_ELSEWHERE = 1 << 62  # where the code of other functions is thought to lie
+_ELSEWHERE = 1 << 62  # address assumed for the code of other functions
 
 
 def line_of(cubin: bytes, function: str, offset: int) -> int:

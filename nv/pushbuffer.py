@@ -16,7 +16,7 @@ from nv import abi
 _INCREASING = 1  # NVC56F_DMA_SEC_OP_INC_METHOD
 _IMMEDIATE = 4  # NVC56F_DMA_SEC_OP_IMMD_DATA_METHOD
 HOST, COMPUTE, COPY = 0, 1, 4  # subchannels: any for the host, as the driver's channels fix it
-_DATA_ALIGN = 256  # of everything behind the commands: descriptors and constant banks need it
+_DATA_ALIGN = 256  # of all data after the commands: descriptors and constant banks require it
 _LOW = 0xFFFF_FFFF
 
 
@@ -34,7 +34,7 @@ def word(class_id: int, name: str, **fields: int | str) -> int:
 
 @cache
 def header(subchannel: int, offset: int, count: int) -> int:
-    """The word before `count` words for consecutive methods from `offset` on."""
+    """The header of `count` words for consecutive methods from `offset` on."""
     return _INCREASING << 29 | count << 16 | subchannel << 13 | offset >> 2
 
 
@@ -64,17 +64,17 @@ class Pushbuffer:
         return [bytes(data) for data, _ in self._blocks]
 
     def emit(self, subchannel: int, offset: int, *values: int) -> None:
-        """Values for consecutive methods."""
+        """Append values for consecutive methods."""
         self.words.append(header(subchannel, offset, len(values)))
         self.words += values
 
     def high_low(self, symbol: Symbol) -> None:
-        """Two words: the upper half of a value, then the lower."""
+        """Append two words: the upper half of a value, then the lower."""
         self._word(symbol, 32)
         self._word(symbol, 0)
 
     def low_high(self, symbol: Symbol) -> None:
-        """Two words: the lower half of a value, then the upper."""
+        """Append two words: the lower half of a value, then the upper."""
         self._word(symbol, 0)
         self._word(symbol, 32)
 
@@ -86,7 +86,7 @@ class Pushbuffer:
         self.words.append(0)
 
     def add_block(self, data: bytes | bytearray, relocations: list[Relocation]) -> int:
-        """Put data behind the commands; relocations count words of the block. Its number."""
+        """Add data after the commands; return the block's number. Relocations count its words."""
         self._blocks.append((data, relocations))
         self._block_at.append(self._data_size)
         self._data_size += -(-len(data) // _DATA_ALIGN) * _DATA_ALIGN
@@ -99,16 +99,16 @@ class Pushbuffer:
         return data
 
     def point(self, block: int, offset: int, shift: int) -> None:
-        """A word of commands: the address of a place in a block, shifted right."""
+        """Append a command word: the address of a place in a block, shifted right."""
         self._pointers.append((len(self.words), block, offset, shift))
         self.words.append(0)
 
     def link(self, block: int, at: int, target: int, shift: int, add: int = 0) -> None:
-        """Word `at` of a block becomes the lower half of (target's address + add) >> shift."""
+        """Set word `at` of a block to the lower half of (target's address + add) >> shift."""
         self._links.append((block, at, target, shift, add))
 
     def finish(self) -> Commands:
-        """The image: commands, filler to a multiple of 256 bytes where data follows, data."""
+        """Return the image: commands, padding to a multiple of 256 bytes if data follows, data."""
         command_words = len(self.words)
         start = -(-command_words * 4 // _DATA_ALIGN) * _DATA_ALIGN if self._blocks else 0
         image = np.zeros((start + self._data_size) // 4 or command_words, np.uint32)

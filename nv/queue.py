@@ -1,9 +1,9 @@
 """Hardware queues: GPFIFO channels that run command images.
 
-Images wait in an arena; a captured graph's images have memory of their own. Both lie in video
+Images are stored in an arena; each image of a captured graph has its own memory. Both are in video
 memory that the host maps (tinygrad's ops_nv.py and Mesa's NVK keep descriptors and constant banks
-there), or in host memory. Every submission ends by signalling the queue's timeline: what it has
-passed frees arena and ring.
+there), or in host memory. Every submission ends with a signal of the queue's timeline. Once the
+timeline has passed a submission, its arena space and ring entry are free.
 """
 
 from __future__ import annotations
@@ -39,15 +39,18 @@ log = logging.getLogger(__name__)
 ARENA_SIZE = 1 << 20
 _IMAGE_ALIGN = 256
 _FULL_PAUSE_S = 1e-4
-_LENGTH_SHIFT = 42  # of an entry: NVC56F_GP_ENTRY1_LENGTH
-_SETUP_LIMIT_S = 5.0  # TIMEOUT: a new channel's first work; microseconds where all is well
+_LENGTH_SHIFT = 42  # in a ring entry: NVC56F_GP_ENTRY1_LENGTH
+_SETUP_LIMIT_S = 5.0  # TIMEOUT: a new channel's first work; microseconds on a healthy GPU
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a channel stands: the ring's next entry to be given and to be fetched by the host
-    engine (GP_PUT, GP_GET), the timeline's value and the last that was asked for, and the Xid that
-    stopped it."""
+    """Progress of a channel.
+
+    given, fetched: the next ring entry for the driver to fill and for the host engine to fetch
+    (GP_PUT, GP_GET). reached, awaited: the timeline's current value and the last value submitted.
+    xid: the Xid that stopped the channel, or None.
+    """
 
     given: int
     fetched: int
@@ -57,8 +60,10 @@ class Progress:
 
 
 def command_memory(driver: NvDriver, size: int) -> Memory:
-    """Memory for images that the host writes: where the device's `command_placement` says. Host
-    memory where video memory or the window to it is used up."""
+    """Allocate memory for images that the host writes, with the device's `command_placement`.
+
+    Host memory is used if video memory or the window to it is exhausted.
+    """
     gpu = driver.gpu
     if driver.command_placement is Placement.DEVICE:
         try:
@@ -71,9 +76,12 @@ def command_memory(driver: NvDriver, size: int) -> Memory:
 
 
 class Submission(NamedTuple):
-    """A submission that has been decided on. number: of its entry in the ring, counted from 1.
-    words: commands at `address`. head: the arena's position behind it. end: the timeline's value
-    then. kept: memory that is freed afterwards."""
+    """A committed submission.
+
+    number: its ring entry, counted from 1. words: the number of command words at `address`. head:
+    the arena position after its image. end: the timeline value that it signals. kept: memory to
+    free once it has ended.
+    """
 
     number: int
     address: int
@@ -100,7 +108,7 @@ class OwnImage(Resident):
 
     def close(self) -> None:
         if self.memory is not None:
-            self.words = np.zeros(0, np.uint32)  # lets go of the mapping's view
+            self.words = np.zeros(0, np.uint32)  # releases the mapping's view
             self.memory.close()
             self.memory = None
 
@@ -161,14 +169,14 @@ class ChannelQueue(HardwareQueue):
     # ---- the channel -------------------------------------------------------------------------
 
     def build(self) -> None:
-        """Make the channel, after tearing down the one there was, and set its engines up."""
+        """Tear down the existing channel, if any; create a new one and set up its engines."""
         assert self.memory is not None
         self.tear_down()
         gpu = self.driver.gpu
         is_compute = self.kind is QueueKind.COMPUTE
         self.group = Group(gpu, self.engine, context_share=is_compute)
-        # The graphics engine has a context only once an object of its own is there, without which
-        # UVM refuses the channel (observed on an H100).
+        # The graphics engine has a context only once an object of its own exists; UVM refuses a
+        # channel without a context (observed on an H100).
         graphics = gpu.client.constants.NV2080_ENGINE_TYPE_GRAPHICS
         own = self.driver.compute_class if self.engine == graphics else 0
         objects = [number for number in (own, self.classes.copy) if number]
@@ -176,7 +184,7 @@ class ChannelQueue(HardwareQueue):
         self.group.schedule()
         self.channel.start()
         self.count = 0  # entries of the ring used so far
-        self._head = self._tail = 0  # positions in the arena; they only rise
+        self._head = self._tail = 0  # positions in the arena; they only increase
         words = self.driver.setup_words(self)
         if is_compute:
             self._run_first(words)
@@ -184,7 +192,7 @@ class ChannelQueue(HardwareQueue):
             self.run_setup(words)
 
     def tear_down(self) -> None:
-        """Free the channel; what it ran ends. Its memory goes after it."""
+        """Free the channel, which ends its work, and then the memory kept for that work."""
         if self.channel is not None:
             self.channel.close()
             self.channel = None
@@ -202,9 +210,12 @@ class ChannelQueue(HardwareQueue):
             self._pending.popleft()
 
     def _run_first(self, words: Sequence[int]) -> None:
-        """Have methods run before the first submission of a new channel, by an entry that the GPU
-        is not told of until then: with work in this channel it would stop a kernel of another
-        process that runs on (Xid 109), though this process may only copy."""
+        """Prepare methods to run before the first submission of a new channel.
+
+        The doorbell announces their ring entry only together with that submission. With work in
+        this channel, the GPU would stop a long-running kernel of another process (Xid 109), even
+        if this process only copies.
+        """
         assert self.memory is not None
         count = len(words)
         self._words[:count] = words
@@ -215,7 +226,7 @@ class ChannelQueue(HardwareQueue):
         self._pending.append(Submission(1, self.arena.address, count, self._head, end, ()))
 
     def run_setup(self, words: Sequence[int]) -> None:
-        """Run methods of the driver's own when all before has ended, and wait for them."""
+        """Run the driver's own methods after all earlier work has ended, and wait for their end."""
         image = Pushbuffer()
         self.encoder.wait_idle(image)
         image.words += words
@@ -269,8 +280,11 @@ class ChannelQueue(HardwareQueue):
     def submit_keeping(
         self, buffer: CommandBuffer, values: NDArray[np.uint64], memory: Memory | None
     ) -> None:
-        """As submit; `memory` is the queue's from then on: `reclaim` frees it once the work has
-        ended. After an exception `keeps` tells whether it is. For small images."""
+        """Submit as `submit` does, and take ownership of `memory`.
+
+        `reclaim` frees `memory` once the work has ended. After an exception, `keeps` reports
+        whether the queue owns it. For images of at most half the arena.
+        """
         count = len(buffer.words)
         if len(self._pending) >= ENTRIES - 1:
             self._await_room(count)
@@ -294,10 +308,10 @@ class ChannelQueue(HardwareQueue):
         kernels = buffer.kernels if isinstance(buffer, Commands) else ()
         number, end = self.count + 1, self.timeline.last + 1
         self.intent = Submission(number, address, buffer.command_words, head, end, kernels, kept)
-        self.complete()  # from `intent` on it takes place
+        self.complete()  # once `intent` is set, the submission takes place
 
     def keeps(self, memory: Memory) -> bool:
-        """Return whether `submit_keeping` has accepted it."""
+        """Return whether `submit_keeping` has taken ownership of `memory`."""
         pending = [*self._pending, *([self.intent] if self.intent is not None else [])]
         return any(submission.kept is memory for submission in pending)
 
@@ -334,7 +348,7 @@ class ChannelQueue(HardwareQueue):
     # ---- ring --------------------------------------------------------------------------------
 
     def complete(self) -> None:
-        """Put the image of `intent` into its entry and ring the doorbell."""
+        """Write the ring entry of `intent` and ring the doorbell."""
         submission = self.intent
         if submission is None:
             return
@@ -349,14 +363,14 @@ class ChannelQueue(HardwareQueue):
             self._pending.append(submission)
         self._unused = None
         self._head = submission.head
-        # ORDER: who waits must wait for it before the hardware may see it.
+        # ORDER: waiters must wait for this submission before the hardware may see it.
         self.timeline.last = submission.end
         self.count = number
         memory.put(number % ENTRIES)
         # ORDER: x86 makes stores to image, ring and GP_PUT visible before this uncached one, which
         # drains write-combining buffers too (Intel SDM, volume 3, "Methods of Caching Available").
-        # In the GPU, writes of USERD take the way through BAR1: a doorbell there stays behind them,
-        # one in BAR0 can overtake them.
+        # Inside the GPU, writes of USERD go through BAR1: a doorbell in BAR1 stays behind them, a
+        # doorbell in BAR0 can overtake them.
         if not self.driver.gpu.rings_in_order:
             memory.settle()
         self.driver.gpu.ring(channel.token)
@@ -364,7 +378,7 @@ class ChannelQueue(HardwareQueue):
         self.intent = None
 
     def _find(self, size: int) -> int | None:
-        """Where `size` contiguous bytes of the arena are free, as a position that only rises."""
+        """Return a position with `size` free contiguous bytes, or None. Positions only increase."""
         size = -(-size // _IMAGE_ALIGN) * _IMAGE_ALIGN
         start = self._head
         if start % ARENA_SIZE + size > ARENA_SIZE:
@@ -372,7 +386,7 @@ class ChannelQueue(HardwareQueue):
         return start if start + size - self._tail <= ARENA_SIZE else None
 
     def reclaim(self) -> bool:
-        """Free what ended submissions held; whether there were any."""
+        """Free the resources of ended submissions; return whether there were any."""
         value, pending, freed = self.timeline.value, self._pending, False
         while pending and pending[0].end <= value:
             submission = pending[0]
@@ -384,8 +398,10 @@ class ChannelQueue(HardwareQueue):
         return freed
 
     def _await_room(self, words: int) -> None:
-        """For the driver's own submissions; all others have waited without the lock
-        (Device.await_room)."""
+        """Wait until there is room for one of the driver's own submissions.
+
+        All other submissions have already waited, without the lock (Device.await_room).
+        """
         if not self.room(words):
             self._wait_for(lambda: self.room(words), "entry of the ring, and command memory")
 
@@ -405,7 +421,7 @@ class ChannelQueue(HardwareQueue):
 
     def close(self) -> None:
         """Tear the channel down and free all memory; idempotent."""
-        with contextlib.suppress(UgpuError):  # a lost GPU answers nothing
+        with contextlib.suppress(UgpuError):  # a lost GPU does not answer
             self.tear_down()
         self._words = np.zeros(0, np.uint32)
         if hasattr(self, "timeline"):

@@ -1,8 +1,8 @@
 """Reset: the rungs of the ladder (hcq.ladder) that NVIDIA's kernel driver leaves to its clients.
 
-It owns the GPU: a client makes its own channels anew. Resets of the GPU itself are the kernel
-driver's (`nvidia-smi --gpu-reset`, as root, while nothing uses the GPU), and removal from the bus
-ends all its clients.
+The kernel driver owns the GPU: a client only recreates its own channels. The kernel driver resets
+the GPU itself (`nvidia-smi --gpu-reset`, as root, while nothing uses the GPU). Removal from the bus
+ends all clients of the GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DRIVERS_OWN = (
 
 
 def recover(driver: NvDriver, only: Level | None = None) -> Recovery:
-    """Make channels anew, the failed ones first; raises what the last rung met."""
+    """Recreate channels, the failed ones first; raise the error of the last rung."""
     if driver.gpu.lost():
         raise DeviceLost(
             f"{driver.name} is no longer on the bus; open it again when it is back", remedy=GONE
@@ -50,7 +50,7 @@ def _diagnose(driver: NvDriver) -> Diagnosis:
 
 
 class _Rungs:
-    """restarted: the queues whose channel the last rung made anew."""
+    """Rungs of one reset. restarted: the queues whose channel the last rung recreated."""
 
     def __init__(self, driver: NvDriver) -> None:
         self.driver = driver
@@ -88,8 +88,10 @@ class _Rungs:
             self.restarted.append(queue)
 
     def _prove(self) -> dict[str, object]:
-        """`build` has run the set-up of each channel, and waited for its signal. Then work with
-        known results."""
+        """Run work with known results on the new channels.
+
+        `build` has already run the set-up of each channel and waited for its signal.
+        """
         for queue in self.restarted:
             error = queue.error()
             if error is not None:
@@ -99,8 +101,10 @@ class _Rungs:
 
 
 def failed_queues(driver: NvDriver) -> list[ChannelQueue]:
-    """Queues whose channel has failed, or that a failure names; where there are none, those that
-    have not ended."""
+    """Return the queues whose channel has failed, or that the device's failure names.
+
+    If there are none, returns the queues with unfinished work.
+    """
     queues = driver.all_queues()
     facts = driver.core.failure.facts if driver.core.failure is not None else {}
     named = (facts.get("queue"), facts.get("timeline"))

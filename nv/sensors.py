@@ -1,8 +1,9 @@
-"""Sensors and facts of a GPU: controls of its subdevice, and what the driver publishes of it.
+"""Sensors and facts of a GPU, from controls of its subdevice and from the driver's shared data.
 
 Sources: open-gpu-kernel-modules 580.142 ctrl2080fb.h, ctrl2080bus.h, ctrl2080perf.h, ctrl2080ecc.h,
-ctrl2080thermal.h, ctrl2080gpu.h, ctrl2080nvlink.h, class/cl00de.h. What the driver does not answer
-on a GPU is left out. Clocks and power have no control, but are published: see nv.rm.shared_data.
+ctrl2080thermal.h, ctrl2080gpu.h, ctrl2080nvlink.h, class/cl00de.h. Values that the driver does not
+report for a GPU are omitted. Clocks and power have no control; the driver publishes them in memory:
+see nv.rm.shared_data.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _THERMAL_VERSION, _THERMAL_REVISION = 1, 0  # THERMAL_SYSTEM_API_VER, THERMAL_SY
 _WHOLE = 10_000  # util of a sample is in hundredths of a percent
 _SAMPLE_TYPE = 2  # NV2080_CTRL_GPUMON_SAMPLE_TYPE_PERFMON_UTIL, ctrl2080gpumon.h
 
-# What nv.rm.shared_data may have: name, unit, label, places in the order they are tried, each with
+# Values that nv.rm.shared_data may have: name, unit, label, places in the order of trial, each with
 # the size of its unit. Throttle reasons are the bits of cl00de.h RUSD_CLK_THROTTLE_REASON_*.
 _Published = tuple[str, str, str, tuple[tuple[str, float], ...]]
 _CLOCK = "clkPublicDomainInfos.info"
@@ -60,7 +61,7 @@ _PUBLISHED: tuple[_Published, ...] = (
     ),
 )  # fmt: skip
 _THROTTLES = {2: "power cap", 3: "slowdown", 5: "heat", 6: "heat, hardware", 7: "power brake"}
-_NEVER_ZERO = ("Hz", "W", "°C")  # a zero says that nothing is measured there
+_NEVER_ZERO = ("Hz", "W", "°C")  # a zero means that nothing is measured there
 _REASONS = ("clkThrottleInfo.reasonMask", "clkThrottleReason.reasonMask")
 
 
@@ -70,8 +71,8 @@ class Meter:
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
 
-    def _block(self, name: str, **values: Any) -> Any:  # Any: members are what the tables say
-        """A block of this name; NotSupported where the driver's branch has none."""
+    def _block(self, name: str, **values: Any) -> Any:  # Any: the tables define the members
+        """A block of this name; NotSupported if the driver's branch has none."""
         structs = self.gpu.client.structs
         if name not in structs:
             raise NotSupported(f"driver branch {self.gpu.client.abi.branch} has no {name}")
@@ -123,7 +124,7 @@ class Meter:
         return float(instruction.operands.getStatusSensorReading.value)
 
     def busy(self, engine: str) -> float:
-        """The share of time that "gr" (the multiprocessors) or "fb" (memory) was at work lately."""
+        """The recent share of time that "gr" (the multiprocessors) or "fb" (memory) was busy."""
         client = self.gpu.client
         block = self._block(
             "NV2080_CTRL_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2_PARAMS", type=_SAMPLE_TYPE
@@ -134,12 +135,12 @@ class Meter:
         )
         if not block.count:
             return 0.0
-        # A ring: the newest sample lies before `tracker`.
+        # The samples are a ring; the newest one is before `tracker`.
         newest = block.samples[(int(block.tracker) - 1) % len(block.samples)]
         return float(newest[engine].util) / _WHOLE
 
     def performance_state(self) -> float:
-        """The number n of the state Pn, 0 the fastest; the driver gives a bit per state."""
+        """The number n of the state Pn, 0 the fastest; the driver reports one bit per state."""
         found = self.gpu.client.ask(self.gpu.subdevice, "NV2080_CTRL_CMD_PERF_GET_CURRENT_PSTATE")
         return float(int(found.currPstate).bit_length() - 1)
 
@@ -157,7 +158,7 @@ class Meter:
 
 
 def published(data: SharedData) -> list[Sensor]:
-    """Sensors for what the driver publishes of this GPU now."""
+    """Sensors for the values that the driver currently publishes for this GPU."""
 
     def read(places: tuple[tuple[str, float], ...], least: int = 0) -> float:
         for place, unit in places:
@@ -181,8 +182,10 @@ def published(data: SharedData) -> list[Sensor]:
 
 
 def make_sensors(gpu: Gpu, data: SharedData | None) -> Sequence[Sensor]:
-    """The sensors that this GPU answers for; each is asked once. data: None where the driver
-    publishes nothing."""
+    """Return the sensors that work on this GPU; each is read once to find out.
+
+    data: None if the driver publishes nothing.
+    """
     meter = Meter(gpu)
     first = published(data) if data is not None else []
     known = {(sensor.name, sensor.label) for sensor in first}
@@ -218,7 +221,7 @@ def _answers(sensor: Sensor) -> bool:
 
 
 def describe(gpu: Gpu) -> dict[str, Any]:
-    """Facts for people: name, place on the bus, driver, instance."""
+    """Facts to show: name, address on the bus, driver, instance."""
     card = gpu.card.pci_info
     facts: dict[str, Any] = {
         "chip": _name(gpu),
@@ -249,6 +252,6 @@ def _name(gpu: Gpu) -> str:
 
 
 def _uuid_text(raw: bytes) -> str:
-    """As NVIDIA's tools write it."""
+    """Format a UUID as NVIDIA's tools do."""
     text = raw.hex()
     return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

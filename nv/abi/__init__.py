@@ -41,14 +41,14 @@ __all__ = [
 
 _FOLDER = Path(__file__).parent / "tables"
 _VERSION = re.compile(r"(\d+)(?:\.(\d+))?(\.\d+)*")
-#: branch -> minor of the first release whose channel block is the branch's: 535.54.03 and betas
+#: branch -> minor of the first release that has the branch's channel block: 535.54.03 and betas
 #: have 304 bytes of NV_CHANNEL_ALLOC_PARAMS, not 360. Source: alloc_channel.h of the tags.
 _SETTLED = {"535": 86}
 
 
 @cache
 def branches() -> tuple[str, ...]:
-    """The driver branches there are tables of, oldest first."""
+    """The driver branches that have tables, oldest first."""
     found = (path.name[3:].split(".")[0] for path in _FOLDER.glob("rm_*.structs.txt"))
     return tuple(sorted(found, key=int))
 
@@ -57,8 +57,8 @@ def branches() -> tuple[str, ...]:
 def select(version: str) -> Abi:
     """The interface of a driver version such as "580.142", or of the branch nearest to it.
 
-    `exact` says whether it is its own; of two equally near branches it is the older one.
-    BadArgument for text that is not a version.
+    `exact` is True if the tables are those of this version; of two equally near branches the older
+    one is used. BadArgument for text that is not a version.
     """
     match = _VERSION.fullmatch(version)
     if match is None:
@@ -85,7 +85,7 @@ def methods(class_id: int) -> BitTable:
 
 
 def qmd(version: str) -> Descriptor:
-    """The launch descriptor of a version such as "4.0"; NotSupported lists those there are."""
+    """The launch descriptor of a version such as "4.0"; NotSupported lists all versions."""
     return _bits(f"qmd_{version.replace('.', '_')}").descriptor("QMD")
 
 
@@ -100,7 +100,7 @@ def fault_entry() -> Descriptor:
 
 
 def fault_codes(chip: str) -> Descriptor:
-    """Faults' types, accesses and clients of tu102, ga100, gh100 or gb100, as named values."""
+    """Fault types, accesses and clients of tu102, ga100, gh100 or gb100, as named values."""
     return _bits(f"fault_{chip}").descriptor("PFAULT")
 
 

@@ -1,15 +1,15 @@
-"""Methods and descriptors, bit by bit: fields by name, from text tables made by the generator.
+"""Methods and descriptors as named bit fields, from text tables that the generator writes.
 
-A table is text, one method or descriptor a line; lines that start with `#` are remarks:
+A table is text with one method or descriptor a line; lines that start with `#` are comments:
 
     NAME offset[+stride] [FIELD ...]          a method at a byte offset; an array's stride in bytes
     NAME :size [FIELD ...]                    a descriptor of `size` bytes
 
     FIELD is  NAME:lsb:width[+stride*count][=VALUE:number,...]     all in bits
 
-A method's fields lie in its 32-bit word, a descriptor's anywhere in the whole of it. Names and
-values are spelled as NVIDIA's header spells them, without the prefix. Nothing is truncated:
-BadArgument for a name that is not there, an index past the end, a value that does not fit.
+A method's fields are in its 32-bit word; a descriptor's fields may be anywhere in the descriptor.
+Names and values are spelled as in NVIDIA's header, without the prefix. Nothing is truncated: an
+unknown name, an index past the end or a value that does not fit raises BadArgument.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class BitField:
-    """`width` bits from bit `lsb` up; element i of an array lies i times `stride` bits further."""
+    """`width` bits from bit `lsb` up; element i of an array is i times `stride` bits higher."""
 
     name: str
     lsb: int
@@ -41,7 +41,7 @@ class BitField:
 
     @classmethod
     def parse(cls, text: str) -> BitField:
-        """Make a field of a table's word."""
+        """Parse a field from a word of a table."""
         place, _, listed = text.partition("=")
         name, lsb, rest = place.split(":")
         width, _, array = rest.partition("+")
@@ -62,7 +62,7 @@ class BitField:
         return self.lsb + index * self.stride
 
     def number(self, value: int | str) -> int:
-        """A value that fits, given as a number or by one of the header's names."""
+        """Return a value of the field, given as a number or by a name of the header."""
         if isinstance(value, str):
             return _found(self.values, value, self.name, "value")
         number = whole(value)
@@ -86,7 +86,7 @@ def _found(known: Mapping[str, _T], name: str, owner: str, kind: str) -> _T:
 
 
 class Method:
-    """One method of a class: where it is, and the fields of the word it takes."""
+    """One method of a class: its offset, and the fields of its word."""
 
     __slots__ = ("fields", "name", "offset", "stride")
 
@@ -106,11 +106,11 @@ class Method:
         return self.offset + index * self.stride
 
     def field(self, name: str) -> BitField:
-        """Find a field; BadArgument names those near."""
+        """Find a field; BadArgument lists similar names."""
         return _found(self.fields, name, self.name, "field")
 
     def encode(self, **values: int | str) -> int:
-        """Make the word of its fields; those not given are zero."""
+        """Build the method's word from its fields; fields not given are zero."""
         word = 0
         for name, value in values.items():
             field = self.field(name)
@@ -118,11 +118,11 @@ class Method:
         return word
 
     def decode(self, word: int) -> dict[str, int]:
-        """Take every field out of a word."""
+        """Return the value of every field in a word."""
         return {name: (word >> f.lsb) & f.maximum for name, f in self.fields.items()}
 
     def undefined(self, word: int) -> int:
-        """The bits of `word` that no field covers; all of it is one value if there is no field."""
+        """The bits of `word` that no field covers; without fields the whole word is one value."""
         covered = 0 if self.fields else 0xFFFF_FFFF
         for field in self.fields.values():
             covered |= field.maximum << field.lsb
@@ -133,7 +133,7 @@ class Method:
 
 
 class Descriptor:
-    """A block of memory whose fields are told bit by bit: a QMD, a page table entry, USERD."""
+    """A block of memory described by bit fields: a QMD, a page table entry, USERD."""
 
     __slots__ = ("fields", "name", "size")
 
@@ -143,11 +143,11 @@ class Descriptor:
         self.fields = fields
 
     def field(self, name: str) -> BitField:
-        """Find a field; BadArgument names those near."""
+        """Find a field; BadArgument lists similar names."""
         return _found(self.fields, name, self.name, "field")
 
     def new(self, **values: int | str) -> bytearray:
-        """Make one of zeros, then set `values`."""
+        """Create a descriptor of zeros, then set `values`."""
         raw = bytearray(self.size)
         for name, value in values.items():
             self.set(raw, name, value)
@@ -185,7 +185,7 @@ class Descriptor:
         return found
 
     def undefined(self, raw: Raw | bytes) -> int:
-        """The set bits of `raw` that no field covers, as one large number; 0 is good."""
+        """The set bits of `raw` that no field covers, as one large number; 0 if there are none."""
         covered = 0
         for field in self.fields.values():
             for i in range(field.count):
@@ -225,23 +225,23 @@ class BitTable:
         return found
 
     def method(self, name: str) -> Method:
-        """Find a method; BadArgument names those near."""
+        """Find a method; BadArgument lists similar names."""
         found = self._entry(name)
         if not isinstance(found, Method):
             raise BadArgument(f"{self.name}: {name} is a descriptor, not a method")
         return found
 
     def descriptor(self, name: str) -> Descriptor:
-        """Find a descriptor; BadArgument names those near."""
+        """Find a descriptor; BadArgument lists similar names."""
         found = self._entry(name)
         if not isinstance(found, Descriptor):
             raise BadArgument(f"{self.name}: {name} is a method, not a descriptor")
         return found
 
     def find(self, offset: int) -> tuple[Method, int] | None:
-        """The method at a byte offset, and which element of it if it is an array; None if none.
+        """Return the method at a byte offset and the array element there; None if there is none.
 
-        The headers do not say how long an array is: it reaches to the next method of the class.
+        The headers do not give the length of an array: it extends to the next method of the class.
         """
         if not self._offsets:
             rows = []

@@ -8,7 +8,7 @@ UvmToolsEventControlData, UvmEventMemoryAccessType); the same in all of them.
 from __future__ import annotations
 
 TOOLS_NODE = "/dev/nvidia-uvm-tools"
-QUEUE_VERSION = 1  # asked for by name in branch 550 alone
+QUEUE_VERSION = 1  # only the block of branch 550 has a member for it
 ENTRY_SIZE = 64
 CONTROL_SIZE = 528
 # get_ahead, get_behind, put_ahead, put_behind: entries, modulo their number, a power of two

@@ -1,8 +1,8 @@
-"""The resource manager's interface of one driver branch: blocks, numbers, and which takes which.
+"""The resource manager's interface of one driver branch: numbers, and the block each call takes.
 
 Source: the headers of open-gpu-kernel-modules, one release for each branch (docs/nv-abi.md). The
-tables hold branch 570 whole and, of every other branch, what differs; they are read when first
-used.
+tables contain branch 570 in full and the differences of every other branch; they are read on first
+use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAGIC = ord("F")
 
 @dataclass(frozen=True, slots=True)
 class Ioctl:
-    """One call of a node: `node` is "rm" (nvidiactl, nvidiaN) or "uvm"; `number` as headers say."""
+    """One call of a node: `node` is "rm" (nvidiactl, nvidiaN) or "uvm"; `number` as in headers."""
 
     name: str
     number: int
@@ -55,7 +55,7 @@ def _lines(text: str, words: int) -> dict[str, str]:
 
 
 def merge(base: str, change: str, words: int = 1) -> str:
-    """Put the lines of `change` over those of `base`; `KEY -` takes a line away.
+    """Replace the lines of `base` by those of `change`; `KEY -` removes a line.
 
     A line's key is its first `words` words.
     """
@@ -69,9 +69,9 @@ def merge(base: str, change: str, words: int = 1) -> str:
 
 
 class Abi:
-    """One branch's interface. Safe to share between threads; hold it as long as the device.
+    """One branch's interface. Safe to share between threads; keep it as long as the device.
 
-    `exact` is False where the tables of a near branch stand in for the one that was asked for.
+    `exact` is False if the tables of a nearby branch are used for the requested one.
     """
 
     def __init__(self, folder: Path, version: str, branch: str, *, exact: bool) -> None:
@@ -122,7 +122,7 @@ class Abi:
 
     @property
     def classes(self) -> dict[int, ClassRule]:
-        """Every class a program may allocate an object of, by number; not to be changed."""
+        """Every class of which a program may allocate an object, by number; not to be changed."""
         return self._calls[0]
 
     @property

@@ -16,7 +16,7 @@ def virtual_names() -> tuple[str, ...]:
 
 
 def summary(name: str) -> ChipSummary:
-    """Return what a chip is, for lists of devices."""
+    """Return the summary of a chip, for lists of devices."""
     facts = importlib.import_module(f"{__name__}.{name}.facts").FACTS
     return ChipSummary(name.upper(), facts.products, facts.target, facts.proven)
 
@@ -28,5 +28,5 @@ def proven() -> list[str]:
 
 
 def pci_drivers() -> dict[tuple[int, int], PciDriver]:
-    """Return how to drive each PCI id: none, as these go through the stock kernel driver's node."""
+    """Return the driver of each PCI id: none, as these use the stock kernel driver's node."""
     return {}

@@ -10,11 +10,11 @@ class ChipFacts:
     """One chip. Classes are numbers from open-gpu-doc `classes/`; sizes are bytes.
 
     name: lower case ("gh100"). family: "turing", "ampere", "ada", "hopper", "blackwell".
-    target: what the compiler is told ("sm_90"). qmd: major and minor version of the launch
+    target: the compiler's name of the target ("sm_90"). qmd: major and minor version of the launch
     descriptor that its compute class takes. mmu: page table version (2 Pascal to Ada, 3 from
     Hopper). shared_carveouts: shared memory sizes that an SM can be configured for, ascending.
-    most_cluster: groups of a cluster, 0 where there are none. products: boards that have the chip.
-    proven: the board that ran our driver and its report in docs/hardware; "" where none has.
+    most_cluster: most groups of a cluster, 0 without clusters. products: boards that have the chip.
+    proven: the board that ran our driver and its report in docs/hardware; "" if none has.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Channels: a ring of entries for the GPU's host engine, in a group with one engine behind it.
+"""Channels: a ring of entries for the GPU's host engine, in a group that serves one engine.
 
 Sources: open-gpu-kernel-modules 580.142 alloc/alloc_channel.h (NV_CHANNEL_ALLOC_PARAMS), class/
 cla06c.h, cl9067.h, clc36f.h (work submit token), cla06fsubch.h; src/nvidia/src/kernel/gpu/fifo/
@@ -22,8 +22,8 @@ from nv.rm.memory import Memory, allocate
 from nv.rm.session import Region
 
 ENTRIES = 1024  # of the ring; a power of two
-# Newest first, the order of the driver's own clients (nvidia-push-init.c, gpFifoDmaClasses): of the
-# two of Blackwell that a GB202 offers, it takes B.
+# Newest first, as in the driver's own clients (nvidia-push-init.c, gpFifoDmaClasses): of the two
+# Blackwell classes that a GB202 offers, they take B.
 GPFIFO_CLASSES = (
     "BLACKWELL_CHANNEL_GPFIFO_B",
     "BLACKWELL_CHANNEL_GPFIFO_A",
@@ -120,7 +120,7 @@ class ChannelMemory:
         return memory
 
     def clear(self) -> None:
-        """As a new channel expects it: no entries, no error."""
+        """Reset the memory for a new channel: no entries, no error."""
         self.ring.view[:] = bytes(self.ring.size)
         for index in range(len(self._userd)):
             self._userd[index] = 0
@@ -131,18 +131,18 @@ class ChannelMemory:
         self._userd[_PUT] = index
 
     def settle(self) -> None:
-        """Return once what was written to USERD is there. A read over the bus."""
+        """Return once earlier writes to USERD have arrived. Reads over the bus."""
         mapping = self.userd.mapping
         assert mapping is not None  # it is reachable
         mapping.read32(4 * _PUT)
 
     @property
     def got(self) -> int:
-        """GP_GET: the next entry that the host engine fetches. A read over the bus."""
+        """GP_GET: the next entry that the host engine fetches. Reads over the bus."""
         return self._userd[_GET]
 
     def error(self) -> ChannelError | None:
-        """The error that stopped the channel, if any; a read of host memory."""
+        """Return the error that stopped the channel, if any. Reads host memory."""
         _, xid, engine, status = _NOTIFICATION.unpack_from(self.notifier.view)
         return ChannelError(xid, engine) if status == _ERROR_STATUS else None
 
@@ -160,9 +160,9 @@ _GET, _PUT = 0x88 // 4, 0x8C // 4
 
 
 class Channel:
-    """A channel and the engine objects on it. Runs once its group is scheduled; then `start`.
+    """A channel and its engine objects. It runs once its group is scheduled; then call `start`.
 
-    objects: handles by class number. token: what the doorbell is rung with.
+    objects: handles by class number. token: value to write to the doorbell.
     """
 
     def __init__(
@@ -189,8 +189,11 @@ class Channel:
         self._register(group)
 
     def start(self) -> None:
-        """Learn the doorbell's token, once the group is scheduled: it names the runlist, which a
-        channel has by then at the latest (kernel_fifo_tu102.c)."""
+        """Query the doorbell's token; call it once the group is scheduled.
+
+        The token names the runlist, which a channel has by then at the latest
+        (kernel_fifo_tu102.c).
+        """
         found = self.gpu.client.ask(
             self.handle,
             "NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN",
@@ -199,7 +202,7 @@ class Channel:
         self.token = int(found.workSubmitToken)
 
     def _object(self, number: int, group: Group) -> int:
-        """An engine's object; a copy engine of its own is named by the group's engine."""
+        """Create an engine's object; the group's engine identifies a separate copy engine."""
         client = self.gpu.client
         block = None
         rule = client.abi.parameters_of_class(number)
@@ -232,7 +235,7 @@ class Channel:
             raise
 
     def close(self) -> None:
-        """Leave UVM; the object goes with its group. Raises nothing that the driver says."""
+        """Unregister from UVM; the group frees the object. Errors of the driver are not raised."""
         gpu, uvm = self.gpu, self.gpu.session.space
         if self.contexts is None:
             return

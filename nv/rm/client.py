@@ -1,8 +1,8 @@
-"""One client of the resource manager: objects made, asked and freed, over the control node.
+"""One client of the resource manager: creates, queries and frees objects over the control node.
 
 Sources: open-gpu-kernel-modules 580.142, src/nvidia/arch/nvalloc/unix/src/escape.c (which call goes
-to which file), src/common/sdk/nvidia/inc/nvos.h (blocks), kernel-open/nvidia/nv.c. The parameter
-blocks come from nv.abi by the running driver's version.
+to which file), src/common/sdk/nvidia/inc/nvos.h (blocks), kernel-open/nvidia/nv.c. nv.abi supplies
+the parameter blocks for the running driver's version.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _CARDS = 32  # NV_MAX_GPUS in kernel-open/common/inc/nv-limits.h
 
 
 def address_of(buffer: memoryview) -> int:
-    """Where writable bytes lie in this process; good for as long as they are referenced."""
+    """The address of writable bytes in this process; valid as long as they are referenced."""
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
@@ -77,10 +77,10 @@ def status_error(status: int, request: str, **facts: object) -> UgpuError:
 
 
 class RmClient:
-    """A client (root object) and the control file it lives on. `close` frees all its objects.
+    """A client (root object) and its control file. `close` frees all its objects.
 
-    abi: the tables of the running driver. Any thread may call. Objects are handles; their owner
-    frees them, and freeing one frees what lives below it.
+    abi: the tables of the running driver. Any thread may call. Objects are handles; the owner of an
+    object frees it, which also frees the objects below it.
     """
 
     def __init__(self, node: Node) -> None:
@@ -121,7 +121,7 @@ class RmClient:
     # ---- calls -------------------------------------------------------------------------------
 
     def escape(self, name: str, block: Struct, file: int | None = None) -> None:
-        """One NV_ESC_* call; statuses inside the block are the caller's."""
+        """Make one NV_ESC_* call; the caller checks the statuses inside the block."""
         request = self.abi.request(name)
         self._ioctl(self.control_file if file is None else file, request, block.raw, name)
 
@@ -129,8 +129,11 @@ class RmClient:
         call(self.node, file, request, block, name)
 
     def _ask(self, name: str, block: Struct, what: str) -> None:
-        """A call about `what`. EINVAL is an answer too: of a sandbox before the driver that lets
-        only some controls and classes through (google/gvisor pkg/sentry/devices/nvproxy)."""
+        """Make a call for the request `what`; EINVAL becomes DriverRefused.
+
+        A sandbox in front of the driver that allows only some controls and classes returns EINVAL
+        (google/gvisor pkg/sentry/devices/nvproxy).
+        """
         try:
             self.escape(name, block)
         except TransportError as error:
@@ -144,7 +147,7 @@ class RmClient:
             ) from error
 
     def allocate(self, parent: int, kind: str | int, parameters: Struct | None = None) -> int:
-        """Make an object below `parent` (a class by name or number); its handle."""
+        """Create an object of class `kind` (name or number) below `parent`; return its handle."""
         number = self.constants[kind] if isinstance(kind, str) else kind
         block = self.structs.NVOS64_PARAMETERS.new(
             hRoot=self.root, hObjectParent=parent, hClass=number
@@ -162,19 +165,19 @@ class RmClient:
                     break
                 self.node.clock.sleep(_BUSY_PAUSE_S)
         except BaseException:
-            if block.hObjectNew:  # created, and its handle is unknown
+            if block.hObjectNew:  # created, and the caller will not get its handle
                 with contextlib.suppress(UgpuError):
                     self.free(parent, int(block.hObjectNew))
             raise
         raise status_error(block.status, f"allocate {name}")
 
     def class_name(self, number: int) -> str:
-        """A class by the name that the headers give it."""
+        """The name of a class in the headers."""
         rule = self.abi.classes.get(number)
         return f"class {number:#x}" if rule is None else f"{rule.name} ({number:#x})"
 
     def free(self, parent: int, handle: int) -> None:
-        """Free an object and what lives below it."""
+        """Free an object and the objects below it."""
         block = self.structs.NVOS00_PARAMETERS.new(
             hRoot=self.root, hObjectParent=parent, hObjectOld=handle
         )
@@ -183,7 +186,7 @@ class RmClient:
             raise status_error(block.status, "free", handle=handle)
 
     def control(self, handle: int, command: str, parameters: Struct | None = None) -> None:
-        """Call a method of an object, `parameters` in place; e.g. NV2080_CTRL_CMD_GPU_GET_..."""
+        """Call a control of an object, e.g. NV2080_CTRL_CMD_GPU_GET_...; updates `parameters`."""
         if command not in self.constants:
             raise NotSupported(f"driver branch {self.abi.branch} has no {command}")
         block = self.structs.NVOS54_PARAMETERS.new(
@@ -202,9 +205,9 @@ class RmClient:
         raise status_error(block.status, command)
 
     def ask(self, handle: int, command: str, **values: Any) -> Any:
-        """`control` with a fresh block of the command's own kind, which is returned.
+        """Call `control` with a new block of the command's own kind, and return the block.
 
-        Any: structures have the members that the tables say.
+        Any: the tables define the members of structures.
         """
         known = command in self.constants
         name = self.abi.parameters_of_control(self.constants[command]) if known else None
@@ -217,8 +220,11 @@ class RmClient:
         return block
 
     def map(self, device: int, memory: int, size: int, path: str) -> NodeMapping:
-        """Map an object's memory here. path: the node that the mapping belongs to, the GPU's own
-        for what lies on it, the control node for system memory."""
+        """Map an object's memory into this process.
+
+        path: the node to map it from, which is the GPU's own node for memory of the GPU and the
+        control node for system memory.
+        """
         if path == CONTROL_NODE:
             file = open_file(self.node, path)
         else:
@@ -250,7 +256,7 @@ class RmClient:
         return file
 
     def cards(self) -> list[Any]:
-        """The GPUs that the driver runs, as NV_ESC_CARD_INFO tells of them. Any: see `ask`."""
+        """The GPUs of the driver, as NV_ESC_CARD_INFO reports them. Any: see `ask`."""
         layout = self.structs.nv_ioctl_card_info_t
         raw = bytearray(layout.size * _CARDS)
         request = self.abi.request("NV_ESC_CARD_INFO") + (len(raw) - layout.size << 16)
@@ -259,8 +265,10 @@ class RmClient:
         return [card for card in found if card["valid"]]
 
     def close(self) -> None:
-        """Free every object of this client and the control file; idempotent, raises nothing that
-        the driver says."""
+        """Free every object of this client and the control file; idempotent.
+
+        Errors of the driver are not raised.
+        """
         if self.closed:
             return
         self.closed = True
@@ -305,7 +313,7 @@ def open_file(node: Node, path: str) -> int:
 
 
 def call(node: Node, file: int, request: int, block: memoryview, name: str) -> None:
-    """One ioctl, again where a signal came while the driver waited."""
+    """Make one ioctl, and repeat it if a signal interrupts the driver's wait."""
     for _ in range(_INTERRUPTIONS):
         try:
             node.ioctl(file, request, block)
@@ -317,7 +325,7 @@ def call(node: Node, file: int, request: int, block: memoryview, name: str) -> N
 
 
 def os_error(error: OSError, request: str) -> UgpuError:
-    """The error for what a system call said."""
+    """The error for a failed system call."""
     if error.errno == errno.ENOMEM:
         return OutOfMemory(f"{request}: {error.strerror}", request=request)
     if error.errno in (errno.EACCES, errno.EPERM):

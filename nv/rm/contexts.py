@@ -1,9 +1,9 @@
 """Addresses for the context buffers that UVM maps when a channel registers.
 
 Source: open-gpu-kernel-modules 580.142 kernel-open/nvidia-uvm/uvm_user_channel.c: each buffer takes
-the first free place of [base, base + length) (INVALID_ADDRESS if there is none), a buffer that
-channels share stays in the range of the first of them until the last has gone. So a range that was
-given once holds no other memory as long as the GPU's address space lives.
+the first free place of [base, base + length) (INVALID_ADDRESS if there is none). A buffer that
+channels share stays in the range of the first of them until the last is gone. A range that was once
+given to a channel is therefore not used for other memory while the GPU's address space exists.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 _ALIGN = 2 << 20
 _LEAST = 1 << 30  # addresses cost nothing
-# Where the driver does not say: ample for what an SM holds, 256 KiB of registers and up to 228 KiB
-# of shared memory (CUDA C++ Programming Guide 12.9, "Compute Capabilities").
+# If the driver does not report a size: ample for the contents of an SM, 256 KiB of registers and up
+# to 228 KiB of shared memory (CUDA C++ Programming Guide 12.9, "Compute Capabilities").
 _PER_SM = 1 << 20
 _RESERVE = 4  # times what is needed: alignment, and buffers that another channel left in the range
 
@@ -45,9 +45,9 @@ class ContextRanges:
         self._unused: list[ContextRange] = []
 
     def take(self, channel: int) -> ContextRange:
-        """A range for a channel that has its objects; `leave` ends the use.
+        """Return a range for a channel that has its objects; `leave` ends the use.
 
-        channel: its handle where it has a graphics context, else 0: it needs no buffers.
+        channel: its handle if it has a graphics context, else 0, for a channel without buffers.
         """
         size = max(_LEAST, _RESERVE * (self._needed(channel) if channel else 0))
         size = -(-size // _ALIGN) * _ALIGN
@@ -60,11 +60,11 @@ class ContextRanges:
         return made
 
     def leave(self, found: ContextRange) -> None:
-        """The channel has unregistered; its range serves other channels only."""
+        """Take the range of an unregistered channel back; only other channels may reuse it."""
         self._unused.append(found)
 
     def _needed(self, channel: int) -> int:
-        """Bytes of the channel's buffers: what the driver reports, or an estimate."""
+        """Bytes of the channel's buffers, as reported by the driver or estimated."""
         gpu = self._gpu
         try:
             found = gpu.client.ask(
@@ -76,7 +76,7 @@ class ContextRanges:
         return int(found.totalBufferSize)
 
     def close(self) -> None:
-        """Give all addresses back, once the address space has gone; idempotent."""
-        for found in self._all:  # those that are given back are this object's no more
+        """Give all addresses back, once the address space is gone; idempotent."""
+        for found in self._all:  # after an interrupted close, some no longer belong to this object
             self._gpu.session.give_back(Region.DEVICE, found.base, self)
         self._all, self._unused = [], []

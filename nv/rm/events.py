@@ -1,12 +1,12 @@
-"""UVM's event queue: what it saw of faults that ended a channel, those of copy engines too.
+"""UVM's event queue: reports of faults that ended a channel, including those of copy engines.
 
-Any user who may open the node may watch an address space of his own. Where there is no node, or a
-sandbox before the driver stops the calls, faults are told with fewer facts.
+Any user who may open the node may watch an address space of their own. Without the node, or if a
+sandbox in front of the driver blocks the calls, faults are reported with fewer facts.
 
 Source: open-gpu-kernel-modules 580.142 kernel-open/nvidia-uvm/uvm_tools.c (create_event_tracker:
 pages of the caller's, a power of two of entries, the UVM file it watches and keeps alive);
-uvm_gpu_non_replayable_faults.c, uvm_gpu_replayable_faults.c: the event is there before the channel
-is told of its end.
+uvm_gpu_non_replayable_faults.c, uvm_gpu_replayable_faults.c: the event is written before the
+channel is notified of its end.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FatalFault:
 
 
 class FaultEvents:
-    """The queue of one UVM file. `close` before that file, which it keeps alive."""
+    """The queue of one UVM file. Close it before that file, which it keeps alive."""
 
     def __init__(self, client: RmClient, uvm_file: int) -> None:
         self._client = client
@@ -88,7 +88,7 @@ class FaultEvents:
         return self._file is not None
 
     def take(self, address: int | None) -> FatalFault | None:
-        """The newest fault in an address's page, or of any with None; each is given out once."""
+        """The newest fault in an address's page, or in any page for None; each is returned once."""
         self._read()
         for position in reversed(range(len(self._seen))):
             if address is None or address ^ self._seen[position].address < _PAGE:
@@ -96,7 +96,7 @@ class FaultEvents:
         return None
 
     def forget(self) -> None:
-        """Discard all events seen so far; channels are recreated."""
+        """Discard all events seen so far, when channels are recreated."""
         self._read()
         self._seen.clear()
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The address space: all but the first page, as tinygrad's ops_nv.py asks for on boards of Ampere to
-# Blackwell (nvos.h: a size of 0 takes the driver's default). 49 bits are what every MMU has.
+# The address space: all but the first page, as tinygrad's ops_nv.py requests on boards of Ampere to
+# Blackwell (nvos.h: a size of 0 selects the driver's default). Every MMU has 49 bits.
 _VA_BASE, _VA_SIZE = 0x1000, 0x1_FFFF_FB00_0000
 USERMODE_SIZE = 0x10000  # NVC361_NV_USERMODE__SIZE
 _DOORBELL, _TIME_HIGH = 0x90, 0x84  # NVC361_NOTIFY_CHANNEL_PENDING, NVC361_TIME_1
@@ -33,7 +33,7 @@ _UUID_SIZE = 16
 _USERMODE_CLASSES = ("BLACKWELL_USERMODE_A", "HOPPER_USERMODE_A", "AMPERE_USERMODE_A",
                      "TURING_USERMODE_A")  # fmt: skip
 _WITH_BAR1 = _USERMODE_CLASSES[:2]
-# Values of NV2080_CTRL_GR_INFO_INDEX_SM_VERSION that do not read as major, minor.
+# Values of NV2080_CTRL_GR_INFO_INDEX_SM_VERSION that do not consist of major and minor.
 _CAPABILITIES = {0xA04: (12, 0), 0xA05: (12, 1)}
 
 
@@ -48,7 +48,7 @@ class Gpu:
         self.closed = False
         self._ended = False
         self.device = self.subdevice = 0
-        self.memories: dict[Memory, None] = {}  # in the order they were made: closed in it too
+        self.memories: dict[Memory, None] = {}  # in the order of creation, and of closing
         self.contexts = ContextRanges(self)
         self.file: int | None = None
         self.window: NodeMapping | None = None
@@ -95,9 +95,12 @@ class Gpu:
         self._register()
 
     def _map_doorbell(self) -> None:
-        """The user-mode window twice, as CUDA maps it: in BAR0, where the time can be read, and
-        from Hopper on in BAR1, where the doorbell is rung (nvidia-push-init.c: the mapping in BAR1
-        cannot be read). A machine without BAR1 gives BAR0 for both (usermode_api.c)."""
+        """Map the user-mode window as CUDA does: in BAR0, and from Hopper on also in BAR1.
+
+        The time is read in BAR0. From Hopper on the doorbell is rung in BAR1; that mapping cannot
+        be read (nvidia-push-init.c). On a machine without BAR1 both mappings are in BAR0
+        (usermode_api.c).
+        """
         client, number = self.client, self.choose(_USERMODE_CLASSES)
         usermode = client.allocate(self.subdevice, number)
         self.window = self.bell = client.map(self.device, usermode, USERMODE_SIZE, self.path)
@@ -110,10 +113,10 @@ class Gpu:
 
     @property
     def rings_in_order(self) -> bool:
-        """Return whether a doorbell stays behind writes to video memory that were made before."""
+        """Return whether a doorbell stays behind earlier writes to video memory."""
         return self.bell is not self.window
 
-    def _find_card(self) -> Any:  # Any: a structure's members are what the tables say
+    def _find_card(self) -> Any:  # Any: the tables define the members
         cards = self.client.cards()
         for card in cards:
             if card.minor_number == self.index:
@@ -122,7 +125,7 @@ class Gpu:
         raise DeviceNotFound(f"the NVIDIA driver has no GPU {self.index}; available: {have}")
 
     def choose(self, names: Sequence[str]) -> int:
-        """The first of `names`, newest first, whose class the GPU has."""
+        """The first class among `names`, newest first, that the GPU supports."""
         constants = self.client.constants
         for name in names:  # older drivers do not know the newest
             if name in constants and constants[name] in self.classes:
@@ -135,7 +138,7 @@ class Gpu:
         )
 
     def _read_shape(self) -> None:
-        """SMs, TPCs and GPCs, from the graphics engine's own counts."""
+        """Read the numbers of SMs, TPCs and GPCs that the graphics engine reports."""
         names = ("SM_VERSION", "MAX_WARPS_PER_SM", "LITTER_NUM_GPCS", "LITTER_NUM_TPC_PER_GPC",
                  "LITTER_NUM_SM_PER_TPC", "SHADER_PIPE_SUB_COUNT")  # fmt: skip
         found = self.query_graphics(names)
@@ -144,7 +147,7 @@ class Gpu:
         self.gpcs = found["LITTER_NUM_GPCS"]
         self.tpcs_per_gpc = found["LITTER_NUM_TPC_PER_GPC"]
         self.sms_per_tpc = found["LITTER_NUM_SM_PER_TPC"]
-        # The TPCs that are there: src/nvidia/src/kernel/rmapi/nv_gpu_ops.c, tpcCount.
+        # The TPCs that are present: src/nvidia/src/kernel/rmapi/nv_gpu_ops.c, tpcCount.
         self.tpcs = found["SHADER_PIPE_SUB_COUNT"]
         self.capability = _CAPABILITIES.get(version, (version >> 8, version & 0xFF))
 
@@ -163,7 +166,7 @@ class Gpu:
         return {name: int(block.grInfoList[at].data) for at, name in enumerate(names)}
 
     def _query_graphics_old(self, numbers: Sequence[int]) -> list[int]:
-        """The same by the older control, which is the one that sandboxes let through."""
+        """Query the same values with the older control, which is the one that sandboxes allow."""
         client = self.client
         pairs = bytearray(8 * len(numbers))
         words = memoryview(pairs).cast("I")
@@ -180,7 +183,7 @@ class Gpu:
         return self.tpcs * self.sms_per_tpc
 
     def _register(self) -> None:
-        """Make the GPU's address space and hand it to UVM."""
+        """Create the GPU's address space and register it with UVM."""
         client, number, uvm = self.client, self.client.constants, self.session.space
         partition = self.instance.partition if self.instance is not None else 0
         uvm.call(
@@ -208,10 +211,11 @@ class Gpu:
         )
 
     def boost(self, *, clear: bool = False) -> bool:
-        """Ask for the clocks that compute clients get, for as long as this client lives or until
-        `clear`: each client has a boost of its own (ctrl2080perf.h, "Boosts from different clients
-        are being tracked independently"). Return whether the driver did; one that does not is
-        accepted."""
+        """Request the clocks of compute clients, until `clear` or the end of this client.
+
+        Each client has a boost of its own (ctrl2080perf.h, "Boosts from different clients are being
+        tracked independently"). Return whether the driver accepted; a refusal is not raised.
+        """
         client = self.client
         number = client.constants
         flags = number.NV2080_CTRL_PERF_BOOST_FLAGS_CMD_BOOST_TO_MAX
@@ -233,7 +237,7 @@ class Gpu:
         return True
 
     def enable_peer(self, other: Gpu) -> None:
-        """Let the two GPUs reach each other's memory; DriverRefused where the machine cannot."""
+        """Let the two GPUs reach each other's memory; DriverRefused if the machine cannot."""
         uvm = self.session.space
         uvm.call(
             "UVM_ENABLE_PEER_ACCESS",
@@ -247,12 +251,14 @@ class Gpu:
         self.bell.write32(_DOORBELL, token)
 
     def lost(self) -> bool:
-        """Return whether the GPU reads as all ones: its clock's upper half never does."""
+        """Return whether the GPU reads as all ones; the upper half of its clock never does."""
         return self.window is not None and self.window.read32(_TIME_HIGH) == _ALL_ONES
 
     def close(self) -> None:
-        """Release everything; idempotent. A close that an exception cut off goes on: each step can
-        be repeated."""
+        """Release everything; idempotent.
+
+        Each step can be repeated: a second call continues a close that an exception interrupted.
+        """
         if self._ended:
             return
         self.closed = True

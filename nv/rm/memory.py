@@ -25,13 +25,13 @@ log = logging.getLogger(__name__)
 
 HOST_PAGE, SMALL_PAGE, HUGE_PAGE = 4 << 10, 64 << 10, 2 << 20
 _GENERIC_KIND = 6  # NV_MMU_PTE_KIND_GENERIC_MEMORY: Turing on, hwref/turing/tu102/dev_mmu.h
-_GUARD = 4096  # bytes of addresses behind each range that nothing maps: overruns fault
+_GUARD = 4096  # bytes of unmapped addresses after each range: overruns fault
 
 
 @dataclass(eq=False)
 class Memory:
-    """One allocation. size: bytes mapped, whole pages. mapping: None where the host cannot reach
-    it. `gpus`: those that reach it."""
+    """One allocation. size: bytes mapped, whole pages. mapping: None if the host cannot reach it.
+    gpu: the GPU that it was allocated for."""
 
     gpu: Gpu
     handle: int
@@ -48,8 +48,10 @@ class Memory:
         return self.mapping.view
 
     def protect(self, size: int) -> None:
-        """Let the GPU only read the first `size` bytes, rounded down to whole pages. Where the
-        driver refuses that they stay writable, and a warning says so."""
+        """Make the first `size` bytes, rounded down to whole pages, read-only for the GPU.
+
+        If the driver refuses, they stay writable and a warning is logged.
+        """
         huge = self.placement is Placement.DEVICE and self.size >= HUGE_PAGE
         page = HUGE_PAGE if huge else SMALL_PAGE
         length = min(size, self.size) // page * page
@@ -63,11 +65,11 @@ class Memory:
             space.map_for(self.address, length, self.handle, gpus)
 
     def close(self) -> None:
-        """Unmap and free; idempotent. What the driver says to it is not raised: it may be lost."""
+        """Unmap and free; idempotent. Errors of the driver are not raised: the GPU may be lost."""
         if self.closed:
             return
-        # Each step can be repeated after an exception: the addresses stay this memory's until the
-        # last one, and the resource manager gives no handle twice (clientGenResourceHandle).
+        # Each step can be repeated after an exception: this memory owns the addresses until the
+        # last step, and the resource manager never reuses a handle (clientGenResourceHandle).
         session = self.gpu.session
         if self.mapping is not None:
             self.mapping.close()
@@ -123,8 +125,10 @@ def allocate(
 
 
 def allocate_reachable(gpu: Gpu, size: int) -> Memory:
-    """Allocate video memory that the host maps, where kernels count fast; host memory where there
-    is none. Raises as `allocate` does."""
+    """Allocate video memory that the host maps, or host memory if there is none.
+
+    Kernels update counters faster in video memory. Raises as `allocate` does.
+    """
     try:
         return allocate(gpu, size, Placement.DEVICE, Region.DEVICE, reachable=True)
     except DeviceLost:
@@ -136,7 +140,7 @@ def allocate_reachable(gpu: Gpu, size: int) -> Memory:
 def _allocate_object(
     gpu: Gpu, size: int, page: int, placement: Placement, *, notifier: bool
 ) -> int:
-    """The allocation alone: its handle."""
+    """Allocate the object without mapping it; return its handle."""
     client = gpu.session.client
     number = client.constants
 

@@ -24,8 +24,8 @@ _NAME = re.compile(r"(\d+)/(\d+)")
 
 @dataclass(frozen=True)
 class Instance:
-    """Part of a GPU: GPU instance and compute instance, and the objects that stand for having
-    entered them."""
+    """Part of a GPU: GPU instance and compute instance, and the handles of the subscriptions to
+    them."""
 
     gpu_instance: int
     compute_instance: int
@@ -45,7 +45,7 @@ def is_divided(gpu: Gpu) -> bool:
 
 
 def instances(gpu: Gpu) -> list[str]:
-    """Names of the instances there are, such as "3/0": what `mig=` takes."""
+    """Names of the existing instances, such as "3/0", as `mig=` takes them."""
     found = []
     for outer in range(_GPU_INSTANCES):
         folder = f"/proc/driver/nvidia/capabilities/gpu{gpu.index}/mig/gi{outer}"
@@ -61,7 +61,7 @@ def enter_instance(gpu: Gpu, name: str | None) -> Instance | None:
     """Subscribe to the instance `name`; None on an undivided GPU.
 
     BadArgument when a divided GPU is opened without naming an instance, or the other way round;
-    DeviceNotFound for an instance that is not there, AccessDenied for one that is not ours.
+    DeviceNotFound for an instance that does not exist, AccessDenied for one without permission.
     """
     if not is_divided(gpu):
         if name is not None:
@@ -96,14 +96,14 @@ def enter_instance(gpu: Gpu, name: str | None) -> Instance | None:
             ),
         )
     finally:
-        for file in files:  # the subscriptions hold what the files proved
+        for file in files:  # the subscriptions keep the access that the files proved
             with contextlib.suppress(UgpuError):
                 client.node.release(file)
     return Instance(outer, inner, partition, execution)
 
 
 def _capability(gpu: Gpu, path: str) -> int | None:
-    """The minor number of a capability's node, or None where there is no such capability."""
+    """The minor number of a capability's node, or None if there is no such capability."""
     try:
         text = gpu.client.node.read_text(path)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,6 +1,6 @@
 """A session: one client, one UVM address space and one map of addresses, for one or several GPUs.
 
-GPUs that share memory share a session. It owns the node and closes it with the last GPU.
+GPUs that share memory share a session. The session owns the node and closes it with the last GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nv.rm.uvm import Uvm
 
 
 class Region(enum.Enum):
-    """Which part of the address space memory lies in: what names it has few address bits.
+    """Parts of the address space, by the number of address bits in references to the memory.
 
     COMMANDS: pushbuffers (40 bits in a GPFIFO entry), launch descriptors (40 bits) and constant
     banks (38 bits keep the upper word of their address constant). HOST: semaphores (40 bits before
@@ -78,20 +78,20 @@ class Session:
             return self.addresses[region].owns(address, owner)
 
     def take(self, user: object) -> Session:
-        """Enter a GPU that uses the session."""
+        """Register a GPU that uses the session."""
         with self.lock:
             self.users.append(user)
         return self
 
     def leave(self, user: object) -> None:
-        """A GPU uses it no more; the last closes everything, the node too. Can be repeated."""
+        """Unregister a GPU; the last one closes everything, including the node. Can be repeated."""
         with self.lock:
             self.users[:] = [each for each in self.users if each is not user]
         if not self.users:
             self.close()
 
     def close(self) -> None:
-        """Let go of all objects and files; idempotent."""
+        """Release all objects and files; idempotent."""
         self.events.close()
         if self.uvm is not None:
             self.uvm.close()

@@ -1,10 +1,10 @@
 """GPU data published by the driver in memory that programs may read: clocks, power, temperatures.
 
 An object of class RM_USER_SHARED_DATA below the subdevice is a page of system memory, which the
-GPU's system processor writes every 100 to 500 ms for as long as a program asks for it. Sources:
+GPU's system processor writes every 100 to 500 ms as long as a program requests it. Sources:
 open-gpu-kernel-modules 580.142 class/cl00de.h (layout, how to read it), ctrl/ctrl00de.h,
-src/nvidia/src/kernel/gpu/gpu_user_shared_data.c (who may, and when it is refused), nvfixedtypes.h
-(temperatures have 8 bits below the point). Branch 535 publishes none of this.
+src/nvidia/src/kernel/gpu/gpu_user_shared_data.c (permissions, and when it is refused),
+nvfixedtypes.h (temperatures have 8 bits below the point). Branch 535 publishes none of this.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _POLL = "NV00DE_RUSD_POLL_"
 _WANTED = ("CLOCK", "PERF", "MEMORY", "POWER", "THERMAL", "PCI", "FAN")
 _STAMP = "lastModifiedTimestamp"
 _WRITING = (1 << 64) - 1  # RUSD_TIMESTAMP_WRITE_IN_PROGRESS
-_SEQUENCE = 0xFF << 56  # RUSD_SEQ_START: from here on a counter, odd while it is written
+_SEQUENCE = 0xFF << 56  # RUSD_SEQ_START: from here on a counter, odd during a write
 _TRIES = 10
-# On driver 580.159.04 the sections behind this one lie 8 bytes further on than in 580.142, and its
-# CUDA maps 8 bytes more (recorded on an H100). No public header of that release is at hand.
+# On driver 580.159.04 the sections after this one are 8 bytes further on than in 580.142, and its
+# CUDA maps 8 bytes more (recorded on an H100). No public header of that release is available.
 _GREW, _SHIFTS = "memRowRemap", (0, 8)
 _REFERENCE, _LAST = "clkPublicDomainInfos", "instPowerUsage"  # both are polled
 _NEAR_NS = 3600 * 10**9
@@ -34,7 +34,7 @@ _STEP = re.compile(r"(\w+)(?:\[(\d+)\])?")
 
 
 class SharedData:
-    """One GPU's page. `close` ends the polling. NotSupported where the driver publishes nothing."""
+    """One GPU's page. `close` ends the polling. NotSupported if the driver publishes nothing."""
 
     def __init__(self, gpu: Gpu) -> None:
         client = gpu.client
@@ -62,7 +62,7 @@ class SharedData:
         self._shift = self._find_shift()
 
     def _await(self) -> None:
-        """Wait for the first samples; what still has none then is taken to be absent."""
+        """Wait for the first samples; values that still have none are then treated as absent."""
         with contextlib.suppress(UnitTimeout):
             self.gpu.client.node.clock.wait_until(
                 lambda: self.value("clkPublicDomainInfos.info[0].targetClkMHz") is not None,
@@ -72,8 +72,10 @@ class SharedData:
             )
 
     def _find_shift(self) -> int | None:
-        """Bytes by which the sections behind _GREW lie further on than the tables say; None where
-        there is no such shift at which their times are times."""
+        """Return how many bytes the sections after _GREW are further on than in the tables.
+
+        None if their timestamps are not plausible at any known shift.
+        """
         view = self.mapping.view
         known = self._at(_REFERENCE)
         last = self._at(_LAST)
@@ -90,16 +92,16 @@ class SharedData:
         return None if any(stamps.values()) else 0
 
     def _at(self, section: str) -> int | None:
-        """Where the time of a section lies; None where the branch has no such section."""
+        """The offset of a section's timestamp; None if the branch has no such section."""
         try:
             return self.layout.offset_of(f"{section}.{_STAMP}")
         except UgpuError:
             return None
 
     def value(self, path: str) -> int | None:
-        """A number by its place, as in "temperatures[0].temperature"; None while it has none.
+        """The number at a place, such as "temperatures[0].temperature"; None while there is none.
 
-        The section it lies in is read as a whole, between two looks at its time.
+        Its section is read as a whole, between two reads of the section's timestamp.
         """
         section, _, rest = path.partition(".")
         at, grew = self._at(section), self._at(_GREW)
@@ -130,7 +132,7 @@ class SharedData:
 
 
 def _member(block: Struct, path: str) -> int | None:
-    found: Any = block  # Any: members are what the tables say
+    found: Any = block  # Any: the tables define the members
     for step in path.split("."):
         match = _STEP.fullmatch(step)
         assert match is not None, path

@@ -19,11 +19,11 @@ _MM_NOT_NEEDED = frozenset(("NV_OK", "NV_WARN_NOTHING_TO_DO"))
 
 
 class Uvm:
-    """An address space of UVM, one for this client. `close` lets go of all it holds.
+    """An address space of UVM, one for this client. `close` releases everything in it.
 
-    isolated: kernels do not reach memory of this process that was not mapped for them. Without it
-    they do where the system has HMM or ATS (uvm_hmm.c, uvm_ats.c). In multi-process sharing mode an
-    address space belongs to no process (uvm_va_space_mm.c, uvm_va_space_mm_enabled).
+    isolated: kernels cannot reach memory of this process that was not mapped for them. Without it
+    they can if the system has HMM or ATS (uvm_hmm.c, uvm_ats.c). In multi-process sharing mode an
+    address space does not belong to a process (uvm_va_space_mm.c, uvm_va_space_mm_enabled).
     """
 
     def __init__(self, client: RmClient, *, isolated: bool = False) -> None:
@@ -48,21 +48,21 @@ class Uvm:
         return file
 
     def _keep_mm(self) -> None:
-        """Tie the address space to this process by a file of its own, where the kernel wants it."""
+        """Tie the address space to this process by a separate file, if the kernel requires it."""
         file = self._open()
         block = self._block("UVM_MM_INITIALIZE", uvmFd=self.file)
         self._ioctl("UVM_MM_INITIALIZE", block, file)
         if abi.status_name(block.rmStatus) not in _MM_NOT_NEEDED:
             raise status_error(block.rmStatus, "UVM_MM_INITIALIZE")
 
-    def _block(self, name: str, **values: Any) -> Any:  # Any: members are what the tables say
+    def _block(self, name: str, **values: Any) -> Any:  # Any: the tables define the members
         return self.client.structs[self.client.abi.ioctls[name].struct].new(**values)
 
     def _ioctl(self, name: str, block: Struct, file: int) -> None:
         call(self.node, file, self.client.abi.request(name), block.raw, name)
 
     def call(self, name: str, **values: Any) -> Any:  # Any: see _block
-        """One call; the block as it came back. Raises what `rmStatus` says."""
+        """Make one call and return the block with its results; raise the error in `rmStatus`."""
         block = self._block(name, **values)
         self._ioctl(name, block, self.file)
         if block.rmStatus:
@@ -70,7 +70,7 @@ class Uvm:
         return block
 
     def call_known(self, name: str, **values: Any) -> Any:  # Any: see _block
-        """As `call`, for blocks that lost members in later branches: those are left out."""
+        """Like `call`, for blocks that lost members in later branches: these are omitted."""
         fields = self.client.structs[self.client.abi.ioctls[name].struct].fields
         known = {member: value for member, value in values.items() if member in fields}
         return self.call(name, **known)
@@ -82,7 +82,7 @@ class Uvm:
         return found
 
     def map_external(self, base: int, size: int, memory: int, gpus: list[bytes]) -> None:
-        """Make a range and let `gpus` reach an allocation of the resource manager there."""
+        """Create a range and map an allocation of the resource manager there for `gpus`."""
         self.call("UVM_CREATE_EXTERNAL_RANGE", base=base, length=size)
         try:
             self.map_for(base, size, memory, gpus)
@@ -94,8 +94,10 @@ class Uvm:
     def map_for(
         self, base: int, size: int, memory: int, gpus: list[bytes], *, read_only: bool = False
     ) -> None:
-        """Let `gpus` reach an allocation, from its start, in a range that is already there. What
-        was mapped there before is replaced (uvm_map_external.c)."""
+        """Map an allocation, from its start, into an existing range for `gpus`.
+
+        This replaces the earlier mapping there (uvm_map_external.c).
+        """
         number = self.client.constants
         block = self._block(
             "UVM_MAP_EXTERNAL_ALLOCATION",
@@ -119,7 +121,7 @@ class Uvm:
             raise status_error(block.rmStatus, "UVM_MAP_EXTERNAL_ALLOCATION", size=size)
 
     def unmap(self, base: int, size: int) -> None:
-        """Take a range away, for all GPUs."""
+        """Remove a range, for all GPUs."""
         self.call_known("UVM_FREE", base=base, length=size)  # no length since branch 595
 
     def close(self) -> None:
