@@ -1,4 +1,4 @@
-"""One virtual GPU: its memory, runlists, channels, what it reports, and its end."""
+"""One virtual GPU: its memory, runlists, channels, error reports and shutdown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ENGINE_GR0, ENGINE_COPY0 = 1, 9  # NV2080_ENGINE_TYPE, open-gpu-kernel-modules 580.142 cl2080.h
 
-# GPCs and TPCs of each as the architecture can have them; two SMs make a TPC (NVIDIA whitepapers
+# GPCs, and TPCs in each, of the full architecture; two SMs make a TPC (NVIDIA whitepapers
 # of Turing, GA102, Ada, H100 and RTX Blackwell).
 SHAPES = {"tu102": (6, 6), "ga102": (7, 6), "ad102": (12, 6), "gh100": (8, 9), "gb202": (12, 8)}
 
@@ -41,8 +41,8 @@ WARP_ESR = {
     SmEnding.MISALIGNED_ADDRESS: 0x0F,
     SmEnding.ASSERT: 0x0B,
 }
-_DATA_PAGES = 1 << 16  # of global data whose content is remembered
-_ALL_ONES_LIMIT = 64 << 20  # of a mapping that reads as all ones once the GPU is gone
+_DATA_PAGES = 1 << 16  # pages of global data whose content is recorded
+_ALL_ONES_LIMIT = 64 << 20  # bytes of a mapping that are filled with ones once the GPU is gone
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SmException:
 
 
 def _ptx_multiprocessors(facts: ChipFacts) -> Multiprocessors:
-    """The SMs that execute PTX. They are large, and a machine that only copies needs none."""
+    """Make the SMs that execute PTX. They are large, and a machine that only copies needs none."""
     module = importlib.import_module("nv.virtual.sm.multiprocessors")
     folder = config().cache_folder / facts.target
     made: Multiprocessors = module.VirtualMultiprocessors(
@@ -90,10 +90,10 @@ class VirtualGpu:
         self.reset_required = False
         self.remap_pending = False
         self.ecc_uncorrected = 0
-        self.ecc_corrected = 0  # planted by tests
-        self.link: tuple[int, int] | None = None  # generation and lanes, where they are planted
+        self.ecc_corrected = 0  # set by tests
+        self.link: tuple[int, int] | None = None  # generation and lanes, if set by tests
         self.exceptions: list[SmException] = []
-        self.violations: list[str] = []  # what hardware would ignore, and a driver must not do
+        self.violations: list[str] = []  # driver errors that hardware would ignore
         self.instruction_cache = CacheWatch("code", self.violations.append)
         self.constant_cache = CacheWatch("constants", self.violations.append)
         self.data_cache = CacheWatch("global data", self.violations.append, _DATA_PAGES)
@@ -114,7 +114,7 @@ class VirtualGpu:
 
     @property
     def multiprocessors(self) -> Multiprocessors:
-        """The SMs, made at the first launch."""
+        """The SMs, created at the first launch."""
         if self._multiprocessors is None:
             make = self.options.multiprocessors or _ptx_multiprocessors
             self._multiprocessors = make(self.facts)
@@ -129,12 +129,12 @@ class VirtualGpu:
 
     @property
     def uuid_text(self) -> str:
-        """The UUID as programs show it."""
+        """The UUID in the form that programs show."""
         text = self.uuid.hex()
         return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
     def time_ns(self) -> int:
-        """PTIMER: nanoseconds, never backwards."""
+        """Return PTIMER: nanoseconds, never backwards."""
         return self._epoch + time.perf_counter_ns() - self._started
 
     def new_space(self) -> AddressSpace:
@@ -149,7 +149,7 @@ class VirtualGpu:
     # Channels
 
     def runlist_of(self, engine_type: int) -> Runlist | None:
-        """The runlist of an NV2080_ENGINE_TYPE; None if the GPU has no such engine."""
+        """Return the runlist of an NV2080_ENGINE_TYPE; None if the GPU has no such engine."""
         if engine_type == ENGINE_GR0:
             return self.runlists[0]
         number = engine_type - ENGINE_COPY0
@@ -158,7 +158,7 @@ class VirtualGpu:
         return self.runlists[max(0, number - GRAPHICS_COPY_ENGINES + 1)]
 
     def new_channel_number(self, runlist: Runlist) -> int | None:
-        """The lowest free channel of a runlist; None if all are taken."""
+        """Reserve the lowest free channel of a runlist and return it; None if all are taken."""
         taken = self._numbers[runlist.number]
         for number in range(self.options.channels):
             if number not in taken:
@@ -167,7 +167,7 @@ class VirtualGpu:
         return None
 
     def token(self, runlist: Runlist, number: int) -> int:
-        """Work submit token: channel [11:0], runlist [22:16], and on GB20x bit 30.
+        """Return the work submit token: channel [11:0], runlist [22:16], and on GB20x bit 30.
 
         Source: open-gpu-kernel-modules 580.142 kernel_fifo_tu102.c, _ga100.c, _gb202.c.
         """
@@ -175,24 +175,24 @@ class VirtualGpu:
         return number | runlist.number << 16 | special
 
     def add_channel(self, group: TimeSliceGroup, channel: Channel) -> None:
-        """Put a channel on its group's runlist; its doorbell is heard from now on."""
+        """Add a channel to its group's runlist; its doorbell works from now on."""
         self._channels[self.token(group.runlist, channel.number)] = channel
         group.runlist.add(channel, group)
 
     def remove_channel(self, runlist: Runlist, channel: Channel) -> None:
-        """Stop a channel's work and forget it."""
+        """Stop a channel's work and remove the channel."""
         runlist.remove(channel)
         self._channels.pop(self.token(runlist, channel.number), None)
         self._numbers[runlist.number].discard(channel.number)
 
     def remove_engine(self, runlist: Runlist, channel: Channel, engine: Engine) -> None:
-        """An engine object goes from a channel that stays: its work ends first."""
+        """Remove an engine object from a channel that stays; wait for its work first."""
         if not channel.stopped:
             runlist.pause(channel)
         engine.close()
 
     def ring(self, token: int) -> None:
-        """A write of the doorbell register."""
+        """Handle a write of the doorbell register."""
         if self.lost or self.machine.faults.take(Fault.LOST_DOORBELL, self.index):
             return
         channel = self._channels.get(token)
@@ -205,24 +205,24 @@ class VirtualGpu:
             self.runlists[token >> 16 & 0x7F].ring(channel)
 
     def settle(self) -> None:
-        """Writes to video memory over the bus that were made until now arrive."""
+        """Complete all earlier writes to video memory over the bus."""
         if self.options.doorbell_overtakes:
             for channel in list(self._channels.values()):
                 channel.settle()
 
     def kick(self) -> None:
-        """Memory changed that a channel may wait for, on this GPU or another."""
+        """Wake all runlists, of all GPUs: memory that a channel may wait for has changed."""
         for gpu in self.machine.gpus:
             for runlist in gpu.runlists:
                 runlist.kick()
 
     def wait_idle(self, limit_s: float = 60.0) -> bool:
-        """Wait until no runlist can get on; whether that came to pass."""
+        """Wait until no runlist can make progress; return whether that state was reached."""
         return all(runlist.wait_idle(limit_s) for runlist in self.runlists)
 
     @property
     def busy_s(self) -> float:
-        """Seconds that engines worked."""
+        """Seconds for which the engines were busy."""
         return sum(runlist.busy_s for runlist in self.runlists)
 
     def utilisation(self) -> int:
@@ -236,11 +236,11 @@ class VirtualGpu:
     # Errors
 
     def report(self, xid: Xid, text: str, channel: int | None = None) -> None:
-        """Write a line into the kernel log."""
+        """Add an Xid report to the kernel log."""
         self.machine.log.append(XidReport(self.index, int(xid), text, channel))
 
     def latch_exception(self, channel: Channel, grid: GridLaunch, outcome: SmOutcome) -> None:
-        """An SM stops at an exception, which stays until it is cleared."""
+        """Latch an SM's exception, which stays until it is cleared."""
         x, y, z = outcome.group
         flat = x + grid.grid[0] * (y + grid.grid[1] * z)
         self.exceptions.append(
@@ -270,7 +270,7 @@ class VirtualGpu:
     # Memory that engines may still touch
 
     def bury(self, pages: SystemPages) -> None:
-        """Keep pages mapped in this process while an engine runs that could still reach them."""
+        """Keep pages mapped in this process while a running engine may still access them."""
         self._graveyard.append(pages)
         self._idle()
 
@@ -279,7 +279,7 @@ class VirtualGpu:
             self._graveyard = []
 
     def free_backing(self, backing: Backing) -> None:
-        """Drop one hold of memory; the last one gives it back."""
+        """Drop one reference to memory; the last one frees it."""
         backing.users -= 1
         if backing.users:
             return
@@ -295,7 +295,7 @@ class VirtualGpu:
                 gpu.bury(backing.pages)
 
     def close(self) -> None:
-        """Switch off: end threads, give memory back. Idempotent."""
+        """Switch off: end threads, free memory. Idempotent."""
         for runlist in self.runlists:
             runlist.close()
         if self._publisher is not None:

@@ -1,8 +1,9 @@
-"""Faults that can be planted, and the Xids by which they are named.
+"""Faults that can be planted, and the Xids that report them.
 
-`VirtualMachine.inject(kind)` plants one; it strikes the next operation it concerns, once or `count`
-times. docs/virtual-nv.md says for each what a driver sees. Xids: NVIDIA's "XID Errors" (GPU
-deployment documents, r580) and open-gpu-kernel-modules 580.142 src/common/sdk/nvidia/inc/nverror.h.
+`VirtualMachine.inject(kind)` plants a fault. It affects the next operation that it applies to, once
+or `count` times. docs/virtual-nv.md describes what a driver observes for each. Xids: NVIDIA's "XID
+Errors" (GPU deployment documents, r580) and open-gpu-kernel-modules 580.142
+src/common/sdk/nvidia/inc/nverror.h.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from hcq.errors import BadArgument
 
 
 class Fault(enum.Enum):
-    """Fault that can be planted. Value: the name in documents and tests, and what it does."""
+    """Fault that can be planted. Value: the name in documents and tests, and its effect."""
 
     def __init__(self, title: str, effect: str) -> None:
         self.title = title
@@ -62,7 +63,7 @@ AT_ONCE = (Fault.FELL_OFF, Fault.RESET_REQUIRED, Fault.ROW_REMAP)
 
 
 class Xid(enum.IntEnum):
-    """Errors as the kernel log numbers them; also what error notifiers carry in info32."""
+    """Errors as the kernel log numbers them; error notifiers contain them in info32."""
 
     GR_EXCEPTION = 13
     MMU_FAULT = 31
@@ -80,7 +81,7 @@ class Xid(enum.IntEnum):
 
 @dataclass(frozen=True)
 class XidReport:
-    """One line of the kernel log. gpu: its index. channel: its number; None without one."""
+    """One line of the kernel log. gpu: its index. channel: its number; None if there is none."""
 
     gpu: int
     xid: int
@@ -97,10 +98,10 @@ class FaultPlan:
 
     def __init__(self) -> None:
         self._planned: dict[tuple[Fault, int | None], int] = {}
-        self.struck: list[Fault] = []  # in the order they struck
+        self.struck: list[Fault] = []  # in order of occurrence
 
     def plant(self, kind: Fault, *, gpu: int | None = None, count: int = 1) -> None:
-        """Plan a fault; BadArgument unless `count` is positive."""
+        """Plan a fault. Raises BadArgument unless `count` is positive."""
         if count < 1:
             raise BadArgument("count must be at least 1", count=count)
         key = (kind, gpu)
@@ -121,7 +122,7 @@ class FaultPlan:
         return False
 
     def take_any(self, kinds: tuple[Fault, ...], gpu: int | None = None) -> Fault | None:
-        """The first of `kinds` that strikes now, or None."""
+        """Return the first of `kinds` that occurs now, or None."""
         if not self._planned:
             return None
         return next((kind for kind in kinds if self.take(kind, gpu)), None)

@@ -1,4 +1,4 @@
-"""The doors to the virtual NVIDIA GPUs: what `hcq.open("virtual:gh100")` and its kin find."""
+"""Entry points of the virtual NVIDIA GPUs, which `hcq.open("virtual:gh100")` and similar use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHIPS = MODELLED
 
 
 def facts_of(name: str) -> ChipFacts:
-    """The facts of one of CHIPS; BadArgument for another."""
+    """Return the facts of a chip in CHIPS. Raises BadArgument for another name."""
     if name not in CHIPS:
         raise BadArgument(f"virtual chip must be one of {', '.join(CHIPS)}, got {name!r}")
     facts: ChipFacts = importlib.import_module(f"nv.chips.{name}.facts").FACTS
@@ -42,11 +42,11 @@ def attach(
     machine: MachineOptions | None = None,
     multiprocessors: Callable[[ChipFacts], Multiprocessors] | None = None,
 ) -> NodeAttachment:
-    """A node of a new program, on `chip` (a machine, which stays the caller's) or a new machine.
+    """Return a new program's node on `chip` (a machine, still owned by the caller) or a new one.
 
     index: which GPU of the machine. driver: version of the kernel driver. gpus, memory (bytes):
-    of a new machine. coherence: whether it watches for barriers and invalidations of global data
-    that are missing. machine: all of its options at once.
+    of a new machine. coherence: whether a new machine reports missing barriers and missing
+    invalidations of global data. machine: all options of a new machine at once.
     """
     if chip is not None:
         if not isinstance(chip, VirtualMachine) or chip.facts.name != name:

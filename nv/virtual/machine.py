@@ -22,9 +22,9 @@ _FIRST_CLIENT = 0xC1D0_0001  # RS_CLIENT_HANDLE_BASE, open-gpu-kernel-modules 58
 
 
 class VirtualMachine:
-    """A machine with the stock driver loaded. It stays when nodes close; `close` switches it off.
+    """A machine with the stock driver loaded. It outlives its nodes; `close` switches it off.
 
-    `lock` is the resource manager's: one call at a time. `log` is the kernel log, its Xids.
+    `lock` is the resource manager's: one call at a time. `log` is the kernel log with its Xids.
     """
 
     def __init__(self, facts: ChipFacts, options: MachineOptions | None = None) -> None:
@@ -45,8 +45,8 @@ class VirtualMachine:
         self.log: list[XidReport] = []
         self.system_used = 0
         self.clients: dict[int, Client] = {}
-        self.asked: Counter[str] = Counter()  # controls and ioctls that are not modelled
-        self.refused: list[str] = []  # what the resource manager and UVM refused, and why
+        self.asked: Counter[str] = Counter()  # requested controls and ioctls that are not modelled
+        self.refused: list[str] = []  # calls that RM and UVM refused, and why
         self.nodes: list[object] = []
         self.mappings: dict[int, tuple[Backing, int, int]] = {}  # CPU mappings: offset, size
         self.memblock_size = 0
@@ -54,7 +54,7 @@ class VirtualMachine:
         self._client_handles = itertools.count(_FIRST_CLIENT)
         self._mapping_numbers = itertools.count(1)
         self.gpus = [VirtualGpu(self, i, facts, self.options) for i in range(self.options.gpus)]
-        self.clock = ModelClock()  # what drivers wait by
+        self.clock = ModelClock()  # the clock for waiting drivers
         for gpu in self.gpus:
             for runlist in gpu.runlists:
                 self.clock.plays(runlist)
@@ -66,7 +66,7 @@ class VirtualMachine:
         return self.gpus[0]
 
     def new_client_handle(self) -> int:
-        """An unused root handle."""
+        """Return an unused root handle."""
         return next(h for h in self._client_handles if h not in self.clients)
 
     def inject(self, kind: Fault | str, *, gpu: int | None = None, count: int = 1) -> None:
@@ -89,18 +89,18 @@ class VirtualMachine:
             gpu.report(Xid.ROW_REMAP, "Row Remapper: New row marked for remapping")
 
     def live_objects(self) -> list[RmObject]:
-        """Every object that is allocated, of all clients."""
+        """Return every allocated object, of all clients."""
         with self.lock:
             return [found for client in self.clients.values() for found in client.objects.values()]
 
     def live_bytes(self) -> int:
-        """Bytes of memory that clients hold, and page tables."""
+        """Return the bytes of memory held by clients and page tables."""
         video = sum(gpu.memory.usable - gpu.memory.free_size for gpu in self.gpus)
         tables = sum(gpu.memory.table_bytes for gpu in self.gpus)
         return video + tables + self.system_used
 
     def add_mapping(self, backing: Backing, offset: int, size: int) -> int:
-        """Enter a CPU mapping; a number to take it out by."""
+        """Record a CPU mapping; return the number for removing it."""
         number = next(self._mapping_numbers)
         self.mappings[number] = (backing, offset, size)
         return number
@@ -123,7 +123,7 @@ class VirtualMachine:
         return [text for gpu in self.gpus for text in gpu.violations]
 
     def close(self) -> None:
-        """Switch off; idempotent. Raises what went wrong in the model itself, if anything did."""
+        """Switch off. Idempotent. Raises an error that occurred in the model itself, if any."""
         if self._closed:
             return
         self._closed = True

@@ -34,10 +34,10 @@ class MemoryMapping:
         self._machine = machine
         self._backing = backing
         self._number = machine.add_mapping(backing, offset, size)
-        backing.users += 1  # a mapping keeps memory alive whose object is freed
+        backing.users += 1  # a mapping keeps its memory alive after the object is freed
 
     def read32(self, offset: int) -> int:
-        """Read a word; of video memory, once the writes before it have arrived."""
+        """Read a word. For video memory, earlier writes arrive first."""
         _check(offset, self.size, closed=self.view is None)
         assert self.view is not None
         if self._backing.gpu is not None:
@@ -66,10 +66,11 @@ class MemoryMapping:
 
 
 class DoorbellMapping:
-    """The page of a usermode object: the time, and the doorbell, which works at once.
+    """The page of a usermode object: the time, and the doorbell, which takes effect at once.
 
-    In BAR0, a write can overtake one to video memory, which lies behind BAR1. A page in BAR1 can be
-    written alone. Source: open-gpu-kernel-modules 580.142 nvidia-push-init.c (AllocUserMode).
+    In BAR0, a doorbell write can overtake a write to video memory, which goes through BAR1. A page
+    in BAR1 can only be written. Source: open-gpu-kernel-modules 580.142 nvidia-push-init.c
+    (AllocUserMode).
     """
 
     address = 0
@@ -82,8 +83,8 @@ class DoorbellMapping:
         self.closed = False
 
     def read32(self, offset: int) -> int:
-        """Read a register: the time; all else reads zero. A violation in BAR1; UNSURE: what is read
-        there."""
+        """Read a register: the time; others read as zero. A violation in BAR1; UNSURE: which value
+        hardware returns there."""
         _check(offset, self.size, closed=self.closed)
         if self._in_bar1:
             self._gpu.violations.append(f"read of {offset:#x} of a usermode page in BAR1")
@@ -97,7 +98,7 @@ class DoorbellMapping:
         return 0
 
     def write32(self, offset: int, value: int) -> None:
-        """Write a register: the doorbell; nothing else may be written."""
+        """Write a register: the doorbell; a write to any other is a violation."""
         _check(offset, self.size, closed=self.closed)
         if offset != DOORBELL:
             self._gpu.violations.append(f"write of {value:#x} to {offset:#x} of the usermode page")

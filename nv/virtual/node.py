@@ -37,7 +37,7 @@ _XFER = 0xD3  # NV_ESC_IOCTL_XFER_CMD
 
 @dataclass(eq=False)
 class MapContext:
-    """Mapping that a file may make after RM_MAP_MEMORY. gpu, in_bar1: of a doorbell page."""
+    """Mapping that a file may make after RM_MAP_MEMORY. gpu, in_bar1: for a doorbell page."""
 
     size: int
     backing: Backing | None = None
@@ -48,8 +48,8 @@ class MapContext:
 
 @dataclass(eq=False)
 class OpenFile:
-    """An open device file. gpu: None for nvidiactl and UVM. control: the file that REGISTER_FD
-    named."""
+    """An open device file. gpu: None for nvidiactl and UVM. control: the file given by
+    REGISTER_FD."""
 
     handle: int
     path: str
@@ -60,24 +60,24 @@ class OpenFile:
     context: MapContext | None = None
 
     def set_memory_context(self, backing: Backing, offset: int, size: int) -> None:
-        """Let `map` map this memory."""
+        """Allow `map` to map this memory."""
         self.context = MapContext(size, backing, offset)
 
     def set_doorbell_context(self, gpu: VirtualGpu, size: int, *, in_bar1: bool) -> None:
-        """Let `map` map the GPU's doorbell page."""
+        """Allow `map` to map the GPU's doorbell page."""
         self.context = MapContext(size, gpu=gpu, in_bar1=in_bar1)
 
     @property
     def is_control(self) -> bool:
-        """/dev/nvidiactl."""
+        """Whether this file is /dev/nvidiactl."""
         return self.path == "/dev/nvidiactl"
 
 
 class VirtualNode:
-    """One program's view of the driver; implements `hcq.transport.node.Node`.
+    """One program's access to the driver; implements `hcq.transport.node.Node`.
 
-    Closing it is the end of the program: all its files close, and what they held is freed.
-    owns_machine: the machine is switched off then.
+    Closing it ends the program: all its files are closed and their objects freed. owns_machine:
+    closing also switches the machine off.
     """
 
     def __init__(self, machine: VirtualMachine, *, owns_machine: bool = False) -> None:
@@ -96,8 +96,8 @@ class VirtualNode:
         life.inherits(self)
 
     def open(self, path: str) -> int:
-        """Open a device file; FileNotFoundError or PermissionError as the system raises them."""
-        self._need_open()  # before the lock, which is the parent's in a forked child
+        """Open a device file. Raises FileNotFoundError or PermissionError as the system does."""
+        self._need_open()  # before taking the lock, which is the parent's in a forked child
         with self.machine.lock:
             self._need_open()
             gpu = uvm = tools = None
@@ -125,7 +125,7 @@ class VirtualNode:
         return found.uvm if found is not None else None
 
     def _capabilities(self) -> set[str]:
-        """Capability files of divided GPUs."""
+        """Return the capability files of divided GPUs."""
         return {
             f"{CAPABILITIES}{minor}"
             for gpu in self.machine.gpus
@@ -133,7 +133,7 @@ class VirtualNode:
         }
 
     def ioctl(self, handle: int, request: int, argument: bytearray | memoryview) -> None:
-        """One ioctl; OSError with the errno the kernel gives."""
+        """Perform one ioctl. Raises OSError with the errno that the kernel returns."""
         self._need_open()
         with self.machine.lock:
             found = self._file(handle)
@@ -149,7 +149,7 @@ class VirtualNode:
             self._escapes.call(found, command, memoryview(argument)[:size])
 
     def map(self, handle: int, size: int, offset: int = 0) -> NodeMapping:
-        """Map what RM_MAP_MEMORY prepared on this file."""
+        """Map the memory that RM_MAP_MEMORY prepared on this file."""
         self._need_open()
         with self.machine.lock:
             found = self._file(handle)
@@ -190,7 +190,7 @@ class VirtualNode:
         return MemoryMapping(self.machine, context.backing, context.offset, size)
 
     def release(self, handle: int) -> None:
-        """Close one file; what it held is freed. BadArgument if it is not open."""
+        """Close one file and free its objects. Raises BadArgument if it is not open."""
         self._need_open()
         with self.machine.lock:
             found = self.files.get(handle)
@@ -219,18 +219,18 @@ class VirtualNode:
         return VirtualNode(self.machine)
 
     def abandon(self) -> None:
-        """In a forked child, which has no driver: neither its threads nor who holds its locks."""
+        """Disable the node in a forked child, which has neither its threads nor its lock owners."""
         self._closed = True
 
     def close(self) -> None:
-        """The program ends; idempotent."""
+        """End the program. Idempotent."""
         if self._closed:
             return
         with self.machine.lock:
             if self._closed:
                 return
-            # UVM files first: they hold the address spaces and channels that clients free. And
-            # before them those that watch them, and hold them.
+            # Release UVM files before others: they hold the address spaces and channels that
+            # clients free. Release the files that watch UVM files first: they hold these.
             for found in sorted(
                 self.files.values(), key=lambda file: (file.tools is None, file.uvm is None)
             ):

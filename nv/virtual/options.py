@@ -18,25 +18,25 @@ SWITCH_LIMIT_S = 0x3FFFFF * 1024e-9
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """A machine as built. Sizes are bytes.
+    """Configuration of a virtual machine. Sizes are bytes.
 
-    driver: version of the kernel driver, any that a branch's tables are there for. gpus: how many,
-    all of one chip. memory: video memory of each; None for the chip's own. system_memory: pages
-    that the kernel driver can still pin. channels: of each runlist. copy_engines: of each GPU; the
+    driver: version of the kernel driver; the tables of its branch must exist. gpus: how many, all
+    with the same chip. memory: video memory of each; None for the chip's own. system_memory: how
+    much the kernel driver can pin. channels: in each runlist. copy_engines: in each GPU; the
     first GRAPHICS_COPY_ENGINES share the runlist of the graphics engine, as on boards.
-    overlap: in which order grids run that nothing orders; "reverse" shows a missing barrier.
-    open_module: whether the open kernel modules are loaded, as /proc says.
-    mig: of a divided GPU, its instances as (GPU instance, compute instance); None: not divided.
-    coherence: whether missing barriers and invalidations of global data are violations; grids are
-    slower, see nv.virtual.engines.coherence.
-    poison: a 32-bit word that fills the video memory of new objects, such as a NaN, which shows in
-    results that depend on unwritten memory; None: scrubbed, as by the kernel driver.
+    overlap: the order of grids that are not ordered; "reverse" reveals a missing barrier.
+    open_module: whether the open kernel modules are loaded, as /proc reports.
+    mig: the instances of a divided GPU as (GPU instance, compute instance); None: not divided.
+    coherence: whether missing barriers and invalidations of global data are violations. This makes
+    grids slower, see nv.virtual.engines.coherence.
+    poison: a 32-bit word that fills the video memory of new objects, such as a NaN, to reveal
+    results that depend on unwritten memory; None: zeroed, as by the kernel driver.
     doorbell_overtakes: whether a doorbell in BAR0 reaches the GPU before the last write of GP_PUT
-    to video memory, unless the program read video memory by `read32` in between: loads through a
-    view are not seen. On an H100 one in some hundreds does.
-    switch_limit_s: context switch timeout: seconds for which a grid that is not preempted may keep
-    the engine from other groups, before its own is stopped with Xid 109.
-    multiprocessors: makes a GPU's SMs; None for those that execute PTX.
+    to video memory, unless the program read video memory by `read32` in between. Loads through a
+    view are not detected. On an H100 one doorbell in some hundreds does.
+    switch_limit_s: context switch timeout: how long a grid that is not preempted may keep the
+    engine from other groups, in seconds, before its own group is stopped with Xid 109.
+    multiprocessors: creates a GPU's SMs; None for those that execute PTX.
     """
 
     driver: str = "580.142"

@@ -1,8 +1,9 @@
-"""Measurements that the GPU's system processor writes to memory that programs may read.
+"""Measurements that the GPU's system processor writes to memory readable by programs.
 
 Source: open-gpu-kernel-modules 580.142 src/nvidia/src/kernel/gpu/gpu_user_shared_data.c (the union
-of what all objects ask for), class/cl00de.h (layout, times), nvrm_registry.h RMRusdPollingInterval.
-The numbers are the model's own: idle or busy, nothing more.
+of the requests of all objects), class/cl00de.h (layout, times), nvrm_registry.h
+RMRusdPollingInterval. The values are the model's own: they only show whether the GPU is idle or
+busy.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from nv.virtual.memory.physical import Backing, SystemPages
 if TYPE_CHECKING:
     from nv.virtual.chip import VirtualGpu
 
-POLLING_INTERVAL_S = 0.1  # of GPUs for data centres; 0.5 s of others
+POLLING_INTERVAL_S = 0.1  # of data centre GPUs; 0.5 s of others
 _WRITING = (1 << 64) - 1
 _IDLE = {"clock": (345, 1593, 765, 345), "power": 70_000, "temperature": 30 << 8}
 _BUSY = {"clock": (1980, 2619, 1545, 1980), "power": 480_000, "temperature": 52 << 8}
 _LIMIT_MW = 700_000
-# Of branch 580, sections behind this one lie further on in 580.159.04 (observed on an H100) than in
-# 580.142. UNSURE: since which release between the two.
+# In branch 580, sections after this one are at higher offsets in 580.159.04 (observed on an H100)
+# than in 580.142. UNSURE: since which release between the two.
 _GREW, _GROWN, _GROWN_SINCE, _GROWN_BRANCH = "memRowRemap", 8, (580, 159), 580
 _POWER, _CLOCK, _THERMAL, _PERF, _MEMORY = "POWER", "CLOCK", "THERMAL", "PERF", "MEMORY"
 
 
 class Publisher:
-    """Writes a GPU's page while it is polled."""
+    """Writes a GPU's page while objects poll it."""
 
     def __init__(self, gpu: VirtualGpu) -> None:
         self.gpu = gpu
@@ -53,14 +54,14 @@ class Publisher:
         behind = self.layout.view(pages.view[grown : grown + self.layout.size])
         order = list(self.layout.fields)
         self._behind = dict.fromkeys(order[order.index(_GREW) + 1 :], behind)
-        self.masks: dict[object, int] = {}  # what each object asks for
+        self.masks: dict[object, int] = {}  # requested data by object
         self._wake = threading.Condition()
-        self._thread: threading.Thread | None = None  # the last one
+        self._thread: threading.Thread | None = None  # the latest one
         self._polling = False
         self._closed = False
 
     def ask(self, who: object, mask: int) -> None:
-        """One object's wishes; 0 withdraws them."""
+        """Set the data that one object requests; 0 withdraws the request."""
         with self._wake:
             self.masks.pop(who, None)
             if mask:
@@ -112,7 +113,7 @@ class Publisher:
             self._write("memRowRemap", {"info.isPending": self.gpu.remap_pending})
 
     def _write(self, section: str, values: dict[str, object]) -> None:
-        """One section, between two writes of its time; not one that the branch lacks."""
+        """Write one section, between two writes of its time; skip it if the branch lacks it."""
         name, _, rest = section.partition("[")
         if name not in self.layout.fields:
             return

@@ -1,9 +1,9 @@
 """The contract between the virtual chip's front end and its streaming multiprocessors.
 
 The front end (host, compute class, QMD) decodes a launch into a `GridLaunch` and runs it on a
-`Multiprocessors`. The SMs execute PTX, which our code objects carry beside the machine code, as
-machine code is opaque to the model. They reach memory only through `hcq.emu` address spaces, which
-walk the page tables that the model keeps, with stale translations until they are invalidated.
+`Multiprocessors`. The model cannot execute machine code, so the SMs execute the PTX that our code
+objects carry beside it. They access memory only through `hcq.emu` address spaces. These walk the
+page tables of the model, and cache translations, which stay in use until they are invalidated.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ class GridSpace(LaneMemory, Protocol):
     """The address space of a grid."""
 
     def peek(self, address: int, size: int) -> bytes | None:
-        """Read for a debugger, without a fault; None where a byte is not mapped."""
+        """Read for a debugger without raising a fault; None if a byte is not mapped."""
         ...
 
 
-INSTRUCTION_BYTES = 16  # of an instruction of PTX, as program counters here count
+INSTRUCTION_BYTES = 16  # of a PTX instruction, as program counters count here
 
 
 @dataclass(frozen=True)
 class GridLaunch:
-    """One grid as the QMD describes it. Addresses are GPU virtual, sizes bytes.
+    """One grid as the QMD describes it. Addresses are GPU virtual, sizes are bytes.
 
-    ptx, entry: the PTX module and the name of its `.entry`, as the note before the program says.
+    ptx, entry: the PTX module and the name of its `.entry`, from the note before the program.
     parameters: the entry's parameter space, from constant bank 0. shared_size: of a group, static
-    and dynamic, without what the system has of it. local_size: of a thread. shared_window,
-    local_window: where generic addresses reach the group's shared and the thread's local memory
-    (each 16 MiB; behind the first that of the groups of a cluster). target: "sm_90".
-    variables: where the loader has put the module's variables of `.global` and `.const`, and what
-    pointers to its functions are.
-    cluster: groups of a cluster, where the launch says so. registers: of a thread; 0: not known.
-    environment: %envreg0 to 31; all 0 without.
+    and dynamic, without the part reserved for the system. local_size: of a thread. shared_window,
+    local_window: generic addresses of the group's shared and the thread's local memory (16 MiB
+    each; the shared memory of a cluster's groups follows the first window). target: "sm_90".
+    variables: where the loader has placed the module's variables of `.global` and `.const`, and
+    the values of pointers to its functions.
+    cluster: groups of a cluster, if the launch states it. registers: of a thread; 0: not known.
+    environment: %envreg0 to 31; all 0 if there are none.
     """
 
     ptx: str
@@ -66,7 +66,7 @@ class SmEnding(enum.Enum):
 
     DONE = "done"
     ABORTED = "aborted"  # `Abort.set` was called
-    BAD_LAUNCH = "bad launch"  # what the SMs cannot launch; `detail` says why
+    BAD_LAUNCH = "bad launch"  # the SMs cannot launch the grid; `detail` contains the reason
     ILLEGAL_INSTRUCTION = "illegal instruction"  # `trap`, or PTX that cannot execute
     ILLEGAL_ADDRESS = "illegal address"  # shared or local memory out of range
     MISALIGNED_ADDRESS = "misaligned address"
@@ -76,9 +76,9 @@ class SmEnding(enum.Enum):
 
 @dataclass(frozen=True)
 class SmOutcome:
-    """program_counter: of the offending instruction, as an offset into the program: the model
-    counts PTX instructions, 16 bytes each, since it has no machine code. line: of the PTX. address:
-    that was accessed. violations: what boards forgive, with the line of each."""
+    """program_counter: of the offending instruction, as an offset into the program. The model has
+    no machine code and counts PTX instructions of 16 bytes each. line: of the PTX. address: the
+    address accessed. violations: errors that boards tolerate, each with its line."""
 
     ending: SmEnding
     detail: str = ""
@@ -92,16 +92,16 @@ class SmOutcome:
 
 
 class Attention(Abort):
-    """An abort flag that can also ask a running grid to stand aside for another's time slice.
+    """An abort flag that can also ask a running grid to stand aside for another group's time slice.
 
-    Warps look at it on every backward branch and before every group, and then call `wait_aside`,
-    which its owner overrides: it returns when the grid may go on, or is to end.
+    Warps check it at every backward branch and before every group, and then call `wait_aside`,
+    which the owner overrides. It returns when the grid may continue or must end.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.in_program = False  # the channel runs a grid
-        # Two bytes of the one word that warps look at: each is written by itself.
+        self.in_program = False  # whether the channel runs a grid
+        # Two bytes of the one word that warps check: each is written separately.
         self._end, self._aside = (self.flag.view(np.uint8)[at : at + 1] for at in (0, 1))
 
     def set(self) -> None:
@@ -112,12 +112,12 @@ class Attention(Abort):
 
     @property
     def ending(self) -> bool:
-        """The grid is to end."""
+        """Whether the grid must end."""
         return bool(self._end[0])
 
     @property
     def aside(self) -> bool:
-        """The work is to stand aside."""
+        """Whether the work must stand aside."""
         return self.in_grid_aside
 
     @aside.setter
@@ -126,7 +126,7 @@ class Attention(Abort):
 
     @property
     def in_grid_aside(self) -> bool:
-        """A grid that runs is to stand aside: what its warps look at."""
+        """Whether a running grid must stand aside: the flag that its warps check."""
         return bool(self._aside[0])
 
     @in_grid_aside.setter
@@ -134,13 +134,13 @@ class Attention(Abort):
         self._aside[0] = value
 
     def wait_aside(self) -> None:
-        """Called by each thread of a grid that is to stand aside."""
+        """Block until the grid may continue. Called by each thread that must stand aside."""
         raise NotImplementedError
 
 
 class Multiprocessors(Protocol):
-    """All SMs of the chip. `run` blocks until the grid ended; several threads may call it, each
-    with another address space, where all but one have been asked to stand aside."""
+    """All SMs of the chip. `run` blocks until the grid has ended. Several threads may call it, each
+    with its own address space, if all but one of them have been asked to stand aside."""
 
     def run(self, launch: GridLaunch, memory: GridSpace, abort: Abort) -> SmOutcome: ...
     def close(self) -> None: ...

@@ -1,7 +1,7 @@
-"""Status codes that the kernel driver answers with.
+"""Status codes of the kernel driver.
 
 Source: open-gpu-kernel-modules 580.142, kernel-open/common/inc/nvstatuscodes.h. Written by hand, so
-that a misread table shows.
+that a misread table is detected.
 """
 
 from __future__ import annotations

@@ -28,12 +28,12 @@ NAMES = {
 
 
 def pci_address(gpu: VirtualGpu) -> str:
-    """Domain, bus, device and function, as the kernel writes it."""
+    """Return domain, bus, device and function, as the kernel writes them."""
     return f"0000:{gpu.bus:02x}:00.0"
 
 
 def read_text(machine: VirtualMachine, path: str) -> str:
-    """The text of a file; FileNotFoundError if there is none."""
+    """Return the text of a file. Raises FileNotFoundError if there is none."""
     version = machine.options.driver
     module = "Open Kernel Module for x86_64" if machine.options.open_module else "Kernel Module"
     files = {

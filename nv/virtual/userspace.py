@@ -1,6 +1,6 @@
-"""The caller's memory, as a kernel reaches it: an address that is not mapped is an error, no crash.
+"""The caller's memory, accessed as a kernel does: an unmapped address is an error, not a crash.
 
-Pointers in parameter blocks are addresses in this process, which the model reads and writes through
+Pointers in parameter blocks are addresses in this process. The model accesses them through
 process_vm_readv and process_vm_writev of its own process (Linux, man 2 process_vm_readv).
 """
 
@@ -36,7 +36,7 @@ def _transfer(name: str, local: int, remote: int, size: int) -> bool:
 
 
 def copy_in(address: int, size: int) -> bytearray:
-    """Read the caller's memory; RmError INVALID_POINTER if it is not there."""
+    """Read the caller's memory. Raises RmError INVALID_POINTER if it is not mapped."""
     buffer = bytearray(size)
     view = (ctypes.c_char * size).from_buffer(buffer)
     if not _transfer("process_vm_readv", ctypes.addressof(view), address, size):
@@ -46,7 +46,7 @@ def copy_in(address: int, size: int) -> bytearray:
 
 
 def copy_out(address: int, data: bytes | bytearray | memoryview) -> None:
-    """Write the caller's memory; RmError INVALID_POINTER if it is not there or read-only."""
+    """Write the caller's memory. Raises RmError INVALID_POINTER if not mapped or read-only."""
     block = bytearray(data)
     view = (ctypes.c_char * len(block)).from_buffer(block)
     if not _transfer("process_vm_writev", ctypes.addressof(view), address, len(block)):

@@ -1,8 +1,8 @@
 """Possible content of the shader cores' caches: code, constants and global data.
 
-Nothing stale is ever read here, as memory is coherent. But hardware keeps what it fetched until it
-is told otherwise, so a launch that finds other code or constants where it found some before, with
-no invalidation in between, is a violation: on a board it may run with what was there.
+Memory is coherent here, so stale data is never read. Hardware, however, keeps fetched data until it
+is invalidated. If a launch finds other code or constants where an earlier launch found some, with
+no invalidation in between, that is a violation: a board may run with the old content.
 
 Source: open-gpu-doc classes/compute/clcbc0.h, INVALIDATE_SHADER_CACHES; cl*qmd.h, INVALIDATE_* and
 CONSTANT_BUFFER_INVALIDATE.
@@ -16,8 +16,8 @@ MOST = 4096
 
 
 class CacheWatch:
-    """One kind of cache of one GPU. `report` is told of each violation. most: addresses that are
-    remembered; the oldest go first. Spaces are any distinguishable objects."""
+    """One kind of cache of one GPU. `report` is called for each violation. most: number of
+    addresses that are recorded; the oldest are dropped first. Spaces are any hashable objects."""
 
     def __init__(self, what: str, report: Callable[[str], None], most: int = MOST) -> None:
         self._what = what
@@ -27,11 +27,11 @@ class CacheWatch:
         self._seen: dict[tuple[Hashable, int], tuple[int, bytes | str | int]] = {}
 
     def invalidate(self) -> None:
-        """Everything was invalidated."""
+        """Record that everything was invalidated."""
         self._epoch += 1
 
     def fetch(self, space: Hashable, address: int, content: bytes | str | int, user: str) -> None:
-        """A launch uses `content` (or what stands for it) at an address of a space."""
+        """Record that a launch uses `content`, or its digest, at an address of a space."""
         key = (space, address)
         before = self._seen.get(key)
         if before is not None and before[0] == self._epoch and before[1] != content:
@@ -44,5 +44,5 @@ class CacheWatch:
         self._seen[key] = (self._epoch, content)
 
     def forget(self, space: Hashable, address: int) -> None:
-        """One bank was invalidated."""
+        """Record that one bank was invalidated."""
         self._seen.pop((space, address), None)

@@ -1,21 +1,21 @@
 """Visibility of writes: detects missing barriers and invalidations of global data.
 
-Memory of the model is coherent, so nothing stale is ever read. With `MachineOptions.coherence` it
-keeps, by pages of 4 KiB, what hardware keeps in caches and in flight, and what a chip may get wrong
-is a violation:
+Memory of the model is coherent, so stale data is never read. With `MachineOptions.coherence` the
+model records, by pages of 4 KiB, what hardware holds in caches and in flight. Each access that a
+chip may get wrong is a violation:
 
-- the first level cache of a multiprocessor is not coherent with anything: a grid that reads a page
-  whose content changed since a grid read it, where nothing invalidated global data in between
-  (PTX ISA 8.x, "Cache Operators": the driver invalidates between dependent grids);
-- an engine that reads, or a multiprocessor, what another engine wrote and no barrier made visible:
-  a grid's ends with CWD_MEMBAR_TYPE (cl*qmd.h), a copy's with FLUSH_ENABLE (cl*b5.h), and releases
-  have their own: RELEASE_MEMBAR_TYPE, FLUSH_DISABLE, RELEASE_WFI, of which dev_pbdma.ref.txt says
-  that the host waits for the engine and inserts a barrier for the system's memory. The second level
-  cache is coherent for all engines of a GPU; the CPU and other GPUs need the system's barrier;
-- a release in the system's memory while the channel's own writes there are not yet visible to the
+- A grid reads a page whose content has changed since a grid read it, without an invalidation of
+  global data in between: the first level cache of a multiprocessor is not coherent with anything
+  (PTX ISA 8.x, "Cache Operators": the driver invalidates between dependent grids).
+- An engine or a multiprocessor reads data that another engine wrote and no barrier made visible. A
+  grid's barrier at its end is CWD_MEMBAR_TYPE (cl*qmd.h), a copy's is FLUSH_ENABLE (cl*b5.h).
+  Releases have their own: RELEASE_MEMBAR_TYPE, FLUSH_DISABLE, RELEASE_WFI. For RELEASE_WFI the host
+  waits for the engine and inserts a barrier for system memory (dev_pbdma.ref.txt). The second level
+  cache is coherent for all engines of a GPU; the CPU and other GPUs need the system barrier.
+- A release in system memory happens while the channel's own writes there are not yet visible to the
   CPU, which may be waiting for it.
 
-UNSURE: that a release which waits for idle makes visible what a grid without any barrier wrote;
+UNSURE: that a release with wait-for-idle makes visible the writes of a grid without any barrier;
 that a page which two engines share needs no more than its lines do.
 """
 
@@ -30,7 +30,7 @@ from nv.virtual.memory.watched import PAGE
 
 
 class Scope(enum.IntEnum):
-    """For whom what was written is visible."""
+    """Observers to which a write is visible."""
 
     NOBODY = 0
     GPU = 1  # all engines of the GPU
@@ -49,7 +49,7 @@ class _Write:
 
 
 def pages_of(runs: Iterable[tuple[int, int]]) -> set[int]:
-    """The pages of pieces (address in this process, length)."""
+    """Return the pages of pieces (address in this process, length)."""
     return {
         page
         for address, length in runs
@@ -58,19 +58,19 @@ def pages_of(runs: Iterable[tuple[int, int]]) -> set[int]:
 
 
 class Coherence:
-    """Of one machine. Any thread may call. Engines are distinguished by identity.
+    """State of one machine. Any thread may call. Engines are distinguished by identity.
 
-    is_system: whether a page of this process is the system's memory, rather than some GPU's.
+    is_system: whether a page of this process is system memory, not the memory of a GPU.
     """
 
     def __init__(self, is_system: Callable[[int], bool]) -> None:
         self._is_system = is_system
         self._lock = threading.Lock()
         self._writes: dict[int, dict[int, _Write]] = {}  # by page, then engine
-        self._pages: dict[int, set[int]] = {}  # by engine: what is not visible to all
+        self._pages: dict[int, set[int]] = {}  # by engine: pages not visible to all
 
     def wrote(self, engine: object, gpu: int, who: str, pages: set[int], scope: Scope) -> None:
-        """An engine has written pages, visible so far."""
+        """Record that an engine has written pages, visible in `scope` so far."""
         with self._lock:
             mine = self._pages.setdefault(id(engine), set())
             for page in pages:
@@ -81,7 +81,7 @@ class Coherence:
                     self._writes.setdefault(page, {})[id(engine)] = _Write(who, gpu, scope)
 
     def barrier(self, engine: object, scope: Scope) -> None:
-        """All that an engine has written so far is visible now."""
+        """Record that all writes of an engine so far are now visible in `scope`."""
         with self._lock:
             for page in list(self._pages.get(id(engine), ())):
                 write = self._writes[page][id(engine)]
@@ -90,7 +90,7 @@ class Coherence:
                     self._take_out(id(engine), page)
 
     def read(self, engine: object, gpu: int, who: str, pages: set[int]) -> list[str]:
-        """Return the violations of an engine that reads pages now."""
+        """Return the violations of a read of pages by an engine now."""
         wrong: dict[str, int] = {}
         with self._lock:
             for page in pages:
@@ -104,7 +104,7 @@ class Coherence:
         ]
 
     def released(self, engines: Sequence[object], who: str, page: int) -> list[str]:
-        """Return the violations of a release in a page by a channel with these engines."""
+        """Return the violations of a release in a page, by a channel with these engines."""
         if not self._is_system(page):
             return []
         wrong: dict[str, int] = {}
@@ -121,14 +121,14 @@ class Coherence:
         ]
 
     def freed(self, address: int, size: int) -> None:
-        """Memory of this process has another use from now on."""
+        """Forget memory of this process that is about to be reused."""
         with self._lock:
             for page in [page for page in self._writes if 0 <= page * PAGE - address < size]:
                 for engine in list(self._writes[page]):
                     self._take_out(engine, page)
 
     def gone(self, engine: object) -> None:
-        """An engine's context is torn down, which leaves nothing in flight."""
+        """Record that an engine's context was torn down, which leaves nothing in flight."""
         self.barrier(engine, Scope.SYSTEM)
         with self._lock:
             self._pages.pop(id(engine), None)

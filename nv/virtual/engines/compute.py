@@ -1,9 +1,9 @@
 """The compute class: its methods, and launches.
 
-Source: open-gpu-doc classes/compute/clc5c0.h to clcec0.h. A launch is taken in by SEND_PCAS_A with
-SEND_SIGNALING_PCAS_B or PCAS2_B and runs when its channel waits for idle or has nothing else to do:
-grids of one channel that nothing orders may run in any order, and a semaphore release that does not
-wait for idle comes before them.
+Source: open-gpu-doc classes/compute/clc5c0.h to clcec0.h. SEND_PCAS_A with SEND_SIGNALING_PCAS_B or
+PCAS2_B queues a launch. It runs when its channel waits for idle or has nothing else to do. Grids of
+one channel that are not ordered may therefore run in any order, and a semaphore release without
+wait-for-idle comes before them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NOP, _INVALIDATE, _PREFETCH = 0, 1, 8
 
 @cache
 def _reserved_bits(class_id: int, address: int) -> int | None:
-    """Bits of a method's word that no field covers; None for a method the class has not."""
+    """Return the bits of a method's word that no field covers; None for an unknown method."""
     found = abi.methods(class_id).find(address)
     if found is None:
         return None
@@ -46,7 +46,7 @@ def _method_name(class_id: int, address: int) -> str:
 
 
 class ComputeEngine:
-    """A compute object on a channel; served by its runlist's thread alone."""
+    """A compute object on a channel. Only its runlist's thread serves it."""
 
     def __init__(self, channel: Channel, class_id: int) -> None:
         self.class_id = class_id
@@ -93,26 +93,26 @@ class ComputeEngine:
         self._runner = GridRunner(self)
 
     def close(self) -> None:
-        """The object goes; nothing of its channel runs any more."""
+        """Release the object; no work of its channel is running any more."""
         self._runner.memory.close()
         coherence = self.channel.gpu.machine.coherence
         if coherence is not None:
             coherence.gone(self)
 
     def value(self, name: str) -> int:
-        """Return the last value of a method; 0 if it never had one."""
+        """Return the last value of a method; 0 if it was never written."""
         return self._values.get(self._offset[name], 0)
 
     def has_set(self, name: str) -> bool:
-        """Return whether a method ever had a value."""
+        """Return whether a method was ever written."""
         return self._offset[name] in self._values
 
     def pair(self, name: str) -> int:
-        """A 64-bit value from methods NAME_A (upper) and NAME_B."""
+        """Return a 64-bit value from methods NAME_A (upper) and NAME_B."""
         return self.value(f"{name}_A") << 32 | self.value(f"{name}_B")
 
     def burst(self, address: int, words: tuple[int, ...]) -> None:
-        """Methods at ascending addresses; the words of an inline descriptor go in as one piece."""
+        """Execute methods at ascending addresses; words of an inline descriptor are one piece."""
         if self._data <= address < self._data_end and len(words) > 1:
             room = (self._data_end - address) // 4
             self._load(address, words[:room])
@@ -122,7 +122,7 @@ class ComputeEngine:
             address += 4
 
     def method(self, address: int, value: int) -> None:
-        """One method; ChannelError for one the class has not, or a word with reserved bits."""
+        """Execute one method. Raises ChannelError for an unknown method or reserved bits."""
         if self._data <= address < self._data_end:
             self._load(address, (value,))
             return
@@ -145,7 +145,7 @@ class ComputeEngine:
             action(value)
 
     def drain(self) -> None:
-        """Run all grids that were launched."""
+        """Run all launched grids."""
         while self._pending:
             reverse = self.channel.gpu.options.overlap == "reverse"
             launch: LaunchDescriptor | None = self._pending.pop(-1 if reverse else 0)
@@ -184,7 +184,7 @@ class ComputeEngine:
         return self.channel.gpu.facts.mmu == 3
 
     def _pcas_range(self, value: int) -> None:
-        """SEND_PCAS_B: invalidates part of a descriptor, of which nothing is cached."""
+        """SEND_PCAS_B: invalidate part of a descriptor; no-op, because none is cached."""
 
     def _signal(self, value: int) -> None:
         if value & 2:  # SCHEDULE
@@ -203,13 +203,13 @@ class ComputeEngine:
         self._take_in(self.value("SEND_PCAS_A") << 8)
 
     def _take_in(self, address: int) -> None:
-        """Take a descriptor in, as it is now; it runs later."""
+        """Queue a descriptor with its current content; it runs later."""
         launch = self._fetch(address)
         if launch is not None:
             self._pending.append(launch)
 
     def _fetch(self, address: int) -> LaunchDescriptor | None:
-        """Return what a descriptor says now; None for one that is passed over."""
+        """Return the current content of a descriptor; None if it is skipped."""
         facts = self.channel.gpu.facts
         for window in ("SHARED", "LOCAL"):
             name = f"SET_SHADER_{window}_MEMORY_WINDOW"
@@ -257,7 +257,7 @@ class ComputeEngine:
             gpu.constant_cache.invalidate()
 
     def _report(self, value: int) -> None:
-        """SET_REPORT_SEMAPHORE_D: a release after all work before it."""
+        """SET_REPORT_SEMAPHORE_D: a release after all earlier work."""
         if value & 3 != 0:
             raise ChannelError(
                 Xid.GR_EXCEPTION, f"SET_REPORT_SEMAPHORE_D {value:#x}: traps are not modelled"

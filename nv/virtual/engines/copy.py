@@ -1,9 +1,9 @@
 """The copy class: lines from one pitch layout to another, remapped components, semaphores.
 
 Source: open-gpu-doc classes/dma-copy/clc5b5.h to clcab5.h; manuals in the same repository say that
-one launch copies LINE_COUNT lines of LINE_LENGTH_IN elements. A launch is taken in and done when
-something waits for it or the channel has nothing else to do; a pipelined one does not wait for the
-copies before it, and here comes before them, so that a missing wait shows.
+one launch copies LINE_COUNT lines of LINE_LENGTH_IN elements. A launch is queued. It is executed
+when something waits for it or the channel has nothing else to do. A pipelined launch does not wait
+for earlier copies; here it is executed before them, so that a missing wait shows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PIPELINED, _SEMAPHORE = 1, 3 << 3  # of LAUNCH_DMA
 
 @cache
 def _table(class_id: int) -> tuple[dict[str, int], dict[int, int]]:
-    """Offsets by name, and reserved bits by offset."""
+    """Return offsets by name, and reserved bits by offset."""
     table = abi.methods(class_id)
     reserved = {}
     for name in table:
@@ -47,25 +47,25 @@ def _table(class_id: int) -> tuple[dict[str, int], dict[int, int]]:
 
 
 class CopyEngine:
-    """A copy object on a channel; served by its runlist's thread alone."""
+    """A copy object on a channel. Only its runlist's thread serves it."""
 
     def __init__(self, channel: Channel, class_id: int) -> None:
         self.class_id = class_id
         self.channel = channel
         self.copies = 0
         self._values: dict[int, int] = {}
-        self._pending: list[tuple[int, dict[int, int]]] = []  # flags, and all methods' values
+        self._pending: list[tuple[int, dict[int, int]]] = []  # flags, and values of all methods
         self._coherence = channel.gpu.machine.coherence
         self._offset, self._reserved = _table(class_id)
         self._launch = self._offset["LAUNCH_DMA"]
 
     def close(self) -> None:
-        """Nothing of the channel runs any more."""
+        """Release the object; no work of the channel is running any more."""
         if self._coherence is not None:
             self._coherence.gone(self)
 
     def drain(self) -> None:
-        """Do all copies that were launched."""
+        """Execute all launched copies."""
         held = self._values
         try:
             while self._pending:
@@ -75,13 +75,13 @@ class CopyEngine:
             self._values = held
 
     def burst(self, address: int, words: tuple[int, ...]) -> None:
-        """Methods at ascending addresses."""
+        """Execute methods at ascending addresses."""
         for value in words:
             self.method(address, value)
             address += 4
 
     def method(self, address: int, value: int) -> None:
-        """One method; ChannelError for one the class has not, or a word with reserved bits."""
+        """Execute one method. Raises ChannelError for an unknown method or reserved bits."""
         reserved = self._reserved.get(address)
         if reserved is None:
             raise self._error(f"class {self.class_id:04x} has no method {address:#06x}")
@@ -102,7 +102,7 @@ class CopyEngine:
         return self._value(upper) << 32 | self._value(lower)
 
     def _take(self, flags: int) -> None:
-        """Check a launch, and put it where its turn is."""
+        """Check a launch, and put it at its place in the queue."""
         transfer = flags & 3
         if transfer == 3:
             raise self._error(f"LAUNCH_DMA {flags:#x}: transfer type must be 0 to 2, got 3")
@@ -114,7 +114,7 @@ class CopyEngine:
             raise self._error("secure copies are not modelled")
         at = len(self._pending)
         if transfer == _PIPELINED and self.channel.gpu.options.overlap == "reverse":
-            # UNSURE: whether semaphores hold a pipelined copy up; here it stays behind them.
+            # UNSURE: whether semaphores delay a pipelined copy; here it stays behind them.
             while at and not self._pending[at - 1][0] & _SEMAPHORE:
                 at -= 1
         self._pending.insert(at, (flags, dict(self._values)))
@@ -123,7 +123,7 @@ class CopyEngine:
         if flags & 3:
             self._transfer(flags)
             self.copies += 1
-        if flags >> 2 & 1:  # FLUSH_ENABLE, of FLUSH_TYPE SYS or GL; of earlier copies too
+        if flags >> 2 & 1:  # FLUSH_ENABLE, of FLUSH_TYPE SYS or GL; also for earlier copies
             self.channel.barrier(self, Scope.GPU if flags >> 25 & 1 else Scope.SYSTEM)
         kind = flags >> 3 & 3
         if kind:
@@ -150,7 +150,7 @@ class CopyEngine:
             self._move(source + line * pitch_in, target + line * pitch_out, length)
 
     def _move(self, source: int, target: int, size: int) -> None:
-        """One line; a fault on either side comes before anything of the piece is written."""
+        """Copy one line. A fault on either side is raised before any of the line is written."""
         space = self.channel.space
         inputs = space.runs(source, size, FaultAccess.READ, Client.COPY)
         outputs = space.runs(target, size, FaultAccess.WRITE, Client.COPY)
@@ -165,7 +165,7 @@ class CopyEngine:
             outputs = outputs if outputs[0][1] else outputs[1:]
 
     def _watch(self, inputs: list[tuple[int, int]], outputs: list[tuple[int, int]]) -> None:
-        """Pieces are read and written."""
+        """Record that pieces are read and written."""
         if self._coherence is None:
             return
         gpu, who = self.channel.gpu, "a copy"
@@ -175,7 +175,7 @@ class CopyEngine:
     def _remap(
         self, source: int, target: int, count: int, lines: int, pitch_in: int, pitch_out: int
     ) -> None:
-        """Lines of `count` elements whose components are taken from the source or constants."""
+        """Copy lines of `count` elements whose components are from the source or constants."""
         code = self._value("SET_REMAP_COMPONENTS")
         size = (code >> 16 & 3) + 1
         inputs, outputs = (code >> 20 & 3) + 1, (code >> 24 & 3) + 1
@@ -218,7 +218,7 @@ class CopyEngine:
             space.write(where, made.tobytes(), Client.COPY)
 
     def _zero(self, target: int, size: int) -> None:
-        """One line of zeros."""
+        """Write one line of zeros."""
         outputs = self.channel.space.runs(target, size, FaultAccess.WRITE, Client.COPY)
         self._watch([], outputs)
         for host, length in outputs:

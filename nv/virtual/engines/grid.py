@@ -1,4 +1,4 @@
-"""Running one grid: memory it needs, the PTX behind its program, and how it ended."""
+"""Run one grid: find its memory and the PTX of its program, and report how it ended."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _LINE = re.compile(r"PTX line (\d{1,9})\b")
 _VARIABLE = struct.Struct(VARIABLE_FORMAT)
 _LONGEST_TABLE = 1 << 20
 _LONGEST_PTX = 16 << 20
-# Words of constant bank 0 from which code has %envreg0 to 15, and 16 to 31. Source: what ptxas
-# 13.5.37 makes of each register for sm_75, sm_80, sm_89, sm_90, sm_100 and sm_120.
+# Byte offsets in constant bank 0 where code reads %envreg0 to 15, and 16 to 31. Source: code that
+# ptxas 13.5.37 generates for each register for sm_75, sm_80, sm_89, sm_90, sm_100 and sm_120.
 _ENVIRONMENT = {
     "turing": (0x88, 0xC8), "ampere": (0x88, 0xC8), "ada": (0x88, 0xC8), "hopper": (0x40, 0x80),
     "blackwell": (0x250, 0xD0),
@@ -61,7 +61,7 @@ _XIDS = {
     Fault.ECC_UNCORRECTED: (Xid.ECC_UNCORRECTED, "DBE (double bit error) ECC Error"),
     Fault.ECC_CONTAINED: (Xid.ECC_CONTAINED, "Contained ECC error"),
 }
-PLANTED_ADDRESS = 0x6B_ADAD_D000  # what planted MMU faults name
+PLANTED_ADDRESS = 0x6B_ADAD_D000  # address in planted MMU faults
 
 
 class GridRunner:
@@ -72,7 +72,7 @@ class GridRunner:
         self._channel = engine.channel
         self._gpu = engine.channel.gpu
         self._coherence = self._gpu.machine.coherence
-        self._name = ""  # of the grid that runs
+        self._name = ""  # of the running grid
         space, stop = self._channel.space, self._channel.attention.set
         self.memory = GridMemory(space, stop)
         if self._coherence is not None:
@@ -80,7 +80,7 @@ class GridRunner:
         self._texts: dict[bytes, str] = {}
 
     def run(self, launch: LaunchDescriptor) -> None:
-        """Run to the end; ChannelError, FaultError or Aborted otherwise."""
+        """Run a grid to its end. Raises ChannelError, FaultError or Aborted if it fails."""
         attention = self._channel.attention
         attention.clear()
         if self._channel.stopped:
@@ -97,7 +97,7 @@ class GridRunner:
             self._gpu.data_cache.invalidate()
         attention.in_program = True
         try:
-            with attention.translation():  # of what all programs share
+            with attention.translation():  # of code that all programs share
                 multiprocessors = self._gpu.multiprocessors
             outcome = multiprocessors.run(grid, memory, attention)
         except (BadCodeObject, NotSupported) as error:
@@ -117,7 +117,7 @@ class GridRunner:
             self._end(grid, outcome)
 
     def release(self, release: Release) -> None:
-        """Write one semaphore of a grid that is done."""
+        """Write one semaphore of a completed grid."""
         space = self._channel.space
         if release.barrier:
             self._channel.barrier(self._engine, Scope.SYSTEM)
@@ -126,7 +126,7 @@ class GridRunner:
         if release.reduction is not None:
             bits = 8 * release.payload_size
             old = space.read_word(release.address, release.payload_size, Client.SKED)
-            # RED_ADD, MIN, MAX, INC, DEC, AND, OR, XOR as SEM_EXECUTE numbers them
+            # RED_ADD, MIN, MAX, INC, DEC, AND, OR, XOR in the numbering of SEM_EXECUTE
             code = (5, 0, 1, 6, 7, 3, 4, 2)[release.reduction]
             payload = reduce(code, old, payload, bits, release.signed)
         stamp = self._gpu.time_ns() if release.words == 4 else None
@@ -134,11 +134,11 @@ class GridRunner:
         store(space, Client.SKED, release.address, payload, size, stamp)
 
     def _on_read(self, page: int, host_page: int) -> None:
-        """A grid reads a page, for the first time."""
+        """Record that a grid reads a page for the first time."""
         assert self._coherence is not None
         gpu = self._gpu
         content = zlib.crc32(ctypes.string_at(host_page * PAGE, PAGE))
-        # A page that lies elsewhere now is another one: mapping it was the driver's affair.
+        # A page at a new place is a new page: mapping it was the driver's responsibility.
         gpu.data_cache.fetch((self._channel.space.serial, host_page), page * PAGE, content,
                              self._name)  # fmt: skip
         gpu.violations.extend(
@@ -171,7 +171,7 @@ class GridRunner:
             )
         content = self._fetch(launch, entry, ptx)
         parameters = content[start : start + size]
-        if len(parameters) < size and bank is not None:  # they end beyond mapped memory
+        if len(parameters) < size and bank is not None:  # they extend beyond mapped memory
             parameters = self._channel.space.read(bank[0] + start, size, Client.SM)
         engine, facts = self._engine, self._gpu.facts
         return GridLaunch(
@@ -194,15 +194,15 @@ class GridRunner:
         )
 
     def _environment(self, content: bytes) -> tuple[int, ...]:
-        """%envreg0 to 31, as far as the content of bank 0 reaches."""
+        """Return %envreg0 to 31, as far as the content of bank 0 extends."""
         low, high = _ENVIRONMENT[self._gpu.facts.family]
         words = (content[at : at + 64].ljust(64, b"\0") for at in (low, high))
         registers = b"".join(words)
         return struct.unpack("<32I", registers) if registers.strip(b"\0") else ()
 
     def _fetch(self, launch: LaunchDescriptor, entry: str, ptx: str) -> bytes:
-        """Code and banks go through caches; return bank 0. A bank is fetched where it is read: one
-        that ends beyond mapped memory is not an error by itself."""
+        """Fetch code and banks through the caches; return bank 0. A bank is fetched when it is
+        read: a bank that ends beyond mapped memory is not an error by itself."""
         first = b""
         gpu, space = self._gpu, self._channel.space
         if launch.invalidates_code:
@@ -238,10 +238,10 @@ class GridRunner:
         return content
 
     def _program(self, address: int) -> tuple[str, str, int, int, tuple[tuple[str, int], ...]]:
-        """Entry, PTX, where its parameters lie in bank 0 and its variables in memory, from the note
-        before a program."""
+        """Read the note before a program: entry, PTX, offset and size of the parameters in bank 0,
+        addresses of variables."""
         space = self._channel.space
-        space.read(address, 16, Client.SM)  # the program itself must be there
+        space.read(address, 16, Client.SM)  # the program itself must be mapped
         note = space.read(address - NOTE_SIZE, NOTE_SIZE, Client.SM)
         magic, version, start, size, length, where, ptx_size, *rest = _NOTE.unpack_from(note)
         *table, name_at = rest
@@ -274,7 +274,7 @@ class GridRunner:
             ) from error
 
     def _variables(self, address: int, size: int) -> tuple[tuple[str, int], ...]:
-        """The table of variables. Raises UnicodeDecodeError for names that are not text."""
+        """Read the table of variables. Raises UnicodeDecodeError for names that are not text."""
         if size > _LONGEST_TABLE:
             raise refuse(f"the table of variables has an invalid size: {size} bytes")
         raw = self._channel.space.read(address, size, Client.SM) if size else b""
@@ -287,7 +287,7 @@ class GridRunner:
         return tuple(found)
 
     def _check_local(self, launch: LaunchDescriptor) -> None:
-        """Local memory must have been set up for as many threads as the chip can hold."""
+        """Check that local memory is set up for as many threads as the chip can hold."""
         if not launch.local_size:
             return
         engine, facts = self._engine, self._gpu.facts
@@ -307,7 +307,7 @@ class GridRunner:
                 raise ChannelError(Xid.MMU_FAULT, f"local memory: {found}", found)
 
     def _plant(self, grid: GridLaunch) -> None:
-        """Let a planted fault strike this grid."""
+        """Apply a planted fault to this grid."""
         faults, index = self._gpu.machine.faults, self._gpu.index
         bad_page = faults.take_any(tuple(_FAULTS), index)
         if bad_page is not None:
@@ -336,14 +336,14 @@ class GridRunner:
             raise self._aborted()
 
     def _aborted(self) -> Exception:
-        """Why a grid was ended from outside: its channel is gone, or it kept the engine."""
+        """Return why a grid was ended from outside: its channel is gone, or it kept the engine."""
         if self._channel.attention.timed_out and not self._channel.stopped:
             return ChannelError(*_XIDS[Fault.CONTEXT_SWITCH])
         return Aborted()
 
 
 def _culprit_of(grid: GridLaunch, outcome: SmOutcome) -> Culprit | None:
-    """The instruction by which a grid ended."""
+    """Return the instruction at which a grid ended."""
     if not outcome.line:
         return None
     pc = grid.program_address + outcome.program_counter
@@ -351,7 +351,7 @@ def _culprit_of(grid: GridLaunch, outcome: SmOutcome) -> Culprit | None:
 
 
 def _line_of(ptx: str, message: str) -> dict[str, object]:
-    """The line of PTX that a message names, as facts of an error."""
+    """Return the line of PTX that a message names, as attributes of an error."""
     found = _LINE.search(message)
     lines = ptx.splitlines()
     if found is None or not 0 < int(found[1]) <= len(lines):

@@ -1,4 +1,4 @@
-"""Launch descriptors (QMD): decoded and checked field by field.
+"""Launch descriptors (QMD): decode and check them field by field.
 
 Source: open-gpu-doc classes/compute/cl*qmd.h for the fields; CUDA C++ Programming Guide 12.9,
 "Compute Capabilities", for limits of grids, groups, registers and shared memory.
@@ -14,7 +14,7 @@ from nv.chips.facts import ChipFacts
 from nv.virtual.faults import Xid
 from nv.virtual.host.errors import ChannelError
 
-# Versions that a compute class takes: the QMD headers beside its class header.
+# Versions that a compute class accepts: the QMD headers beside its class header.
 VERSIONS = {
     "turing": ((2, 2), (2, 3)),
     "ampere": ((2, 4), (3, 0)),
@@ -31,7 +31,7 @@ _QUEUE, _GRID_CTA, _GRID_GPC_CGA = 0, 2, 3
 @dataclass(frozen=True)
 class Release:
     """A semaphore written when the grid is done. words: 4 with a time stamp, else 1 or 2.
-    barrier: what the grid wrote is visible to all before it."""
+    barrier: whether the grid's writes become visible to all before it."""
 
     address: int
     payload: int
@@ -44,8 +44,9 @@ class Release:
 
 @dataclass(frozen=True)
 class LaunchDescriptor:
-    """Content of a QMD. Addresses are GPU virtual, sizes bytes; constants: (address, size). grid:
-    in groups. membar: CWD_MEMBAR_TYPE. cluster: its groups, of a grid of clusters."""
+    """Content of a QMD. Addresses are GPU virtual, sizes are bytes. constants: (address, size).
+    grid: in groups. membar: CWD_MEMBAR_TYPE. cluster: groups of a cluster, for a grid of clusters.
+    """
 
     version: tuple[int, int]
     grid: tuple[int, int, int]
@@ -68,7 +69,7 @@ class LaunchDescriptor:
 
 
 class _Reader:
-    """The fields of one version, from a QMD as one number."""
+    """Reader of the fields of one version, from a QMD given as one number."""
 
     def __init__(self, version: tuple[int, int]) -> None:
         self.descriptor = abi.qmd(f"{version[0]}.{version[1]}")
@@ -94,12 +95,12 @@ _reader = cache(_Reader)
 
 
 def qmd_size(facts: ChipFacts) -> int:
-    """Bytes that a QMD of the chip takes."""
+    """Return the bytes of a QMD of the chip."""
     return 384 if facts.qmd[0] >= 4 else 256
 
 
 def refuse(text: str) -> ChannelError:
-    """A launch that the hardware refuses: a graphics exception."""
+    """Return the error for a launch that the hardware refuses: a graphics exception."""
     return ChannelError(Xid.GR_EXCEPTION, f"launch descriptor: {text}")
 
 
@@ -115,11 +116,11 @@ def _version(number: int, facts: ChipFacts) -> tuple[int, int]:
 
 
 def not_run(raw: bytes, facts: ChipFacts) -> str | None:
-    """Return why a chip passes over a QMD without an error; None where it runs or refuses it.
+    """Return why a chip skips a QMD without an error; None if it runs or refuses the QMD.
 
-    Observed on an H100, driver 580.159.04: of QMD_TYPE QUEUE, as Mesa's NVK has it there (qmd.rs,
-    Qmd4_0), and of version 3.0, which clcbc0qmd.h defines beside 4.0, nothing was computed. UNSURE:
-    of Blackwell, whose header gives QMD_TYPE the same values; NVK and tinygrad set GRID_CTA there.
+    Observed on an H100, driver 580.159.04: nothing was computed for QMD_TYPE QUEUE, which Mesa's
+    NVK sets there (qmd.rs, Qmd4_0), or for version 3.0, which clcbc0qmd.h defines beside 4.0.
+    UNSURE: Blackwell. Its header gives QMD_TYPE the same values; NVK and tinygrad set GRID_CTA.
     """
     number = int.from_bytes(raw, "little")
     version, main = _version(number, facts), _reader(facts.qmd)
@@ -134,7 +135,7 @@ def not_run(raw: bytes, facts: ChipFacts) -> str | None:
 
 
 def parse(raw: bytes, facts: ChipFacts) -> LaunchDescriptor:
-    """Decode and check a QMD; ChannelError says what is wrong with it."""
+    """Decode and check a QMD. Raises ChannelError with the reason if it is invalid."""
     number = int.from_bytes(raw, "little")
     version = _version(number, facts)
     known = VERSIONS[facts.family]
@@ -173,7 +174,7 @@ def parse(raw: bytes, facts: ChipFacts) -> LaunchDescriptor:
 
 
 def _check_kind(read: _Reader, number: int) -> None:
-    """Refuse what is not a grid."""
+    """Refuse a descriptor that is not a grid."""
     if read.has("QMD_TYPE"):
         kind = read.get(number, "QMD_TYPE")
         _need(kind in (_GRID_CTA, _GRID_GPC_CGA), f"QMD_TYPE {kind} is not a grid of groups")
@@ -184,8 +185,8 @@ def _check_kind(read: _Reader, number: int) -> None:
 
 
 def _grid(read: _Reader, number: int, cluster: tuple[int, int, int] | None) -> tuple[int, int, int]:
-    """Return the sizes of a grid in groups. A grid of clusters counts them instead (observed on an
-    H200, driver 580.159.04)."""
+    """Return the sizes of a grid in groups. The fields of a grid of clusters count clusters
+    (observed on an H200, driver 580.159.04)."""
     names = ("GRID_WIDTH", "GRID_HEIGHT", "GRID_DEPTH")
     if not read.has(names[0]):
         names = ("CTA_RASTER_WIDTH", "CTA_RASTER_HEIGHT", "CTA_RASTER_DEPTH")
@@ -290,8 +291,9 @@ def _shared(read: _Reader, number: int, facts: ChipFacts) -> tuple[int, int]:
 
 
 def system_share(facts: ChipFacts) -> int:
-    """Bytes that the system has of each group's shared memory, which a descriptor counts in: CUDA
-    C++ Programming Guide, "Shared Memory" of compute capability 8.x and 9.0."""
+    """Return the bytes of each group's shared memory that are reserved for the system; the size in
+    a descriptor includes them: CUDA C++ Programming Guide, "Shared Memory" of compute capability
+    8.x and 9.0."""
     return 0 if facts.family == "turing" else 1024
 
 
@@ -385,7 +387,7 @@ def _release(read: _Reader, number: int, index: int) -> Release | None:
     _need(not (wide and words == 1), f"release {index}: 64 bits of payload in one word")
     reduction = field("REDUCTION_OP") if field("REDUCTION_ENABLE") else None
     signed = field("REDUCTION_FORMAT") == 1
-    single = "RELEASE_MEMBAR_TYPE"  # version 2 has one field for all, version 4 an array
+    single = "RELEASE_MEMBAR_TYPE"  # one field for all in version 2, an array in version 4
     if not read.has(single):
         barrier = field("MEMBAR_TYPE")
     else:
@@ -402,7 +404,7 @@ def _dependents(read: _Reader, number: int) -> tuple[int, ...]:
             _need(read.get(number, "DEPENDENT_QMD_TYPE") == 1, "a dependent QMD that is not a grid")
             found.append(read.get(number, "DEPENDENT_QMD_POINTER") << 8)
         return tuple(found)
-    arrays = not read.has("DEPENDENT_QMD0_ENABLE")  # version 4.0 has them so
+    arrays = not read.has("DEPENDENT_QMD0_ENABLE")  # as in version 4.0
 
     def field(name: str, index: int) -> int:
         if arrays:

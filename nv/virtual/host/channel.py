@@ -1,4 +1,4 @@
-"""A channel: its ring, its push buffers, the methods of the host unit, and what it works for.
+"""A channel: its ring, its push buffers, the methods of the host unit, and its engine objects.
 
 Source: open-gpu-doc classes/host/clc46f.h, clc56f.h; manuals/ampere/ga100/dev_ram.ref.txt
 (RAMUSERD), dev_pbdma.ref.txt; open-gpu-kernel-modules 580.142 src/common/sdk/nvidia/inc/class/
@@ -31,29 +31,29 @@ Waiting = Callable[[], bool]
 
 
 class Engine(Protocol):
-    """An object of an engine's class on a channel: methods go to it by subchannel."""
+    """An object of an engine's class on a channel; a subchannel selects it for methods."""
 
     class_id: int
 
     def method(self, address: int, value: int) -> None:
-        """One method, at a byte offset; ChannelError, FaultError or Aborted."""
+        """Execute one method, at a byte offset. Raises ChannelError, FaultError or Aborted."""
         ...
 
     def burst(self, address: int, words: tuple[int, ...]) -> None:
-        """Methods one after the other, from `address` on."""
+        """Execute consecutive methods, from `address` on."""
         ...
 
     def drain(self) -> None:
-        """Finish all work that was started."""
+        """Finish all work that has been started."""
         ...
 
     def close(self) -> None:
-        """Nothing of the channel runs any more."""
+        """Release the object; no work of the channel is running any more."""
         ...
 
 
 class Channel:
-    """One channel. Its runlist's thread calls `advance`; the kernel driver does the rest."""
+    """One channel. Its runlist's thread calls `advance`; the kernel driver calls the rest."""
 
     def __init__(
         self,
@@ -84,24 +84,24 @@ class Channel:
         self._get = 0
         self._userd = userd
         self._late = late
-        self._seen_put = self._next_put = 0  # at the doorbell, and at the next one
+        self._seen_put = self._next_put = 0  # GP_PUT as of the doorbell, and as of the next one
         self._bound: dict[int, Engine] = {}  # by subchannel
-        self._last: Engine | None = None  # that methods went to
+        self._last: Engine | None = None  # the engine of the last method
         self._host = HostMethods(self)
         self._segment_base = 0  # Hopper: upper bits of push buffer addresses
         self._waiting: Waiting | None = None
         self._work: Generator[Waiting | None, None, None] | None = None
 
     def stop(self) -> None:
-        """Take no more work, and end what runs."""
+        """Accept no more work, and end running work."""
         self.stopped = True
         self.pending = False
         self.attention.set()
 
     @property
     def has_work(self) -> bool:
-        """A doorbell was heard, and the channel is alive."""
-        # RACE: the doorbell may come after its entry was worked on, and ended the channel.
+        """Whether there was a doorbell and the channel is alive."""
+        # RACE: the doorbell may come after its entry was processed and ended the channel.
         return self.pending and self.error is None and not self.stopped
 
     def ready(self) -> bool:
@@ -113,10 +113,10 @@ class Channel:
         try:
             return self._waiting()
         except FaultError:
-            return True  # the page went away: `advance` meets the fault
+            return True  # the page is gone: `advance` raises the fault
 
     def advance(self) -> None:
-        """Work until the ring is empty or something must be waited for."""
+        """Work until the ring is empty or the channel must wait."""
         if self._work is None:
             self._work = self._run()
         try:
@@ -138,11 +138,11 @@ class Channel:
         self.on_error(error)
 
     def settle(self) -> None:
-        """What was written to USERD is there."""
+        """Complete earlier writes to USERD."""
         self._seen_put = self._next_put = self._memory_put()
 
     def ring(self) -> None:
-        """A doorbell, before which the last write of GP_PUT may not have arrived."""
+        """Handle a doorbell. The last write of GP_PUT before it may not have arrived yet."""
         self._seen_put, self._next_put = self._next_put, self._memory_put()
 
     def _read_put(self) -> int:
@@ -164,7 +164,7 @@ class Channel:
                 self.drain()
                 if self._read_put() == put:
                     self.pending = False
-                    if self._read_put() != put:  # RACE: rung between the two looks
+                    if self._read_put() != put:  # RACE: rung between the two reads
                         self.pending = True
                     turn = 0
                     yield None
@@ -181,7 +181,7 @@ class Channel:
                 yield None
 
     def _entry(self, low: int, high: int) -> Generator[Waiting, None, None]:
-        """One entry of the ring: a segment of methods, or a control entry if its length is 0."""
+        """Execute a ring entry: a segment of methods, or a control entry if its length is 0."""
         length = high >> 10 & 0x1F_FFFF
         if low & 1:
             raise ChannelError(
@@ -206,14 +206,14 @@ class Channel:
         yield from self._segment(words)
 
     def _segment(self, words: tuple[int, ...]) -> Generator[Waiting, None, None]:
-        """Methods of one segment: headers, each with the data that follows."""
+        """Execute the methods of one segment: headers, each followed by its data."""
         at, end = 0, len(words)
         while at < end:
             header = words[at]
             at += 1
             operation, count = header >> 29, header >> 16 & 0x1FFF
             subchannel, address = header >> 13 & 7, (header & 0xFFF) << 2
-            if operation == 4:  # IMMD_DATA: the value is where the count would be
+            if operation == 4:  # IMMD_DATA: the count field contains the value
                 yield from self._one(subchannel, address, count)
                 continue
             if operation == 0 and header >> 16 & 3 == 0 and header == 0:
@@ -254,7 +254,7 @@ class Channel:
         else:
             waiting = self._host.method(address, value)
             if waiting is not None and not waiting():
-                self.drain()  # what was launched before goes on while the channel waits
+                self.drain()  # work launched before continues while the channel waits
                 while not waiting():
                     yield waiting
 
@@ -268,30 +268,30 @@ class Channel:
         self._bound[subchannel] = self._last = engine
 
     def drain(self) -> None:
-        """Finish all work that the channel's engines were given."""
+        """Finish all work that was submitted to the channel's engines."""
         for engine in self.engines.values():
             engine.drain()
 
     def wait_idle(self) -> None:
-        """WFI, which waits for one engine: the one that the channel last sent methods to. Another
-        goes on, as dev_pbdma.ref.txt says of the graphics engine and the copy engine beside it."""
+        """Wait for idle (WFI): for the engine to which the channel last sent methods. Others keep
+        running, as dev_pbdma.ref.txt says of the graphics engine and the copy engine beside it."""
         if self._last is not None:
             self._last.drain()
 
     def system_barrier(self) -> None:
-        """Record the barrier of a release that waits for idle, for the engine it waited for."""
+        """Record the barrier of a release with wait-for-idle, for the engine it waited for."""
         self.barrier(self._last, Scope.SYSTEM)
 
-    # What others may see, where that is watched (nv.virtual.engines.coherence)
+    # Visibility of writes, if it is checked (nv.virtual.engines.coherence)
 
     def barrier(self, engine: Engine | None, scope: Scope) -> None:
-        """Record a barrier: earlier writes of an engine of this channel are visible from now on."""
+        """Record a barrier: an engine's earlier writes are visible in `scope` from now on."""
         coherence = self.gpu.machine.coherence
         if coherence is not None and engine is not None:
             coherence.barrier(engine, scope)
 
     def released(self, address: int, who: str) -> None:
-        """A semaphore is about to be written."""
+        """Record the violations of a semaphore write that is about to happen."""
         coherence = self.gpu.machine.coherence
         if coherence is None:
             return

@@ -11,8 +11,8 @@ from nv.virtual.memory.faults import MmuFault
 class ChannelError(Exception):
     """Ends a channel, and with it all channels of its group (robust channel recovery).
 
-    fault: what the MMU reported, with Xid 31. gap: what the model lacks, where hardware would not
-    have failed. culprit: the instruction that made the access.
+    fault: the MMU's report, with Xid 31. gap: what the model lacks, if hardware would not have
+    failed. culprit: the instruction that made the access.
     """
 
     def __init__(
@@ -32,4 +32,4 @@ class ChannelError(Exception):
 
 
 class Aborted(Exception):
-    """The channel was removed while its grid ran: this is not reported."""
+    """The channel was removed while its grid ran. This is not reported."""

@@ -1,4 +1,4 @@
-"""A group of channels as host schedules it: a TSG, which has an engine for a time slice at a time.
+"""A group of channels as host schedules it: a TSG, which has an engine for one time slice a turn.
 
 Source: open-gpu-kernel-modules 580.142 kernel_channel_group.c and volta/gv100/dev_ram.h (the
 default of 128 << 3 microseconds), ctrla06c.h (time slices, preemption), ctrl2080gr.h
@@ -25,8 +25,8 @@ DEFAULT_TIMESLICE_US = 128 << 3
 class Preemption(enum.IntEnum):
     """When the compute engine leaves a running grid for another group's work.
 
-    NV2080_CTRL_SET_CTXSW_PREEMPTION_MODE_COMPUTE. WFI: once it is idle. UNSURE: CTA; its name says
-    between groups of threads, the header says "at the instruction level", as of CILP.
+    NV2080_CTRL_SET_CTXSW_PREEMPTION_MODE_COMPUTE. WFI: once the engine is idle. UNSURE: CTA; its
+    name says between groups of threads, the header says "at the instruction level", as for CILP.
     """
 
     WFI = 0
@@ -37,7 +37,7 @@ class Preemption(enum.IntEnum):
 class ChannelAttention(Attention):
     """Conditions that the running work of one channel checks.
 
-    timed_out: its grid is to end, since it has kept the engine for too long.
+    timed_out: its grid must end, because it has kept the engine for too long.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class ChannelAttention(Attention):
         super().clear()
 
     def time_out(self) -> None:
-        """End the grid that runs, as the kernel driver does after a context switch timeout."""
+        """End the running grid, as the kernel driver does after a context switch timeout."""
         self.timed_out = True
         self.set()
 
@@ -72,7 +72,7 @@ class ChannelAttention(Attention):
 
 
 class _Switching(Clock):
-    """Time in which a group should leave the engine; what its grid needs of the model's own time
+    """Time in which a group should leave the engine. Time that the model itself needs for the grid
     does not count."""
 
     def __init__(self, group: TimeSliceGroup) -> None:
@@ -83,33 +83,33 @@ class _Switching(Clock):
 
 
 class TimeSliceGroup:
-    """Channels that share an engine's context; the runlist's lock protects all of it.
+    """Channels that share an engine's context. The runlist's lock protects all its state.
 
-    A thread of its own serves the group's channels in turn, while the group has the engine.
-    timeslice_s holds once another group wants the engine; alone, a group keeps it.
+    The group's own thread serves its channels in turn, while the group has the engine. timeslice_s
+    applies once another group waits for the engine; without one, the group keeps it.
     """
 
     def __init__(self, runlist: Runlist, timeslice_us: int = DEFAULT_TIMESLICE_US) -> None:
         self.runlist = runlist
         self.timeslice_s = timeslice_us * 1e-6
         self.channels: list[Channel] = []
-        self.running: Channel | None = None  # its work may stand aside, and then has no engine
-        self.aside = False  # asked to stand aside
+        self.running: Channel | None = None  # its work may have stood aside and have no engine
+        self.aside = False  # whether it was asked to stand aside
         self.preemption = Preemption.WFI  # the default: observed on an H100
-        self.patience: Patience | None = None  # with a grid that keeps the engine
-        self.until = 0.0  # end of its slice; 0 until one of its threads has taken it up
-        self.began = 0.0  # when it got the engine
+        self.patience: Patience | None = None  # with a grid that does not leave the engine
+        self.until = 0.0  # end of its slice; 0 until one of its threads starts the slice
+        self.began = 0.0  # when it was given the engine
         self.turn = 0
         self.thread: threading.Thread | None = None
 
     @property
     def working(self) -> bool:
-        """A channel's work runs, or stands aside."""
+        """Whether a channel's work runs, or stands aside."""
         return self.running is not None
 
     @property
     def in_program(self) -> bool:
-        """A grid runs, is translated, or stands aside."""
+        """Whether a grid runs, is being translated, or stands aside."""
         return self.running is not None and self.running.attention.in_program
 
     @property
@@ -121,15 +121,17 @@ class TimeSliceGroup:
         return Work.ENGINES if busy else Work.NONE
 
     def ask_aside(self, value: bool) -> None:
-        """Ask the running work to stand aside, or let it go on."""
+        """Ask the running work to stand aside, or let it continue."""
         self.aside = value
         self.patience = None
         if self.running is not None:
             self.running.attention.aside = value
 
     def leaves_in_time(self, limit_s: float) -> bool:
-        """Called again and again of a group that was asked to stand aside; False once its grid,
-        which is not preempted, has kept the engine for longer than the limit."""
+        """Return False once a grid that is not preempted has kept the engine longer than the limit.
+
+        Called repeatedly for a group that was asked to stand aside.
+        """
         if self.preemption is not Preemption.WFI or not self.in_program:
             self.patience = None
             return True
@@ -138,7 +140,7 @@ class TimeSliceGroup:
         return not self.patience.over()
 
     def next_channel(self) -> Channel | None:
-        """The next channel with something to do, in turn."""
+        """Return the next channel in turn that has something to do."""
         count = len(self.channels)
         for step in range(count):
             channel = self.channels[(self.turn + step) % count]
@@ -147,11 +149,11 @@ class TimeSliceGroup:
         return None
 
     def granted(self) -> None:
-        """The group has the engine from now on, and is to take it up."""
+        """Record that the group has the engine from now on; its thread has yet to start a slice."""
         self.began = time.perf_counter()
         self.until = 0.0
         self.ask_aside(False)
 
     def begin(self) -> None:
-        """The group's slice starts: from here on its end can be asked for."""
+        """Start the group's slice: its end can be requested from now on."""
         self.until = time.perf_counter() + self.timeslice_s

@@ -18,10 +18,10 @@ from nv.virtual.memory.faults import Client
 if TYPE_CHECKING:
     from nv.virtual.host.channel import Channel
 
-# MEM_OP_D_OPERATION. Privileged channels alone invalidate translations and clear access counters
-# (dev_pbdma.ref.txt), and programs have none.
+# MEM_OP_D_OPERATION. Only privileged channels may invalidate translations and clear access counters
+# (dev_pbdma.ref.txt), and programs do not have any.
 _PRIVILEGED = (0x09, 0x0A, 0x16)
-# The host's own membar, and the second level cache's, which all engines share: nothing to do.
+# Membars of the host, and of the second level cache, which all engines share: nothing to do.
 _HARMLESS = (0x05, 0x0D, 0x0E, 0x0F, 0x10, 0x15)
 
 
@@ -61,7 +61,7 @@ class HostMethods:
         }  # fmt: skip
 
     def method(self, address: int, value: int) -> Callable[[], bool] | None:
-        """Execute one; a question to repeat until it is answered yes, if it must wait."""
+        """Execute one method. If the channel must wait, return the condition to poll."""
         if address in self._latched:
             self._check(address, value)
             self._values[address] = value
@@ -95,7 +95,7 @@ class HostMethods:
         self._channel.system_barrier()
 
     def _memory_operation(self, value: int) -> None:
-        operation = value >> 27  # the host does not wait for engines before it
+        operation = value >> 27  # the host does not wait for engines first
         if operation not in _HARMLESS:
             why = (
                 ": the channel is not privileged" if operation in _PRIVILEGED else ": not modelled"

@@ -1,12 +1,12 @@
-"""One engine's runlist: groups of channels that have the engine by turns, a time slice each.
+"""The runlist of one engine: groups of channels that use the engine in turn, a time slice each.
 
-Work that runs when its slice is over, and another group waits, stands aside: a grid at its next
-backward branch or group of threads, where its group's preemption mode is not WFI, other work at its
-next entry of the ring. It goes on where it was when its turn comes again, so that a grid that never
-ends costs the others half of the time and no more.
+When the slice of running work is over and another group waits, the work stands aside. A grid does
+so at its next backward branch or group of threads, unless its group's preemption mode is WFI. Other
+work does so at its next ring entry. The work resumes where it was at the group's next turn, so a
+grid that never ends costs the other groups half of the time and no more.
 
-A grid of a group with WFI, the default, keeps the engine until it ends. After the context switch
-timeout it is stopped with Xid 109 (observed on an H100, driver 580.159.04).
+A grid of a group with WFI, the default, keeps the engine until it ends. It is stopped with Xid 109
+after the context switch timeout (observed on an H100, driver 580.159.04).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from nv.virtual.host.group import Preemption, TimeSliceGroup
 if TYPE_CHECKING:
     from nv.virtual.host.channel import Channel
 
-# How long a thread sleeps before it looks at a semaphore again that the CPU may have written.
+# How long a thread sleeps before it polls again a semaphore that the CPU may have written.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 2e-3
 _PATIENCE = 20  # half seconds: a stopped grid ends at its next backward branch
-_CLOSE_LIMIT_S = 10.0  # TIMEOUT: as much, for a thread
-_LEAST_WAIT_S = 1e-4  # for work that was asked to stand aside and has not yet
+_CLOSE_LIMIT_S = 10.0  # TIMEOUT: the same, for a thread
+_LEAST_WAIT_S = 1e-4  # for work that was asked to stand aside and has not done so yet
 
 
 class Runlist:
     """Groups of one engine. Any thread may call.
 
-    A group's thread starts with its first doorbell. `idle_hook` is called whenever nothing runs and
-    nothing is left to do. A bug of the model itself ends the thread and stays in `error`.
+    A group's thread starts at its first doorbell. `idle_hook` is called whenever nothing runs and
+    no work is left. A bug of the model itself ends the thread and is stored in `error`.
     switch_limit_s: the context switch timeout.
     """
 
@@ -45,11 +45,11 @@ class Runlist:
         self._switch_limit_s = switch_limit_s
         self.name = name
         self.error: BaseException | None = None
-        self.switches = 0  # times that running work stood aside
+        self.switches = 0  # how often running work stood aside
         self._busy_s = 0.0
         self._idle_hook = idle_hook
         self._groups: list[TimeSliceGroup] = []
-        self._threads: list[threading.Thread] = []  # of groups, also of some that were removed
+        self._threads: list[threading.Thread] = []  # of groups, including some removed ones
         self._wake = threading.Condition()
         self._owner: TimeSliceGroup | None = None
         self._waiting: list[TimeSliceGroup] = []  # for the engine, first come first served
@@ -58,8 +58,8 @@ class Runlist:
 
     @property
     def work(self) -> Work:
-        """Return the channels' work that is not blocked; see hcq.clock.Part. A grid holds up all
-        others until it is done or stands aside."""
+        """Return the work of the channels that is not blocked; see hcq.clock.Part. A grid holds up
+        all other work until it ends or stands aside."""
         with self._wake:
             groups = [] if self._closed else self._groups
             if self._owner is not None and self._owner.in_program:
@@ -68,7 +68,7 @@ class Runlist:
 
     @property
     def busy(self) -> bool:
-        """A channel is being served, or has work that nothing holds up."""
+        """Whether a channel is being served, or has work that is not blocked."""
         groups = list(self._groups)
         return any(
             group.working or any(channel.has_work for channel in group.channels) for group in groups
@@ -76,17 +76,17 @@ class Runlist:
 
     @property
     def running(self) -> bool:
-        """A channel is being served now, or its work stands aside."""
+        """Whether a channel is being served now, or its work stands aside."""
         return any(group.working for group in list(self._groups))
 
     @property
     def busy_s(self) -> float:
-        """Seconds that the engine was in some group's hands."""
+        """Seconds for which the engine was assigned to a group."""
         owner = self._owner
         return self._busy_s + (time.perf_counter() - owner.began if owner is not None else 0.0)
 
     def add(self, channel: Channel, group: TimeSliceGroup) -> None:
-        """Take a channel on, in a group of this runlist."""
+        """Add a channel, in a group of this runlist."""
         with self._wake:
             channel.attention.group = group
             group.channels.append(channel)
@@ -94,7 +94,7 @@ class Runlist:
                 self._groups.append(group)
 
     def ring(self, channel: Channel) -> None:
-        """A doorbell: the channel has new entries."""
+        """Handle a doorbell: the channel has new entries."""
         with self._wake:
             group = channel.attention.group
             if group is None or self._closed:
@@ -112,14 +112,14 @@ class Runlist:
             self._wake.notify_all()
 
     def kick(self) -> None:
-        """Something that a channel may wait for has changed."""
+        """Wake the threads: something that a channel may wait for has changed."""
         if self._groups:
             with self._wake:
                 self._kicks += 1
                 self._wake.notify_all()
 
     def remove(self, channel: Channel) -> None:
-        """Take a channel off; work of its own that runs is stopped first. Idempotent."""
+        """Remove a channel; its running work is stopped first. Idempotent."""
         with self._wake:
             channel.stop()
             self._wake.notify_all()
@@ -135,14 +135,14 @@ class Runlist:
                 self._wake.notify_all()  # the group's thread ends
 
     def pause(self, channel: Channel) -> None:
-        """Wait until the channel is not being served, at most a few seconds."""
+        """Wait until the channel is no longer being served, a few seconds at most."""
         with self._wake:
             group = channel.attention.group
             if group is not None:
                 self._wait_while(lambda: group.running is channel, group)
 
     def preempt(self, group: TimeSliceGroup) -> None:
-        """Take the engine from a group, as if its slice were over, and wait until it is."""
+        """Take the engine from a group as if its slice were over, and wait until it is released."""
 
         def lasts() -> bool:
             if self._owner is not group or not group.aside:
@@ -156,14 +156,14 @@ class Runlist:
                 self._wait_while(lasts, group)
 
     def set_preemption(self, group: TimeSliceGroup, mode: Preemption) -> None:
-        """Set when a running grid leaves the engine; holds for one that runs too."""
+        """Set when a running grid leaves the engine. Applies to a grid that runs already."""
         with self._wake:
             group.preemption = mode
             if group.aside:
                 group.ask_aside(True)
 
     def _wait_while(self, lasts: Callable[[], bool], group: TimeSliceGroup) -> bool:
-        """Wait a few seconds at most, unless this thread is the group's own."""
+        """Wait a few seconds at most; return at once on the group's own thread."""
         for _ in range(_PATIENCE):
             if not lasts() or threading.current_thread() is group.thread:
                 return True
@@ -171,7 +171,7 @@ class Runlist:
         return not lasts()
 
     def wait_idle(self, limit_s: float) -> bool:
-        """Wait until nothing more can be done now; whether that came to pass."""
+        """Wait until there is nothing left to do now; return whether that state was reached."""
         end = time.monotonic() + limit_s
         with self._wake:
             while self.error is None and self.busy:
@@ -197,7 +197,7 @@ class Runlist:
     # Time slices; the lock is held.
 
     def stand_aside(self, group: TimeSliceGroup) -> None:
-        """Called by a thread that runs a group's work: wait while it is to stand aside."""
+        """Wait while the group must stand aside; called by a thread that runs its work."""
         with self._wake:
             channel = group.running
             if channel is None:
@@ -219,14 +219,14 @@ class Runlist:
             self._owner = None
 
     def _grant(self) -> None:
-        """Give the engine to who has waited longest."""
+        """Give the engine to the group that has waited longest."""
         if self._owner is None and self._waiting:
             self._owner = self._waiting.pop(0)
             self._owner.granted()
             self._wake.notify_all()
 
     def _take_up(self, group: TimeSliceGroup) -> None:
-        """A thread of the owner is there, however late it woke up: its slice starts."""
+        """Start the owner's slice: one of its threads has woken up, however late."""
         if self._owner is group and not group.until:
             group.begin()
 
@@ -252,7 +252,7 @@ class Runlist:
             channel.attention.time_out()
 
     def _take(self, group: TimeSliceGroup) -> bool:
-        """Wait for the engine; False when that is in vain."""
+        """Wait for the engine; return False if the group no longer needs it."""
         if self._owner is group:
             if not (group.aside and self._waiting):
                 group.ask_aside(False)
@@ -272,7 +272,7 @@ class Runlist:
         return True
 
     def _idle(self, group: TimeSliceGroup) -> None:
-        """A group has nothing to do now."""
+        """Release the engine: the group has nothing to do now."""
         self._release(group)
         if group in self._waiting:
             self._waiting.remove(group)
@@ -282,7 +282,7 @@ class Runlist:
             self._idle_hook()
         self._wake.notify_all()
 
-    # The thread of a group
+    # A group's thread
 
     def _serve(self, group: TimeSliceGroup) -> None:
         pause = _FIRST_PAUSE_S
@@ -306,7 +306,7 @@ class Runlist:
                     if not self._take(group):
                         continue
                     if channel not in group.channels or not (channel.has_work and channel.ready()):
-                        continue  # it was stopped meanwhile
+                        continue  # the channel was stopped meanwhile
                     group.turn = group.channels.index(channel) + 1
                     group.running = channel
                     channel.attention.aside = group.aside

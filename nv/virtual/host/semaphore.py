@@ -28,7 +28,7 @@ class Operation(enum.IntEnum):
 
 
 def satisfied(operation: Operation, value: int, payload: int, bits: int) -> bool:
-    """Return whether an acquire with `payload` passes when memory holds `value`."""
+    """Return whether an acquire with `payload` passes if memory contains `value`."""
     mask = (1 << bits) - 1
     value &= mask
     payload &= mask
@@ -40,11 +40,11 @@ def satisfied(operation: Operation, value: int, payload: int, bits: int) -> bool
         return (value - payload & mask) >> (bits - 1) == 0
     if operation is Operation.ACQ_AND:
         return value & payload != 0
-    return value | payload != mask  # ACQ_NOR: some bit is clear in both
+    return value | payload != mask  # ACQ_NOR: a bit is clear in both
 
 
 def reduce(code: int, old: int, value: int, bits: int, signed: bool) -> int:
-    """SEM_EXECUTE_REDUCTION: IMIN, IMAX, IXOR, IAND, IOR, IADD, INC, DEC."""
+    """Apply SEM_EXECUTE_REDUCTION: IMIN, IMAX, IXOR, IAND, IOR, IADD, INC, DEC."""
     mask = (1 << bits) - 1
 
     def number(raw: int) -> int:
@@ -70,7 +70,7 @@ def reduce(code: int, old: int, value: int, bits: int, signed: bool) -> int:
 def store(
     space: AddressSpace, client: Client, address: int, payload: int, size: int, stamp: int | None
 ) -> None:
-    """Write a release: `size` bytes of payload, and with `stamp` 16 bytes: payload, time in ns.
+    """Write a release: `size` bytes of payload, or with `stamp` 16 bytes: payload, time in ns.
 
     The payload becomes visible last, because waiters read the rest after it.
     """

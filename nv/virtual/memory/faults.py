@@ -42,7 +42,7 @@ class FaultAccess(enum.IntEnum):
 
 
 class Client(enum.Enum):
-    """Unit that made the request: a unit of the GPCs, or one of the hub's."""
+    """Unit that made the request: a unit of the GPCs or of the hub."""
 
     SM = "GPC T1"
     SKED = "HUB SKED"  # fetches launch descriptors
@@ -53,7 +53,7 @@ class Client(enum.Enum):
 
 @dataclass(frozen=True)
 class MmuFault:
-    """One fault. address: of the access, in bytes, which only the model knows."""
+    """One fault. address: of the access, in bytes, known to the model only."""
 
     kind: FaultType
     access: FaultAccess
@@ -62,7 +62,7 @@ class MmuFault:
 
     @property
     def page(self) -> int:
-        """The address as in the fault buffer, and notify all listeners."""
+        """The address as reported in the fault buffer and to all listeners."""
         return self.address & ~0xFFF
 
     def __str__(self) -> str:

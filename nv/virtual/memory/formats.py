@@ -1,4 +1,4 @@
-"""Page table entries of MMU version 2 (Pascal to Ada) and 3 (Hopper, Blackwell), both ways.
+"""Encode and decode page table entries of MMU version 2 (Pascal to Ada) and 3 (Hopper, Blackwell).
 
 Sources: open-gpu-kernel-modules 580.142, kernel-open/nvidia-uvm/hwref/*/dev_mmu.h, and
 uvm_pascal_mmu.c, uvm_turing_mmu.c, uvm_hopper_mmu.c for what the kernel driver writes there.
@@ -33,7 +33,7 @@ class Pte(NamedTuple):
 
 
 class Level(NamedTuple):
-    """One level of directories: shift of the index, its width in bits, bytes of an entry."""
+    """One directory level: shift and width in bits of the index, bytes of an entry."""
 
     shift: int
     bits: int
@@ -50,12 +50,13 @@ class Format(Protocol):
     @property
     def levels(self) -> tuple[Level, ...]: ...
     def directory(self, table: int) -> int:
-        """Entry that points to a directory or, as a half of PDE0, to a table in video memory."""
+        """Return an entry that points to a directory or, as a half of PDE0, to a table in video
+        memory."""
         ...
 
     def big_half(self, table: int) -> int: ...
     def directory_target(self, entry: int) -> int | None:
-        """Where a directory entry points, in video memory; None if invalid."""
+        """Return the video memory address in a directory entry; None if it is invalid."""
         ...
 
     def big_target(self, entry: int) -> int | None: ...
@@ -64,7 +65,7 @@ class Format(Protocol):
         ...
 
     def advance(self, first: int, step: int, count: int) -> NDArray[np.uint64]:
-        """`count` leaves, the first as given, each `step` bytes further on."""
+        """Return `count` leaves, starting with `first`, each `step` bytes after the previous."""
         ...
 
     def parse(self, entry: int) -> Pte | None:
@@ -189,5 +190,5 @@ class Version3:
 
 
 def format_of(version: int) -> Format:
-    """The format of MMU version 2 or 3."""
+    """Return the format of MMU version 2 or 3."""
     return Version2() if version == 2 else Version3()

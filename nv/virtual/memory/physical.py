@@ -1,4 +1,4 @@
-"""Physical memory: the card's own, and pages of the system that the kernel driver hands out."""
+"""Physical memory: the card's own, and system pages that the kernel driver allocates."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hcq.errors import OutOfMemory
 
 _MAP_NORESERVE = 0x4000  # Linux; mmap names it from Python 3.13 on
 PAGE = 4096
-GRANULE = 64 << 10  # what the resource manager hands out of video memory at least
+GRANULE = 64 << 10  # the resource manager's smallest allocation of video memory
 
 
 class VideoMemory:
-    """The card's memory as sparse host memory. Addresses are offsets, sizes bytes.
+    """The card's memory as sparse host memory. Addresses are offsets, sizes are bytes.
 
-    The top is the kernel driver's own, for page tables and instance blocks. Memory that is handed
-    out again reads as zeros, since the resource manager scrubs what was freed. Not thread-safe:
-    the GPU's lock protects it. poison: a 32-bit word that fills it instead.
+    The top is reserved for the kernel driver's page tables and instance blocks. Reused memory reads
+    as zeros, because the resource manager scrubs freed memory. Not thread-safe: the GPU's lock
+    protects it. poison: a 32-bit word that fills the memory instead.
     """
 
     def __init__(self, size: int, poison: int | None = None) -> None:
@@ -51,16 +51,16 @@ class VideoMemory:
 
     @property
     def free_size(self) -> int:
-        """Bytes that clients can still have."""
+        """Bytes that clients can still allocate."""
         return self._clients.free_size
 
     @property
     def table_bytes(self) -> int:
-        """Bytes that page tables take."""
+        """Bytes used by page tables."""
         return self._tables.used
 
     def allocate(self, size: int, align: int) -> int:
-        """Take scrubbed memory for a client; hcq.errors.OutOfMemory if there is none."""
+        """Allocate scrubbed memory for a client. Raises hcq.errors.OutOfMemory."""
         address = self._clients.allocate(size, max(align, GRANULE))
         length = self._clients.size_of(address)
         if self._poison is None:
@@ -70,12 +70,12 @@ class VideoMemory:
         return address
 
     def free(self, address: int) -> None:
-        """Give back what `allocate` returned."""
+        """Free memory that `allocate` returned."""
         self._clients.free(address)
 
     def zero(self, host: int, size: int) -> None:
-        """Zero bytes by their address in this process, also of other memory. Whole pages of the
-        card's take none of the host's memory afterwards."""
+        """Zero bytes at an address in this process, which may be outside of this memory. Whole
+        pages of the card's memory use no host memory afterwards."""
         start = host - self.base
         first, end = -(-start // PAGE) * PAGE, (start + size) // PAGE * PAGE
         if start < 0 or start + size > self.size or first >= end:
@@ -86,22 +86,22 @@ class VideoMemory:
         ctypes.memset(self.base + end, 0, start + size - end)
 
     def allocate_table(self, size: int) -> int:
-        """Take zeroed memory for a page table."""
+        """Allocate zeroed memory for a page table."""
         address = self._tables.allocate(size, size)
         self.words[address // 8 : (address + size) // 8] = 0
         return address
 
     def free_table(self, address: int) -> None:
-        """Give a page table back."""
+        """Free a page table."""
         self._tables.free(address)
 
     def close(self) -> None:
-        """Give the host its memory back; later reads return zeros."""
+        """Return the memory to the host; later reads return zeros."""
         self._memory.madvise(mmap.MADV_DONTNEED)
 
 
 class SystemPages:
-    """Pinned pages of the host. Their bus address is where they lie in this process."""
+    """Pinned pages of the host. Their bus address is their address in this process."""
 
     def __init__(self, size: int) -> None:
         self.size = -(-size // PAGE) * PAGE
@@ -112,7 +112,7 @@ class SystemPages:
 
 @dataclass(eq=False)
 class Backing:
-    """Physical memory behind one memory object, alive while someone holds it.
+    """Physical memory of one memory object, alive while it has users.
 
     gpu: index of the GPU whose video memory it is; None for system memory. physical: offset in
     video memory, or bus address. users: the object itself and every mapping that UVM duplicated.

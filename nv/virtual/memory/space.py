@@ -1,7 +1,7 @@
-"""An address space as the engines see it: walks of the tables, and translations that stay.
+"""An address space as the engines use it: table walks and cached translations.
 
-A translation stays until the space is invalidated, whatever the tables say meanwhile. The kernel
-driver invalidates after each change of a mapping.
+A translation stays in use until the space is invalidated, even if the tables change meanwhile. The
+kernel driver invalidates after each change of a mapping.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _serials = itertools.count()
 
 
 class Translation(NamedTuple):
-    """A naturally aligned block: [virtual, virtual + size) lies at `host` in this process."""
+    """A naturally aligned block: [virtual, virtual + size) is at `host` in this process."""
 
     virtual: int
     size: int
@@ -45,7 +45,7 @@ class Translation(NamedTuple):
 
 
 class FaultError(Exception):
-    """An engine's access faulted; the engine's front end turns it into a channel error."""
+    """An engine's access faulted. The engine's front end turns it into a channel error."""
 
     def __init__(self, fault: MmuFault) -> None:
         super().__init__(str(fault))
@@ -53,9 +53,9 @@ class FaultError(Exception):
 
 
 class AddressSpace:
-    """One set of page tables and all caches above it. Any thread may call.
+    """One set of page tables and all caches of its translations. Any thread may call.
 
-    serial: no two spaces have the same. peers: other GPUs' memories by peer number. `lock` is the
+    serial: unique number of the space. peers: other GPUs' memories by peer number. `lock` is the
     GPU's.
     """
 
@@ -79,7 +79,7 @@ class AddressSpace:
         self._native: list[NDArray[np.uint64]] = []
 
     def invalidate(self) -> None:
-        """Forget all translations: what MMU_INVALIDATE does."""
+        """Drop all translations, as MMU_INVALIDATE does."""
         with self.lock:
             if self.frozen:
                 return
@@ -88,7 +88,7 @@ class AddressSpace:
             clear(self._native)
 
     def close(self) -> None:
-        """Forget all translations, and give the tables back."""
+        """Drop all translations, and free the tables."""
         with self.lock:
             self.frozen = False
             self.invalidate()
@@ -97,7 +97,7 @@ class AddressSpace:
     def translate(
         self, address: int, access: FaultAccess, client: Client
     ) -> Translation | MmuFault:
-        """Find where an address lies, by the caches or by a walk."""
+        """Translate an address from the caches or by a table walk."""
         cache = self._cache
         found = (
             cache.get((21, address >> 21))
@@ -153,7 +153,7 @@ class AddressSpace:
             return MmuFault(FaultType.PRIV_VIOLATION, access, address, client)
         if pte.kind not in (KIND_PITCH, KIND_GENERIC):
             return MmuFault(FaultType.UNSUPPORTED_KIND, access, address, client)
-        host = pte.address  # a bus address is where the page lies in this process
+        host = pte.address  # a bus address is the page's address in this process
         if pte.aperture in (VIDEO, PEER):
             memory = self._memory if pte.aperture == VIDEO else self._peers(pte.peer)
             if memory is None:
@@ -166,7 +166,8 @@ class AddressSpace:
     def runs(
         self, address: int, size: int, access: FaultAccess, client: Client
     ) -> list[tuple[int, int]]:
-        """Host pieces (address, length) behind a range; FaultError at the first that has none."""
+        """Return the host pieces (address, length) of a range. Raises FaultError at the first
+        address that is not mapped."""
         pieces: list[tuple[int, int]] = []
         end = address + size
         while address < end:
@@ -184,7 +185,7 @@ class AddressSpace:
         return pieces
 
     def read(self, address: int, size: int, client: Client) -> bytes:
-        """Read as an engine does; FaultError."""
+        """Read as an engine does. Raises FaultError."""
         found = self.translate(address, FaultAccess.READ, client)
         if isinstance(found, Translation):
             offset = address - found.virtual
@@ -194,7 +195,7 @@ class AddressSpace:
         return b"".join(ctypes.string_at(host, length) for host, length in runs)
 
     def write(self, address: int, data: bytes, client: Client) -> None:
-        """Write as an engine does; FaultError, then nothing is written."""
+        """Write as an engine does. Raises FaultError; then nothing has been written."""
         done = 0
         for host, length in self.runs(address, len(data), FaultAccess.WRITE, client):
             ctypes.memmove(host, data[done : done + length], length)
@@ -205,24 +206,24 @@ class AddressSpace:
         return int.from_bytes(self.read(address, size, client), "little")
 
     def new_native(self) -> NDArray[np.uint64]:
-        """Make a shader core's table, which invalidations clear."""
+        """Create a shader core's translation table, which invalidations clear."""
         table = new_table()
         with self.lock:
             self._native.append(table)
         return table
 
     def drop_native(self, tables: list[NDArray[np.uint64]]) -> None:
-        """Forget tables whose threads ended."""
+        """Drop the tables of threads that have ended."""
         with self.lock:
             kept = {id(table) for table in tables}
             self._native = [table for table in self._native if id(table) not in kept]
 
 
 class GridMemory:
-    """One address space as the lanes of grids see it; implements `hcq.emu.memory.LaneMemory`.
+    """One address space as the lanes of grids use it; implements `hcq.emu.memory.LaneMemory`.
 
-    The first fault of a grid stays in `fault` and `stop` is called; the lanes then read zeros
-    until they notice.
+    The first fault of a grid is stored in `fault` and `stop` is called. The lanes then read zeros
+    until they stop.
     """
 
     def __init__(self, space: AddressSpace, stop: Callable[[], None]) -> None:
@@ -238,15 +239,15 @@ class GridMemory:
         return table
 
     def begin(self) -> None:
-        """A new grid: forget what the last one met."""
+        """Start a grid: clear the fault of the previous one."""
         self.fault = None
 
     def close(self) -> None:
-        """Nothing runs any more: the tables are used no more."""
+        """Drop the tables; nothing is running any more."""
         self._space.drop_native(self._tables)
 
     def peek(self, address: int, size: int) -> bytes | None:
-        """Read for a debugger, without a fault; None where a byte is not mapped."""
+        """Read for a debugger without raising a fault; None if a byte is not mapped."""
         try:
             with self._space.lock:
                 return self._space.read(address, size, Client.SM)

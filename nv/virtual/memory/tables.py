@@ -25,7 +25,8 @@ class _Table:
 
 
 class PageTables:
-    """One tree. Addresses and sizes are bytes, multiples of the page size. The owner locks."""
+    """One tree of tables. Addresses and sizes are bytes, multiples of the page size. The owner
+    locks."""
 
     def __init__(self, memory: VideoMemory, form: Format) -> None:
         self.form = form
@@ -34,13 +35,13 @@ class PageTables:
 
     @property
     def root(self) -> int:
-        """Where the top directory lies in video memory: what the instance block names."""
+        """Address of the top directory in video memory, as in the instance block."""
         return self._root.address
 
     def map(self, virtual: int, size: int, page_size: int, first: Pte) -> None:
-        """Write the leaves of [virtual, virtual + size); memory behind `first` is contiguous.
+        """Write the leaves of [virtual, virtual + size); memory from `first` on is contiguous.
 
-        hcq.errors.OutOfMemory when no table can be had; then leaves before it stay written.
+        Raises hcq.errors.OutOfMemory if a table cannot be allocated; earlier leaves stay written.
         """
         done = 0
         while done < size:
@@ -60,7 +61,7 @@ class PageTables:
             done += room
 
     def unmap(self, virtual: int, size: int, page_size: int) -> None:
-        """Clear the leaves of [virtual, virtual + size) and give back tables that are empty."""
+        """Clear the leaves of [virtual, virtual + size) and free empty tables."""
         done = 0
         while done < size:
             at = virtual + done
@@ -76,7 +77,7 @@ class PageTables:
             done += room
 
     def close(self) -> None:
-        """Give all tables back."""
+        """Free all tables."""
         self._drop(self._root)
 
     def _new(self, size: int, level: int) -> _Table:
@@ -88,7 +89,7 @@ class PageTables:
         self._memory.free_table(table.address)
 
     def _path(self, virtual: int) -> list[_Table]:
-        """The directories from the root to PDE0, made where they are missing."""
+        """Return the directories from the root to PDE0; missing ones are created."""
         table = self._root
         path = [table]
         for level in range(len(self.form.levels) - 1):
@@ -103,7 +104,8 @@ class PageTables:
         return path
 
     def _pde0(self, virtual: int) -> tuple[int, _Table]:
-        """The word of video memory that PDE0's entry for an address starts at, and PDE0."""
+        """Return the index of the word in video memory where PDE0's entry for an address starts,
+        and PDE0."""
         table = self._path(virtual)[-1]
         return table.address // 8 + (virtual >> 21 & 0xFF) * 2, table
 
@@ -121,7 +123,7 @@ class PageTables:
         return table
 
     def _prune(self, virtual: int, page_size: int) -> None:
-        """Free what became empty on the way to `virtual`."""
+        """Free tables that became empty on the path to `virtual`."""
         words = self._memory.words
         path = self._path(virtual)
         directory = path[-1]
@@ -146,7 +148,7 @@ class PageTables:
 
 
 def page_size_for(alignments: int) -> int | None:
-    """The largest page size that all of `alignments` (OR-ed together) are a multiple of."""
+    """Return the largest page size that divides all of `alignments` (OR-ed together)."""
     for size in (SIZE_2M, SIZE_64K, SIZE_4K):
         if alignments % size == 0:
             return size

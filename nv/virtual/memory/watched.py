@@ -1,7 +1,7 @@
-"""Lane memory that tells which pages a grid reads and which it writes: `MachineOptions.coherence`.
+"""Lane memory that reports which pages a grid reads and writes: `MachineOptions.coherence`.
 
-Its translations are forgotten before each grid and hold one page and one access each, so that the
-first access of each kind to each page comes by here. That costs about 10 us a page.
+Its translations are dropped before each grid and cover one page and one access each. The first
+access of each kind to each page therefore calls this module. That costs about 10 us a page.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class WatchedMemory(GridMemory):
-    """See GridMemory. `written`: pages that the last grid wrote, by where they lie in this process.
+    """See GridMemory. `written`: pages that the last grid wrote, by their number in this process.
 
-    on_read(virtual page, page in this process) is told of each page that a grid reads, once a grid,
-    before it does.
+    on_read(virtual page, page in this process) is called for each page that a grid reads, once a
+    grid, before the read.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 Source: open-gpu-kernel-modules 580.142 src/nvidia/src/kernel/rmapi/alloc_free.c
 (serverAllocResourceUnderLock), resource_list.h (classes, parents, parameters), src/nvidia/src/
-libraries/resserv/src/rs_client.c. Stricter than the resource manager in one thing: a size of
-parameters that is given and wrong is refused, where it takes its own.
+libraries/resserv/src/rs_client.c. Stricter than the resource manager in one respect: a parameter
+size that is given but wrong is refused, where the resource manager uses its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SYSTEM, _OS_DESCRIPTOR = 0x3E, 0x71
 
 
 def allocate(node: VirtualNode, file: OpenFile, block: Struct) -> None:
-    """RM_ALLOC: make an object and write its handle and parameters back."""
+    """RM_ALLOC: create an object, and write back its handle and parameters."""
     machine = node.machine
     if block.hClass in _ROOTS:
         block.hObjectNew = _new_client(node, file, block.hObjectNew)
@@ -65,7 +65,7 @@ def allocate(node: VirtualNode, file: OpenFile, block: Struct) -> None:
 
 
 def allocate_memory(node: VirtualNode, client: Client, block: Struct, file_handle: int) -> None:
-    """RM_ALLOC_MEMORY: system memory, of the driver or of the program's own."""
+    """RM_ALLOC_MEMORY: allocate system memory, or register the program's own."""
     parent = client.find(block.hObjectParent)
     require(isinstance(parent, Device), Status.INVALID_OBJECT_PARENT, repr(parent))
     _check_gpu(parent)
@@ -95,7 +95,7 @@ def allocate_memory(node: VirtualNode, client: Client, block: Struct, file_handl
 
 
 def free_object(client: Client, block: Struct) -> None:
-    """RM_FREE: an object and all below it; a client, when it is its own handle."""
+    """RM_FREE: free an object and all below it, or a client by its own handle."""
     found = client.objects.get(block.hObjectOld)
     if found is None:
         raise RmError(Status.OBJECT_NOT_FOUND, f"no object {block.hObjectOld:#x} to free")
@@ -135,7 +135,7 @@ def _parameters(
 
 
 def _check_gpu(parent: RmObject) -> None:
-    """Objects of a GPU that is gone or must be reset cannot be made."""
+    """Raise if the GPU is lost or must be reset: its objects cannot be created."""
     gpu = gpu_of(parent)
     if gpu is None:
         return

@@ -30,15 +30,15 @@ from nv.virtual.status import RmError, Status, require
 
 _NOTIFIER = struct.Struct("<QIHH")  # NvNotification: time in ns, info32, info16, status
 NOTIFIER_SIZE = 16
-# Every chip offers Volta's channels. Its class has the methods of Turing's, name by name and bit by
-# bit, but for CLEAR_FAULTED, which takes a channel's number (open-gpu-kernel-modules 580.142
-# clc36f.h, clc46f.h); only UVM itself writes that.
+# Every chip offers Volta's channels. That class has the methods of Turing's, with the same names
+# and bits, except CLEAR_FAULTED, which takes a channel's number (open-gpu-kernel-modules 580.142
+# clc36f.h, clc46f.h). Only UVM itself writes CLEAR_FAULTED.
 _VOLTA, _TURING = 0xC36F, 0xC46F
-_ENGINE_FIFO = 0  # info16 of a notifier, where no engine is at fault
+_ENGINE_FIFO = 0  # info16 of a notifier if no engine is at fault
 
 
 def _methods_of(class_id: int) -> int:
-    """The class whose table has the methods of a class of channels."""
+    """Return the class whose table contains the methods of a channel class."""
     return _TURING if class_id == _VOLTA else class_id
 
 
@@ -50,7 +50,7 @@ def _space(client: RmObject, handle: int) -> VaSpace:
 
 
 class ChannelGroup(RmObject):
-    """KEPLER_CHANNEL_GROUP_A: channels of one engine that are scheduled, and die, together."""
+    """KEPLER_CHANNEL_GROUP_A: channels of one engine that are scheduled, and fail, together."""
 
     internal = "KernelChannelGroupApi"
     first_to_go = True
@@ -68,7 +68,7 @@ class ChannelGroup(RmObject):
         self.space = _space(self, params.hVASpace) if params.hVASpace else None
         self.error_handle = params.hObjectError
         self.scheduled = False
-        self.uses_shares: bool | None = None  # all channels name a context share, or none does
+        self.uses_shares: bool | None = None  # whether all, or none, of its channels do
         self.timeslice_us = DEFAULT_TIMESLICE_US
         self.slices = TimeSliceGroup(runlist)
 
@@ -82,7 +82,7 @@ class ChannelGroup(RmObject):
         return [child for child in self.children.values() if isinstance(child, ChannelObject)]
 
     def schedule(self, enable: bool) -> None:
-        """Put all channels on the runlist, or take them off."""
+        """Put all channels on the runlist, or remove them from it."""
         self.scheduled = enable
         for channel in self.channels():
             channel.schedule(enable)
@@ -111,7 +111,7 @@ class ContextShare(RmObject):
         self.number: int = params.subctxId
         if params.flags == 2:  # SUBCONTEXT_SPECIFIED
             require(self.number not in taken, Status.STATE_IN_USE, "subctxId")
-        else:  # 0 belongs to synchronous, the rest to asynchronous subcontexts
+        else:  # 0 is for synchronous subcontexts, the rest for asynchronous ones
             first = 1 if params.flags == 1 else 0
             self.number = next(i for i in range(first, 65) if i not in taken)
         require(self.number < 64, Status.INSUFFICIENT_RESOURCES, "64 subcontexts")
@@ -135,7 +135,7 @@ class ChannelObject(RmObject):
         self._userd = self._userd_backing(params)
         self._notifier = self._notifier_backing(params.hObjectError)
         self.bound = self.gpu.facts.family != "turing"
-        self.contexts_mapped = False  # UVM mapped the buffers of its graphics context
+        self.contexts_mapped = False  # UVM has mapped the buffers of its graphics context
         self.mmu_fault: MmuFault | None = None
         self.on_fault: Callable[[MmuFault], None] | None = None  # UVM's, once it is registered
         if self.machine.faults.take(Fault.NO_CHANNELS, self.gpu.index):
@@ -161,7 +161,7 @@ class ChannelObject(RmObject):
             if held is not None:
                 held.users += 1
         self.vaspace.hold()
-        # A channel without a group has one of its own.
+        # A channel without a group gets its own.
         self.slices = TimeSliceGroup(self.runlist) if self.group is None else self.group.slices
         self.gpu.add_channel(self.slices, channel)
         params.cid = number
@@ -236,7 +236,7 @@ class ChannelObject(RmObject):
         return memory.backing
 
     def schedule(self, enable: bool) -> None:
-        """Put the channel on its runlist, or take it off."""
+        """Put the channel on its runlist, or remove it."""
         self.channel.enabled = enable
         self.bound = self.bound or enable
         if enable and self.channel.pending:
@@ -244,8 +244,8 @@ class ChannelObject(RmObject):
 
     @property
     def has_context(self) -> bool:
-        """Return whether there is a graphics context for the channel: one of a group, which the
-        first object of a graphics class makes (kernel_graphics_context.c)."""
+        """Return whether there is a graphics context for the channel: one for its group, created by
+        the first object of a graphics class (kernel_graphics_context.c)."""
         members = [self] if self.group is None else self.group.channels()
         return self.runlist.number == 0 and any(
             isinstance(child, ComputeObject)
@@ -255,11 +255,12 @@ class ChannelObject(RmObject):
 
     @property
     def token(self) -> int:
-        """Return the value that rings the doorbell."""
+        """Return the value to write to the doorbell."""
         return self.gpu.token(self.runlist, self.channel.number)
 
     def _check_context(self) -> None:
-        """Graphics work needs its context buffers, which UVM maps in spaces that are its own."""
+        """Raise if the channel has graphics work and UVM has not mapped the context buffers, in an
+        address space that UVM owns."""
         graphics = any(isinstance(e, ComputeEngine) for e in self.channel.engines.values())
         if graphics and self.vaspace.external and not self.contexts_mapped:
             fault = MmuFault(FaultType.PDE, FaultAccess.READ, 0, Client.FRONT_END)
@@ -271,7 +272,7 @@ class ChannelObject(RmObject):
             )
 
     def _recover(self, error: ChannelError) -> None:
-        """Robust channel recovery: the whole group ends, each notifier says why."""
+        """Perform robust channel recovery: end the whole group and write all error notifiers."""
         self.gpu.report(error.xid, error.text, self.channel.number)
         gaps = getattr(self.client.owner, "gaps", None)  # of the node, see hcq.transport.node
         if error.gap is not None and gaps is not None:
@@ -280,14 +281,14 @@ class ChannelObject(RmObject):
         if error.culprit is not None and culprits is not None:
             culprits.add(error.culprit)
         if error.fault is not None and self.on_fault is not None:
-            self.on_fault(error.fault)  # ORDER: before the notifiers say that it happened
+            self.on_fault(error.fault)  # ORDER: before the notifiers report the error
         victims = [self] if self.group is None else self.group.channels()
         for victim in victims:
             victim.mmu_fault = error.fault or victim.mmu_fault
             victim.fail(error)
 
     def fail(self, error: ChannelError) -> None:
-        """Take no more work, and say so."""
+        """Stop the channel and write its error notifier."""
         if self.channel.error is None:
             self.channel.error = error
         self.channel.pending = False
@@ -358,7 +359,7 @@ class CopyObject(EngineObject):
         owner = self.owner
         if params is not None:
             require(params.version <= 1, Status.INVALID_ARGUMENT, f"version {params.version}")
-            instance = 0 if params.version else ENGINE_COPY0  # version 0 counts engines, 1 types
+            instance = 0 if params.version else ENGINE_COPY0  # version 0: engine number, 1: type
             runlist = owner.gpu.runlist_of(params.engineType + instance)
             require(runlist is not None, Status.INVALID_ARGUMENT, f"type {params.engineType:#x}")
             if runlist is not owner.runlist:
@@ -372,7 +373,7 @@ class CopyObject(EngineObject):
 
 
 class Debugger(RmObject):
-    """GT200_DEBUGGER: reads what the SMs latched for a compute object."""
+    """GT200_DEBUGGER: reads exceptions that the SMs latched for a compute object."""
 
     internal = "KernelSMDebuggerSession"
 

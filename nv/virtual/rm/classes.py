@@ -1,4 +1,4 @@
-"""Which classes a GPU has, and what builds an object of the resource manager's own classes."""
+"""The classes of a GPU, and the builders for objects of the resource manager's own classes."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _OLDER = {
     "hopper": (0xC361, 0xC461),
     "blackwell": (0xC361, 0xC461, 0xC661),
 }
-#: GPFIFO classes, oldest first: a chip has its own and all before it
+#: GPFIFO classes, oldest first: a chip has its own and all older ones
 _CHANNELS = (0xC36F, 0xC46F, 0xC56F, 0xC86F, 0xC96F, 0xCA6F)
 
 
 @cache
 def classes_of(facts: ChipFacts) -> frozenset[int]:
-    """Every class that an object can be made of on the chip."""
+    """Return every class of which the chip can create objects."""
     own = (facts.usermode_class, facts.gpfifo_class, facts.compute_class, facts.copy_class)
     return _COMMON | frozenset(own) | frozenset(_OLDER[facts.family]) | channels_of(facts)
 
 
 def channels_of(facts: ChipFacts) -> frozenset[int]:
-    """The classes of channels: those of older chips work on newer ones."""
+    """Return the channel classes: those of older chips also work on newer ones."""
     return frozenset(_CHANNELS[: _CHANNELS.index(facts.gpfifo_class) + 1])
 
 
@@ -55,7 +55,7 @@ def _os_descriptor(request: Allocation) -> RmObject:
 
 @cache
 def builders() -> dict[str, Builder]:
-    """Builders by the resource manager's own class, as the table of classes names it."""
+    """Return builders by the resource manager's own class, as named in the table of classes."""
     made: tuple[type[RmObject], ...] = (
         Device, Subdevice, VaSpace, UserMode, Event, VideoMemory, SystemMemory, VirtualRange,
         GpuInstance, ComputeInstance, ChannelGroup, ContextShare, ChannelObject, ComputeObject,

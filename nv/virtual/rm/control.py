@@ -1,8 +1,8 @@
-"""RM_CONTROL: which object takes a control, how large its block is, and who answers it.
+"""RM_CONTROL: which object accepts a control, the size of its block, and its handler.
 
 Source: open-gpu-kernel-modules 580.142 src/nvidia/src/libraries/resserv/src/rs_resource.c
-(resControlLookup): a control that an object's class does not export is NOT_SUPPORTED, one whose
-block has another size INVALID_PARAM_STRUCT.
+(resControlLookup): a control that an object's class does not export is NOT_SUPPORTED, one with a
+wrong block size is INVALID_PARAM_STRUCT.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nv.virtual.rm.shared_data import UserSharedData
 from nv.virtual.status import RmError, Status, require
 from nv.virtual.userspace import copy_in, copy_out
 
-# Any: each handler takes the kind of object that its interface is exported by.
+# Any: each handler takes the class of object that exports its interface.
 Handler = Callable[[Any, Struct], None]
 
 # Which objects export the controls of an interface (upper half of the number).
@@ -47,7 +47,7 @@ _INTERFACES: dict[int, tuple[type[RmObject], ...]] = {
 
 @cache
 def _handlers(abi: Abi) -> dict[int, Handler]:
-    """Handlers by number, for the numbers that this branch's headers give the names."""
+    """Return the handlers by number, for names that are in this branch's headers."""
     constants = abi.constants
     named = {
         **control_system.HANDLERS,
@@ -60,7 +60,7 @@ def _handlers(abi: Abi) -> dict[int, Handler]:
 
 
 def control(client: Client, block: Struct) -> None:
-    """One control; RmError with its status."""
+    """Execute one control. Raises RmError with its status."""
     machine = client.machine
     found = client.find(block.hObject, Status.INVALID_OBJECT_HANDLE)
     command = block.cmd

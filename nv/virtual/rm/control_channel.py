@@ -1,4 +1,4 @@
-"""Controls of channel groups, channels and debuggers: scheduling, doorbells, what went wrong.
+"""Controls of channel groups, channels and debuggers: scheduling, doorbells, error reports.
 
 Source: open-gpu-kernel-modules 580.142 src/common/sdk/nvidia/inc/ctrl/ctrla06c.h, ctrla06f.h,
 ctrlc36f.h, ctrl906f.h, ctrl83de/ctrl83dedebug.h; src/nvidia/src/kernel/gpu/fifo/kernel_channel.c.
@@ -147,10 +147,10 @@ def _mmu_faults(debugger: Debugger, params: Struct) -> None:
 
 
 def _exception_mask(debugger: Debugger, params: Struct) -> None:
-    """Which exceptions stop the SMs: all do."""
+    """Set which exceptions stop the SMs: no-op, because all do."""
 
 
-# Any: controls differ in the object that takes them
+# Any: controls differ in the class of the object that they apply to
 HANDLERS: dict[str, Any] = {
     "NVA06C_CTRL_CMD_GPFIFO_SCHEDULE": _schedule_group,
     "NVA06C_CTRL_CMD_BIND": _bind_group,

@@ -123,7 +123,7 @@ def _fb_info(gpu: VirtualGpu, name: str) -> int | None:
 
 
 def smc_mode(gpu: VirtualGpu) -> int:
-    """Divided (1), could be (2), or not of a kind that can (0)."""
+    """Return whether a GPU is divided (1), could be (2), or cannot be (0)."""
     if gpu.options.mig is not None:
         return 1
     return 2 if gpu.facts.name == "gh100" else 0
@@ -146,7 +146,7 @@ Values = Callable[[VirtualGpu, str], int | None]
 
 
 def _answer(gpu: VirtualGpu, prefix: str, index: int, values: Values) -> int:
-    """The value behind an index of one of the information lists."""
+    """Return the value for an index of one of the information lists."""
     constants = gpu.machine.abi.constants
     for name in _names(gpu, prefix):
         if constants[name] == index:
@@ -162,7 +162,7 @@ def _names(gpu: VirtualGpu, prefix: str) -> list[str]:
 
 
 def list_inside(prefix: str, count: str, entries: str, values: Values) -> Callable[..., None]:
-    """A control whose list of indices lies inside its block."""
+    """Return a control whose list of indices is inside its block."""
 
     def handler(sub: Subdevice | Device, params: Struct) -> None:
         asked, room = params[count], params[entries]
@@ -174,7 +174,7 @@ def list_inside(prefix: str, count: str, entries: str, values: Values) -> Callab
 
 
 def list_outside(prefix: str, count: str, pointer: str, values: Values) -> Callable[..., None]:
-    """A control whose list of indices lies where a pointer says."""
+    """Return a control whose list of indices is at an address given by a pointer."""
 
     def handler(sub: Subdevice | Device, params: Struct) -> None:
         asked = params[count]
@@ -241,8 +241,8 @@ def _copy_engine(gpu: VirtualGpu, engine_type: int) -> int:
 
 
 def _copy_caps(sub: Subdevice, params: Struct) -> None:
-    """As recorded on an H100, driver 580.159.04, where copy engines 2 and 3 share the physical ones
-    of 0 and 1. UNSURE: of other chips."""
+    """Return capabilities as recorded on an H100, driver 580.159.04, where copy engines 2 and 3
+    share the physical ones of 0 and 1. UNSURE: other chips."""
     gpu = need_gpu(sub)
     number = _copy_engine(gpu, params.ceEngineType)
     graphics = number < GRAPHICS_COPY_ENGINES
@@ -258,17 +258,17 @@ def _physical_copy_engines(sub: Subdevice, params: Struct) -> None:
 
 
 def _physical(gpu: VirtualGpu, number: int) -> int:
-    """The mask of those that work for one copy engine: as on an H200 the last has most, the others
-    two each, which two engines share. UNSURE: of other chips."""
+    """Return the mask of physical engines of one copy engine. As on an H200, the last one has most;
+    the others have two each, shared by two engines. UNSURE: other chips."""
     last = number == gpu.options.copy_engines - 1
     return 0xFFF if last else 0x5000 << number % 2
 
 
 def _preemption_mode(sub: Subdevice, params: Struct) -> None:
-    """When a running grid leaves the engine; ctrl2080gr.h. hChannel is a channel, or the group of
+    """Set when a running grid leaves the engine; ctrl2080gr.h. hChannel is a channel, or a group of
     several (rpc.c, and CUDA on an H100). A mode without its flag is ignored.
 
-    UNSURE: each status but NOT_SUPPORTED; the checks are the firmware's. Graphics is not modelled.
+    UNSURE: each status but NOT_SUPPORTED; the firmware checks them. Graphics is not modelled.
     """
     flags = params.flags
     require(flags and not flags & ~(_CILP | _GFXP), Status.INVALID_ARGUMENT, f"flags {flags:#x}")
@@ -309,7 +309,7 @@ def _context_size(sub: Subdevice, params: Struct) -> None:
     params.totalBufferSize = sum(buffer.size for buffer in BUFFERS)
 
 
-# Any: controls differ in the object that takes them
+# Any: controls differ in the class of the object that they apply to
 HANDLERS: dict[str, Any] = {
     "NV0080_CTRL_CMD_GPU_GET_CLASSLIST": _class_list,
     "NV0080_CTRL_CMD_GPU_GET_CLASSLIST_V2": _class_list2,

@@ -1,7 +1,7 @@
-"""Controls that measure: utilisation, performance state, ECC, the PCIe link.
+"""Measurement controls: utilisation, performance state, ECC, the PCIe link.
 
-Temperatures, clocks and power have controls in the driver that its open headers do not name; the
-model refuses those with NOT_SUPPORTED. Source: open-gpu-kernel-modules 580.142 src/common/sdk/
+The open headers do not name the driver's controls for temperatures, clocks and power; the model
+refuses those with NOT_SUPPORTED. Source: open-gpu-kernel-modules 580.142 src/common/sdk/
 nvidia/inc/ctrl/ctrl2080/ctrl2080perf.h, ctrl2080gpu.h, ctrl2080bus.h, ctrl2080ecc.h,
 ctrl2080rc.h.
 """
@@ -31,12 +31,12 @@ def _utilisation(sub: Subdevice, params: Struct) -> None:
     sample.base.timeStamp = gpu.time_ns() // 1000
     sample.gr.util = gpu.utilisation()
     sample.fb.util = 0
-    # The newest sample lies before the tracker. Source: ctrl2080gpumon.h, pSamples
+    # The newest sample is the one before the tracker. Source: ctrl2080gpumon.h, pSamples
     params.count, params.tracker = 1, 1
 
 
 def _has_ecc(gpu: VirtualGpu) -> bool:
-    """Boards for data centres have memory that corrects errors, and it is on."""
+    """Return whether ECC is supported and enabled, as on data centre boards."""
     return gpu.facts.name == "gh100"
 
 
@@ -56,7 +56,7 @@ def _ecc_configuration(sub: Subdevice, params: Struct) -> None:
 
 
 def _ecc_counters(sub: Subdevice, params: Struct) -> None:
-    """Errors are of DRAM."""
+    """Report the errors as errors of DRAM."""
     gpu = need_gpu(sub)
     require(_has_ecc(gpu), Status.NOT_SUPPORTED, "the board has no ECC")
     params.dramUncorrectedTotal = gpu.ecc_uncorrected
@@ -89,7 +89,7 @@ def _bus(gpu: VirtualGpu, name: str) -> int | None:
     }.get(name)
 
 
-# Any: controls differ in the object that takes them
+# Any: controls differ in the class of the object that they apply to
 HANDLERS: dict[str, Any] = {
     "NV2080_CTRL_CMD_PERF_GET_CURRENT_PSTATE": _pstate,
     "NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2": _utilisation,

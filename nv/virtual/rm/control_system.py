@@ -1,4 +1,4 @@
-"""Controls of a client: versions, which GPUs there are, what they can do to each other.
+"""Controls of a client: versions, the list of GPUs, peer-to-peer capabilities.
 
 Source: open-gpu-kernel-modules 580.142 src/common/sdk/nvidia/inc/ctrl/ctrl0000/ctrl0000gpu.h,
 ctrl0000system.h, ctrl0000client.h; src/nvidia/src/kernel/rmapi/client_resource.c.
@@ -108,8 +108,9 @@ def _uuid_from_id(client: Client, params: Struct) -> None:
 
 
 def _address_space(client: Client, params: Struct) -> None:
-    """Where a mapping of an object leads. The doorbell's page in BAR1 counts as video memory
-    (recorded on an H100, driver 580.159.04). UNSURE: other objects that can be mapped."""
+    """Report the kind of memory that a mapping of an object leads to. The doorbell's page in BAR1
+    counts as video memory (recorded on an H100, driver 580.159.04). UNSURE: other mappable objects.
+    """
     found = client.find(params.hObject)
     if isinstance(found, UserMode):
         params.addrSpaceType = _VIDEO if found.in_bar1 else _REGISTERS
@@ -123,7 +124,7 @@ def _memop(client: Client, params: Struct) -> None:
     params.enableMask = 0
 
 
-# Any: controls differ in the object that takes them
+# Any: controls differ in the class of the object that they apply to
 HANDLERS: dict[str, Any] = {
     "NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE": _address_space,
     "NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION_V2": _build_version,

@@ -1,4 +1,4 @@
-"""The resource manager's calls on nvidiactl and nvidiaN: which file may make them, and their sizes.
+"""The resource manager's calls on nvidiactl and nvidiaN: which file accepts them, and their sizes.
 
 Source: open-gpu-kernel-modules 580.142 kernel-open/nvidia/nv.c (nvidia_ioctl), src/nvidia/arch/
 nvalloc/unix/src/escape.c (RmIoctl), osapi.c (RmPerformVersionCheck, RmCreateMmapContextLocked).
@@ -62,7 +62,7 @@ class Escapes:
         self._wait_open = numbers.get("NV_ESC_WAIT_OPEN_COMPLETE")  # from branch 550 on
 
     def call(self, file: OpenFile, command: int, argument: memoryview) -> None:
-        """One ioctl, whose block is as long as its number says."""
+        """Execute one ioctl; its number implies the size of its block."""
         if command == self._transfer:
             self._transferred(file, argument)
             return
@@ -75,7 +75,7 @@ class Escapes:
         handler(file, argument)
 
     def file_closed(self, file: OpenFile) -> None:
-        """A file closes: the clients that were made on it go."""
+        """Free the clients that were created on a file that closes."""
         if not file.is_control:
             return
         for client in list(self._machine.clients.values()):
@@ -251,7 +251,7 @@ class Escapes:
         )
 
     def _answer(self, block: Struct, work: Callable[[], None], *, busy: bool = True) -> None:
-        """Do the work and put its status into the block; the ioctl itself succeeds."""
+        """Do the work and write its status to the block; the ioctl itself succeeds."""
         status = Status.OK
         try:
             if busy and self._machine.faults.take(Fault.BUSY):

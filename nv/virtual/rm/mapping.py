@@ -1,4 +1,4 @@
-"""RM_MAP_MEMORY and RM_MAP_MEMORY_DMA: memory for the CPU, and for spaces the driver manages.
+"""RM_MAP_MEMORY and RM_MAP_MEMORY_DMA: map memory for the CPU, and in driver-managed spaces.
 
 Source: open-gpu-kernel-modules 580.142 src/nvidia/arch/nvalloc/unix/src/osapi.c
 (RmCreateMmapContextLocked), kernel-open/nvidia/nv-usermap.c; src/nvidia/src/kernel/rmapi/mapping.c.
@@ -26,7 +26,8 @@ _READ_ONLY = 1  # NVOS46_FLAGS_ACCESS
 
 
 def map_memory(node: VirtualNode, client: Client, params: Struct, handle: int) -> None:
-    """Let a file map memory: nvidiaN video memory and the doorbell page, nvidiactl the rest."""
+    """Allow a file to map memory: nvidiaN maps video memory and the doorbell page, nvidiactl the
+    rest."""
     client.find(params.hDevice)
     found = client.find(params.hMemory)
     gpu = gpu_of(found)
@@ -57,7 +58,7 @@ def map_memory(node: VirtualNode, client: Client, params: Struct, handle: int) -
 
 
 def unmap_memory(client: Client, params: Struct) -> None:
-    """Forget a mapping; the pages go when the program unmaps them."""
+    """Check a mapping's handles. The pages are unmapped when the program unmaps them."""
     client.find(params.hDevice)
     client.find(params.hMemory)
 
@@ -101,7 +102,7 @@ def map_memory_dma(client: Client, params: Struct) -> None:
 
 
 def unmap_memory_dma(client: Client, params: Struct) -> None:
-    """Take a mapping of `map_memory_dma` away."""
+    """Remove a mapping of `map_memory_dma`."""
     range_object = client.find(params.hDma)
     if not isinstance(range_object, VirtualRange):
         raise RmError(Status.INVALID_OBJECT, repr(range_object))

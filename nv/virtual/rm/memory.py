@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 _VIDEO, _PCI, _ANY = 0, 1, 3  # NVOS32_ATTR_LOCATION
 _FIXED_ADDRESS, _VIRTUAL = 0x10, 0x80000
-_NOTHING_PINNED = 1 << 47  # addresses of programs end here
+_NOTHING_PINNED = 1 << 47  # end of the addresses of programs
 
 
 class Memory(RmObject):
-    """A memory object: what it holds of physical memory."""
+    """A memory object and its physical memory."""
 
     backing: Backing
 
@@ -37,7 +37,7 @@ class Memory(RmObject):
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return self.backing.size
 
 
@@ -81,7 +81,7 @@ class VideoMemory(Memory):
 
 
 class SystemMemory(Memory):
-    """NV01_MEMORY_SYSTEM: pages of the driver's."""
+    """NV01_MEMORY_SYSTEM: pages that belong to the driver."""
 
     internal = "SystemMemory"
 
@@ -98,7 +98,7 @@ class SystemMemory(Memory):
 
     @classmethod
     def of_size(cls, request: Allocation, size: int) -> SystemMemory:
-        """Return memory as made by RM_ALLOC_MEMORY."""
+        """Return memory allocated by RM_ALLOC_MEMORY."""
         made = cls.__new__(cls)
         RmObject.__init__(made, request)
         require(0 < size < _NOTHING_PINNED, Status.INVALID_ARGUMENT, f"{size} bytes")
@@ -106,7 +106,7 @@ class SystemMemory(Memory):
         return made
 
     def prepare_mapping(self, file: OpenFile, offset: int, size: int) -> None:
-        """Let the file map it."""
+        """Allow the file to map the memory."""
         prepare(file, self, offset, size)
 
     def _pin(self, size: int) -> Backing:
@@ -137,17 +137,17 @@ class OsDescriptorMemory(Memory):
         require(size > 0 and size % PAGE == 0, Status.INVALID_ARGUMENT, f"{size} bytes")
         require(address + size <= _NOTHING_PINNED, Status.INVALID_ADDRESS, "past user space")
         for page in (address, address + size - PAGE):
-            first = copy_in(page, 8)  # INVALID_POINTER if there is no page to pin
+            first = copy_in(page, 8)  # raises INVALID_POINTER if there is no page to pin
             if not read_only:
                 copy_out(page, first)
         self.backing = Backing(size, SIZE_4K, address, address, None, None, read_only=read_only)
 
 
 class VirtualRange(RmObject):
-    """NV01_MEMORY_VIRTUAL and NV50_MEMORY_VIRTUAL: addresses to map memory at."""
+    """NV01_MEMORY_VIRTUAL and NV50_MEMORY_VIRTUAL: addresses for mapping memory."""
 
     internal = "VirtualMemoryRange"
-    _held: VaSpace | None = None  # the space that was named
+    _held: VaSpace | None = None  # the named space
 
     def __init__(self, request: Allocation) -> None:
         super().__init__(request)
@@ -157,10 +157,10 @@ class VirtualRange(RmObject):
         self.space = self._space(params.hVASpace)
 
     def _space(self, handle: int) -> AddressSpace:
-        """The space that is named, or the device's own."""
+        """Return the named space, or the device's own."""
         if not handle:
             device = self.ancestor(Device)
-            assert isinstance(device, Device)  # `need_gpu` found the GPU by it
+            assert isinstance(device, Device)  # `need_gpu` used it to find the GPU
             return device.default_space()
         named = self.client.find(handle, Status.INVALID_OBJECT_HANDLE)
         if not isinstance(named, VaSpace):
@@ -171,7 +171,7 @@ class VirtualRange(RmObject):
         return named.space
 
     def unmap(self, address: int) -> None:
-        """Take a mapping of RM_MAP_MEMORY_DMA away."""
+        """Remove a mapping of RM_MAP_MEMORY_DMA."""
         found = self.mappings.pop(address, None)
         if found is None:
             raise RmError(Status.INVALID_ADDRESS, f"nothing is mapped at {address:#x}")
@@ -189,7 +189,7 @@ class VirtualRange(RmObject):
 
 
 def prepare(file: OpenFile, memory: Memory, offset: int, size: int) -> None:
-    """Give a file what it may map, once; a file maps one thing until it is closed."""
+    """Set the memory that a file may map, once. A file maps one object until it is closed."""
     require(file.context is None, Status.STATE_IN_USE, f"{file.path} has a mapping already")
     file.set_memory_context(memory.backing, offset, size)
 

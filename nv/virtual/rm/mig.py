@@ -1,6 +1,6 @@
-"""Instances of a divided GPU (MIG): who may enter them, and that work needs one.
+"""Instances of a divided GPU (MIG): access checks, and the rule that work needs an instance.
 
-What an instance may use of the chip is not modelled: each has all SMs and engines. Source:
+The resources of an instance are not modelled: each one has all SMs and engines of the chip. Source:
 open-gpu-kernel-modules 580.142 src/nvidia/src/kernel/gpu/mig_mgr/gpu_instance_subscription.c,
 compute_instance_subscription.c; kernel-open/nvidia/nv-caps.c for the capability files.
 """
@@ -21,12 +21,12 @@ CAPABILITIES = "/dev/nvidia-caps/nvidia-cap"
 
 
 def minor_of(gpu: int, instance: int, compute: int | None = None) -> int:
-    """The minor number of an instance's capability file; 1 and 2 are the configuration's own."""
+    """Return the minor number of an instance's capability file; 1 and 2 are for configuration."""
     return 3 + gpu * 135 + instance * 9 + (0 if compute is None else compute + 1)
 
 
 def access_files(gpu: VirtualGpu) -> dict[str, int]:
-    """The files of /proc that name capability files, with their minor numbers."""
+    """Return the files of /proc that name capability files, with their minor numbers."""
     folder = f"/proc/driver/nvidia/capabilities/gpu{gpu.index}/mig"
     found = {}
     for instance, compute in gpu.options.mig or ():
@@ -43,7 +43,7 @@ def _need_capability(request: Allocation, minor: int) -> None:
 
 
 class GpuInstance(RmObject):
-    """AMPERE_SMC_PARTITION_REF: this client works in one instance of the GPU."""
+    """AMPERE_SMC_PARTITION_REF: subscribes the client to one instance of the GPU."""
 
     internal = "GPUInstanceSubscription"
 
@@ -63,7 +63,7 @@ class GpuInstance(RmObject):
 
 
 class ComputeInstance(RmObject):
-    """AMPERE_SMC_EXEC_PARTITION_REF: and in one compute instance of it."""
+    """AMPERE_SMC_EXEC_PARTITION_REF: subscribes it to one compute instance as well."""
 
     internal = "ComputeInstanceSubscription"
 
@@ -79,7 +79,7 @@ class ComputeInstance(RmObject):
 
 
 def entered(subdevice: RmObject) -> GpuInstance | None:
-    """The instance that a subdevice is in."""
+    """Return the instance to which a subdevice is subscribed."""
     for child in subdevice.children.values():
         if isinstance(child, GpuInstance):
             return child
@@ -87,7 +87,7 @@ def entered(subdevice: RmObject) -> GpuInstance | None:
 
 
 def need_instance(device: RmObject, gpu: VirtualGpu) -> None:
-    """Channels of a divided GPU are made in an instance."""
+    """Raise unless the device has an instance: channels of a divided GPU require one."""
     if gpu.options.mig is None:
         return
     inside = any(entered(child) is not None for child in device.children.values())

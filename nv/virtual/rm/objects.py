@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class RmObject:
-    """One object. `internal` is the resource manager's own class, which parents are named by."""
+    """One object. `internal` is the resource manager's own class, by which parents are named."""
 
     internal = ""
-    # Channels go before what they use, as RS_FREE_PRIORITY_HIGH has it (resource_list.h).
+    # Free channels before the objects they use, as RS_FREE_PRIORITY_HIGH does (resource_list.h).
     first_to_go = False
 
     def __init__(self, request: Allocation) -> None:
@@ -33,13 +33,13 @@ class RmObject:
         return self.client.machine
 
     def stop(self) -> None:
-        """End what the object does; comes before its children go."""
+        """End the object's activity; called before its children are freed."""
 
     def release(self) -> None:
-        """Give back what the object holds; its children are gone by then."""
+        """Free the object's resources; its children have been freed by then."""
 
     def ancestor(self, kind: type[RmObject]) -> RmObject | None:
-        """The nearest object above, or this one, of a Python class."""
+        """Return this object or the nearest one above it that is of a Python class."""
         found: RmObject | None = self
         while found is not None and not isinstance(found, kind):
             found = found.parent
@@ -50,7 +50,7 @@ class RmObject:
 
 
 class Client(RmObject):
-    """A root: the name space of one program's handles. owner: the node that allocated it."""
+    """A root: the namespace of one program's handles. owner: the node that allocated it."""
 
     internal = "RmClientResource"
 
@@ -65,22 +65,22 @@ class Client(RmObject):
         self.file = file
         self.objects: dict[int, RmObject] = {handle: self}
         self.boosts: dict[int, int] = {}  # by GPU: NV2080_CTRL_PERF_BOOST_FLAGS_CMD
-        self._next = 0xCAF0_0000  # where the resource manager's own handles start
+        self._next = 0xCAF0_0000  # start of the resource manager's own handles
 
     @property
     def machine(self) -> VirtualMachine:
         return self._machine
 
     def find(self, handle: int, status: Status = Status.OBJECT_NOT_FOUND) -> RmObject:
-        """The object of a handle, or RmError with `status`."""
+        """Return the object of a handle. Raises RmError with `status` if there is none."""
         found = self.objects.get(handle)
         if found is None:
             raise RmError(status, f"no object {handle:#x}")
         return found
 
     def new_handle(self, asked: int) -> int:
-        """Check a handle that the caller chose, or make one for 0, never one that it has made
-        before (handleGenIdx in src/nvidia/inc/libraries/resserv/rs_client.h)."""
+        """Check a handle chosen by the caller; for 0 return a new one, which is never reused
+        (handleGenIdx in src/nvidia/inc/libraries/resserv/rs_client.h)."""
         if asked == 0:
             while self._next in self.objects:
                 self._next += 1
@@ -91,7 +91,7 @@ class Client(RmObject):
         return asked
 
     def add(self, made: RmObject) -> None:
-        """Enter an object that was made."""
+        """Add a new object."""
         self.objects[made.handle] = made
         if made.parent is not None:
             made.parent.children[made.handle] = made
@@ -110,7 +110,7 @@ class Client(RmObject):
 
 @dataclass(frozen=True)
 class Allocation:
-    """A request for an object that passed the rules of its class."""
+    """A request for an object that has passed the rules of its class."""
 
     machine: VirtualMachine
     client: Client
@@ -121,7 +121,7 @@ class Allocation:
 
     @property
     def block(self) -> Struct:
-        """The parameters, of a class that requires them."""
+        """Return the parameters, for a class that requires them."""
         assert self.params is not None
         return self.params
 
@@ -130,7 +130,7 @@ Builder = Callable[[Allocation], RmObject]
 
 
 def walk(found: RmObject) -> Iterator[RmObject]:
-    """An object and all below it."""
+    """Yield an object and all below it."""
     yield found
     for child in found.children.values():
         yield from walk(child)

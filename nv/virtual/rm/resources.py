@@ -1,4 +1,4 @@
-"""Objects that stand for a GPU: device, subdevice, address space, doorbell page, events.
+"""Objects that represent a GPU: device, subdevice, address space, doorbell page, events.
 
 Source: open-gpu-kernel-modules 580.142 src/nvidia/src/kernel/gpu/device.c, subdevice.c, mem_mgr/
 vaspace_api.c; src/common/sdk/nvidia/inc/nvos.h for flags.
@@ -35,8 +35,8 @@ class Device(RmObject):
         require(index < len(gpus), Status.INVALID_ARGUMENT, f"no device {index}")
         self.gpu = gpus[index]
         node = cast("VirtualNode", request.client.owner)
-        # UNSURE: which status; a GPU that no file holds open is not attached. Settled by a try on
-        # hardware without persistence mode.
+        # UNSURE: which status; a GPU that no file holds open is not attached. A test on hardware
+        # without persistence mode would settle it.
         require(
             node.has_open(self.gpu),
             Status.INVALID_DEVICE,
@@ -51,7 +51,7 @@ class Device(RmObject):
         self._default_space: AddressSpace | None = None
 
     def default_space(self) -> AddressSpace:
-        """The device's own address space, for objects that name none; made on first use."""
+        """The device's own address space, for objects that name none; created on first use."""
         if self._default_space is None:
             self._default_space = self.gpu.new_space()
         return self._default_space
@@ -73,7 +73,7 @@ class Subdevice(RmObject):
 
 
 class VaSpace(RmObject):
-    """FERMI_VASPACE_A: an address space. UVM writes the tables of one that is externally owned."""
+    """FERMI_VASPACE_A: an address space. UVM writes the tables of an externally owned one."""
 
     internal = "VaSpaceApi"
 
@@ -107,18 +107,18 @@ class VaSpace(RmObject):
         self.drop()
 
     def hold(self) -> None:
-        """UVM duplicates the space: its tables outlive the object."""
+        """Count a user: UVM duplicates the space, and its tables outlive the object."""
         self.users += 1
 
     def drop(self) -> None:
-        """One user fewer; the last one takes the tables along."""
+        """Drop a user; the last one frees the tables."""
         self.users -= 1
         if not self.users:
             self.space.close()
 
 
 class UserMode(RmObject):
-    """The usermode class: one page with the doorbell. in_bar1: it lies in BAR1, not in BAR0.
+    """The usermode class: one page with the doorbell. in_bar1: it is in BAR1, not in BAR0.
 
     Source: open-gpu-kernel-modules 580.142 src/nvidia/src/kernel/gpu/fifo/usermode_api.c.
     """
@@ -137,19 +137,19 @@ class UserMode(RmObject):
 
 
 class Event(RmObject):
-    """NV01_EVENT and its kin: something to be told of. Nothing is told by it here."""
+    """NV01_EVENT and similar: a notification. The model never sends one."""
 
     internal = "Event"
 
 
 def gpu_of(found: RmObject) -> VirtualGpu | None:
-    """The GPU an object belongs to; None above a device."""
+    """Return the GPU that an object belongs to; None above a device."""
     device = found.ancestor(Device)
     return device.gpu if isinstance(device, Device) else None
 
 
 def need_gpu(found: RmObject) -> VirtualGpu:
-    """The GPU of an object that has one."""
+    """Return the GPU of an object that has one."""
     gpu = gpu_of(found)
     if gpu is None:
         raise RmError(Status.INVALID_DEVICE, f"{found!r} does not belong to a GPU")

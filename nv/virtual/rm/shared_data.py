@@ -1,7 +1,7 @@
-"""RM_USER_SHARED_DATA: a page in which programs read what the GPU's system processor measures.
+"""RM_USER_SHARED_DATA: a page with measurements of the GPU's system processor, for programs.
 
-Source: open-gpu-kernel-modules 580.142 src/nvidia/src/kernel/gpu/gpu_user_shared_data.c (what may
-be asked for, and of which drivers), src/nvidia/src/kernel/rmapi/resource_list.h.
+Source: open-gpu-kernel-modules 580.142 src/nvidia/src/kernel/gpu/gpu_user_shared_data.c (which data
+can be requested, and for which drivers), src/nvidia/src/kernel/rmapi/resource_list.h.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nv.virtual.status import Status, require
 
 
 class UserSharedData(Memory):
-    """RM_USER_SHARED_DATA: read-only to programs."""
+    """RM_USER_SHARED_DATA: read-only for programs."""
 
     internal = "GpuUserSharedData"
 
@@ -31,7 +31,7 @@ class UserSharedData(Memory):
         self.backing.users += 1
 
     def poll(self, mask: int) -> None:
-        """NV00DE_CTRL_CMD_REQUEST_DATA_POLL."""
+        """NV00DE_CTRL_CMD_REQUEST_DATA_POLL: set the data that this object requests."""
         self._ask(mask)
 
     def _ask(self, mask: int) -> None:

@@ -6,6 +6,6 @@ from hcq.layout import Array
 
 
 def set_text(array: Array, text: str) -> None:
-    """Put text into an array of bytes, zero-terminated; what is too long is cut."""
+    """Write text to an array of bytes, zero-terminated; text that is too long is truncated."""
     raw = array.raw
     raw[:] = text.encode()[: len(raw) - 1].ljust(len(raw), b"\0")

@@ -1,7 +1,7 @@
 """Texts for grids that cannot continue, and for violations that boards tolerate.
 
-A fault is what ends a kernel on boards too, or leaves it waiting for ever. A violation is what the
-ISA forbids and boards do not trap for: the kernel goes on.
+A fault ends a kernel on boards too, or makes it wait forever. A violation is behaviour that the ISA
+forbids and boards do not trap: the kernel continues.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _VIOLATIONS = {
 
 
 def faulted(worker: Worker, code: list[Instruction], run: Run) -> SmOutcome:
-    """Describe a warp that could not go on."""
+    """Describe a warp that could not continue."""
     fault = worker.word(layout.FAULT_CODE)
     index = worker.word(layout.FAULT_INDEX)
     instruction = code[index] if index < len(code) else None
@@ -78,7 +78,7 @@ def faulted(worker: Worker, code: list[Instruction], run: Run) -> SmOutcome:
 
 
 def violations(code: list[Instruction], run: Run) -> tuple[str, ...]:
-    """Describe what the kernel does that boards forgive, each instruction once."""
+    """Describe the kernel's errors that boards tolerate, once for each instruction."""
     found = []
     for (violation, index), (count, address) in sorted(run.violations.items()):
         instruction = code[index]

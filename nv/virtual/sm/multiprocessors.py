@@ -50,14 +50,15 @@ from nv.virtual.sm_contract import GridLaunch, GridSpace, SmEnding, SmOutcome
 
 _PACKAGE = Path(__file__).parent
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
-# A kernel is compiled fast at first, and with care once it has run this many times as long as that
-# took. Most never do. Careful code takes twice as long to make and is up to five times as fast.
+# A kernel is first compiled quickly. It is compiled with optimisation once it has run for this many
+# times its compile time, which few kernels do. Optimised code takes twice as long to make and is up
+# to five times as fast.
 _HOT = 2.0
 _QUICK, _CAREFUL = 0, 1  # levels of code generation
-# What a module says about the chip it is for: it decides whether the module runs (`targets`), not
-# what its kernels do, so that chips share their native code.
+# The statements in which a module names its chip. They decide whether the module runs (`targets`),
+# not what its kernels do, so chips can share native code.
 _FOR_A_CHIP = re.compile(r"\.version\s+[\d.]+|\.target\s+\w+")
-# Before stored code: the size of a state, microseconds it took, bytes of stack.
+# Header of stored code: size of a warp state, compile time in microseconds, bytes of stack.
 _HEAD = struct.Struct("<QQQ")
 
 _SEVERITY = {SmEnding.DONE: 0, SmEnding.ABORTED: 1}
@@ -65,8 +66,8 @@ _SEVERITY = {SmEnding.DONE: 0, SmEnding.ABORTED: 1}
 
 @dataclass
 class _Source:
-    """A kernel before translation. images: the module window, of each address space. flies: it has
-    asynchronous copies or products. clustered: it has barriers of clusters."""
+    """A kernel before translation. images: the module window, by address space. flies: whether it
+    has asynchronous copies or products. clustered: whether it has cluster barriers."""
 
     module: Module
     entry: Function
@@ -80,7 +81,7 @@ class _Source:
     )
 
     def image(self, memory: LaneMemory, parameters: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """The window's bytes for a launch in an address space, which runs one grid at a time."""
+        """Return the window's bytes for a launch. An address space runs one grid at a time."""
         image = self.images.get(memory)
         if image is None:
             image = self.images[memory] = aligned(len(self.places.image), 4096)
@@ -91,9 +92,9 @@ class _Source:
 
 @dataclass
 class _Kernel:
-    """A kernel translated for one kind of block. hot_s: seconds of work after which it is worth
-    careful code, infinite where it has that. frame: bytes of stack. spent_s: how long it has
-    worked. stepped: where a debugger finds registers, of code that it can halt."""
+    """A kernel translated for one kind of block. hot_s: seconds of work after which optimised code
+    is worthwhile; infinite if it already is. frame: bytes of stack. spent_s: seconds worked so far.
+    stepped: where a debugger finds registers, for code that it can halt."""
 
     code: jit.Loaded
     address: int
@@ -107,9 +108,9 @@ class _Kernel:
 class VirtualMultiprocessors:
     """All multiprocessors of a chip; a `Multiprocessors`.
 
-    workers: host threads to spread groups over (default: one a host CPU). cache: folder for
-    compiled code, shared by processes; None keeps it in memory only. debugger: halts warps, all of
-    which one thread runs then.
+    workers: number of host threads that share the groups (default: one a host CPU). cache: folder
+    for compiled code, shared by processes; None keeps it in memory only. debugger: halts warps;
+    a single thread then runs all of them.
     """
 
     def __init__(
@@ -130,10 +131,10 @@ class VirtualMultiprocessors:
     def run(self, launch: GridLaunch, memory: GridSpace, abort: Abort) -> SmOutcome:
         """Run a grid to its end.
 
-        Several threads may call, each with an address space of its own.
+        Several threads may call, each with its own address space.
 
-        Raises BadCodeObject for text that is not PTX, and NotSupported, which names instruction
-        and line, for what these multiprocessors lack; both before anything has run.
+        Raises BadCodeObject for text that is not PTX. Raises NotSupported, with instruction and
+        line, for unsupported features. Both are raised before anything has run.
         """
         try:
             with abort.translation(), self._lock:
@@ -215,7 +216,7 @@ class VirtualMultiprocessors:
         return min(self._size, x * y * z, grid.resident)
 
     def _work(self, worker: Worker, kernel: _Kernel, source: _Source, run: Run) -> SmOutcome:
-        """Run groups on this thread until none is left or a warp cannot go on."""
+        """Run groups on this thread until none is left or a warp cannot continue."""
         try:
             launch = self._launch_clusters if source.clustered else self._launch
             if run.grid.launch.cluster is not None:
@@ -274,7 +275,7 @@ class VirtualMultiprocessors:
     def _compiled(
         self, launch: GridLaunch, source: _Source, grid: Grid, *, hot: bool
     ) -> tuple[int, bytes]:
-        """Code, from the cache if it is there, and its level; careful code if it is there."""
+        """Return the level of code, and the code. Optimised code is preferred if it is cached."""
         parts = "kernel", source.digest, launch.entry, int(grid.full), int(grid.rows)
         keys = [jit.key_of(_PACKAGE, *parts, level) for level in (_QUICK, _CAREFUL)]
         for level in (_CAREFUL,) if hot else (_CAREFUL, _QUICK):
@@ -291,7 +292,7 @@ class VirtualMultiprocessors:
     def _stepped(
         self, launch: GridLaunch, source: _Source, grid: Grid
     ) -> tuple[int, bytes, StepPlaces | None]:
-        """Code that a debugger can halt, and where its registers are."""
+        """Return the level, code that a debugger can halt, and where its registers are."""
         start = time.perf_counter()
         made = translate(source.flat, source.places, grid.full, grid.rows, stepped=True)
         parts = "stepped", source.digest, launch.entry, int(grid.full), int(grid.rows)

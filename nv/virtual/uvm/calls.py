@@ -1,4 +1,4 @@
-"""Replies of a file of one of UVM's nodes to a call: its handler, its block, its status.
+"""Replies of UVM's device files to a call: its handler, its block, its status.
 
 Source: open-gpu-kernel-modules 580.142 kernel-open/nvidia-uvm/uvm_api.h, UVM_ROUTE_CMD_STACK.
 """
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Calls:
     """The calls of an open file.
 
-    handlers: by the call's name; those that the driver's branch lacks are left out.
-    title: what the node is called where an unknown call is noted.
+    handlers: by the call's name; calls that the driver's branch lacks are left out.
+    title: name of the node for the record of unknown calls.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class Calls:
         }
 
     def answer(self, request: int, argument: bytearray | memoryview) -> None:
-        """Handle one call; its status goes into the block, and a refusal into the machine's list.
+        """Handle one call. Its status goes into the block, a refusal into the machine's list.
 
-        OSError with EINVAL for an unknown call, with EFAULT for a block that is too small.
+        Raises OSError: EINVAL for an unknown call, EFAULT for a block that is too small.
         """
         found = self._handlers.get(request)
         if found is None:

@@ -1,9 +1,9 @@
-"""Where UVM maps the context buffers of graphics channels.
+"""Address ranges where UVM maps the context buffers of graphics channels.
 
 Source: open-gpu-kernel-modules 580.142 kernel-open/nvidia-uvm/uvm_user_channel.c (find_va_range:
-the channels of a group share the buffers of its context, others share none; create_va_range: a
-buffer that is mapped already is counted, another takes the first free place of the range that the
-registration names; destroy_va_ranges: the last channel unmaps it).
+the channels of a group share the buffers of its context, other channels share none;
+create_va_range: a buffer that is already mapped gets one more user, another is placed in the first
+free part of the range given by the registration; destroy_va_ranges: the last channel unmaps it).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nv.virtual.uvm.ranges import ExternalRanges, Range
 
 
 class ContextBuffers:
-    """The buffers that a UVM file has mapped."""
+    """The context buffers that a UVM file has mapped."""
 
     def __init__(self, ranges: ExternalRanges) -> None:
         self._ranges = ranges
@@ -24,7 +24,7 @@ class ContextBuffers:
         self._held: dict[ChannelObject, list[Range]] = {}
 
     def map(self, channel: ChannelObject, base: int, length: int) -> None:
-        """Find places for a channel's buffers; INVALID_ADDRESS where one has none."""
+        """Reserve ranges for a channel's buffers. Raises INVALID_ADDRESS if one does not fit."""
         held = self._held[channel] = []
         try:
             for buffer in BUFFERS:
@@ -42,7 +42,7 @@ class ContextBuffers:
             raise
 
     def unmap(self, channel: ChannelObject) -> None:
-        """A channel has unregistered; what no other uses goes."""
+        """Drop the buffers of a channel that has unregistered; the last user frees a buffer."""
         for found in self._held.pop(channel, ()):
             self._users[found] -= 1
             if not self._users[found]:

@@ -1,4 +1,4 @@
-"""UVM's calls: plain numbers, a status at the end of each block.
+"""UVM's calls: the ioctl number is a plain number, the status is at the end of each block.
 
 Source: open-gpu-kernel-modules 580.142 kernel-open/nvidia-uvm/uvm.c (uvm_ioctl), uvm_ioctl.h,
 uvm_linux_ioctl.h, uvm_va_space.c, uvm_user_channel.c, uvm_map_external.c.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nv.virtual.node import VirtualNode
     from nv.virtual.uvm.tools import ToolsFile
 
-_FIRST = ("UVM_INITIALIZE", "UVM_MM_INITIALIZE")  # what a new file may be asked
+_FIRST = ("UVM_INITIALIZE", "UVM_MM_INITIALIZE")  # calls that a new file accepts
 _KNOWN_FLAGS = 0x3  # UVM_INIT_FLAGS: DISABLE_HMM 1, MULTI_PROCESS_SHARING_MODE 2
 _MOST_GPUS = 256
 _READ_WRITE_ATOMIC, _READ_WRITE, _READ_ONLY = 1, 2, 3  # UvmGpuMappingType; 0 is the default
@@ -37,7 +37,7 @@ _READ_WRITE_ATOMIC, _READ_WRITE, _READ_ONLY = 1, 2, 3  # UvmGpuMappingType; 0 is
 class UvmFile:
     """One open /dev/nvidia-uvm: a UVM address space, once it is initialised.
 
-    watchers: event queues, each of which keeps it alive when its file is closed.
+    watchers: event queues, each of which keeps the space alive after its file is closed.
     """
 
     def __init__(self, machine: VirtualMachine, node: VirtualNode) -> None:
@@ -77,7 +77,7 @@ class UvmFile:
         })  # fmt: skip
 
     def ioctl(self, request: int, argument: bytearray | memoryview) -> None:
-        """One call; its status goes into the block."""
+        """Execute one call; its status is written to the block."""
         self._calls.answer(request, argument)
 
     def _initialized_only(self, handler: Callable[[Struct], None]) -> Callable[[Struct], None]:
@@ -89,7 +89,7 @@ class UvmFile:
 
     @property
     def is_initialized(self) -> bool:
-        """UVM_INITIALIZE went well."""
+        """Whether UVM_INITIALIZE succeeded."""
         return self._initialized
 
     def record(self, gpu: VirtualGpu, fault: MmuFault) -> None:
@@ -98,12 +98,12 @@ class UvmFile:
             watcher.fatal_fault(gpu.index, fault)
 
     def close(self) -> None:
-        """The file closes: mappings, channels, spaces and GPUs go, unless a queue watches them."""
+        """Close the file: free mappings, channels, spaces and GPUs unless a queue watches them."""
         self._file_closed = True
         self.leave()
 
     def leave(self) -> None:
-        """One that held the space has gone; with the last it goes too."""
+        """Drop a holder of the space; the last one frees it."""
         if not self._file_closed or self.watchers:
             return
         self.ranges.close()
@@ -113,7 +113,7 @@ class UvmFile:
     # Lookups
 
     def gpu(self, uuid: Struct) -> tuple[bytes, VirtualGpu]:
-        """A registered GPU by its UUID."""
+        """Return a registered GPU by its UUID."""
         key = bytes(uuid.raw)
         found = self.gpus.get(key)
         if found is None:
@@ -121,14 +121,14 @@ class UvmFile:
         return key, found
 
     def object_of(self, client_handle: int, handle: int) -> RmObject:
-        """An object of the resource manager that a block names."""
+        """Return the object of the resource manager that a block names."""
         client: Client | None = self._machine.clients.get(client_handle)
         if client is None or client.owner is not self._node:
             raise RmError(Status.INVALID_CLIENT, f"no client {client_handle:#x}")
         return client.find(handle, Status.OBJECT_NOT_FOUND)
 
     def memory_of(self, client_handle: int, handle: int) -> Memory:
-        """A memory object that a block names."""
+        """Return the memory object that a block names."""
         found = self.object_of(client_handle, handle)
         if not isinstance(found, Memory):
             raise RmError(Status.INVALID_OBJECT, f"expected memory, got {found!r}")
@@ -147,12 +147,12 @@ class UvmFile:
         if other is None or not other.initialized:
             raise RmError(Status.INVALID_ARGUMENT, f"{block.uvmFd} is not an initialised UVM file")
         require(other is not self, Status.INVALID_ARGUMENT, "the same file")
-        # The kernel keeps no such file where it can do without; the answer says so.
+        # The kernel does not keep such a file if it does not need it, and reports that.
         raise RmError(Status.NOTHING_TO_DO, "the MM file is not needed")
 
     @property
     def initialized(self) -> bool:
-        """UVM_INITIALIZE was called."""
+        """Whether UVM_INITIALIZE was called."""
         return self._initialized
 
     def _pageable(self, block: Struct) -> None:
@@ -232,7 +232,7 @@ class UvmFile:
         if known is not None:
             self.contexts.unmap(known[1])
         if channel.runlist is gpu.runlists[0]:
-            # nvGpuOpsRetainChannel asks for the context's buffers (observed on an H100 too).
+            # nvGpuOpsRetainChannel requests the context's buffers (observed on an H100 too).
             require(channel.has_context, Status.INVALID_OBJECT, "no graphics context yet")
             base, length = block.base, block.length
             bad = not length or base % 4096 or length % 4096 or not base

@@ -1,8 +1,8 @@
-"""External ranges of a UVM address space, and what is mapped in them.
+"""External ranges of a UVM address space, and the mappings in them.
 
-A range is reserved address space; memory of the resource manager is mapped into it piece by piece,
-for one GPU or several. A new mapping replaces what it overlaps. Source: open-gpu-kernel-modules
-580.142 kernel-open/nvidia-uvm/uvm_map_external.c, uvm_va_range.c.
+A range is reserved address space. Memory of the resource manager is mapped into it piece by piece,
+for one GPU or several. A new mapping replaces those that it overlaps. Source:
+open-gpu-kernel-modules 580.142 kernel-open/nvidia-uvm/uvm_map_external.c, uvm_va_range.c.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class _Mapping:
-    """A piece of a range as one GPU sees it."""
+    """A piece of a range as mapped for one GPU."""
 
     base: int
     length: int
@@ -39,8 +39,8 @@ class _Mapping:
 
 @dataclass(eq=False)
 class Range:
-    """Reserved addresses. mappings: by the UUID of the GPU they are for. context: holds a context
-    buffer, which no call names."""
+    """Reserved addresses. mappings: by the UUID of the GPU that they are for. context: whether it
+    contains a context buffer, which calls cannot name."""
 
     base: int
     length: int
@@ -68,7 +68,7 @@ class ExternalRanges:
         self._ranges[base] = Range(base, length)
 
     def place(self, base: int, end: int, length: int, align: int) -> Range:
-        """Reserve the first free place in [base, end) for a context buffer."""
+        """Reserve the first free range in [base, end) for a context buffer."""
         start = -(-base // align) * align
         for taken in self._bases:
             found = self._ranges[taken]
@@ -84,12 +84,12 @@ class ExternalRanges:
         return made
 
     def drop(self, found: Range) -> None:
-        """The addresses are free again."""
+        """Free the addresses of a range."""
         self._bases.remove(found.base)
         del self._ranges[found.base]
 
     def containing(self, base: int, length: int) -> Range:
-        """The range that all of [base, base + length) lies in."""
+        """Return the range that contains all of [base, base + length)."""
         _check(base, length)
         index = bisect_right(self._bases, base) - 1
         if index >= 0:
@@ -115,7 +115,7 @@ class ExternalRanges:
         atomic: bool,
         uncached: bool,
     ) -> None:
-        """Map memory for a GPU; what was mapped there before is unmapped."""
+        """Map memory for a GPU; earlier mappings there are unmapped."""
         require(offset + length <= backing.size, Status.INVALID_LIMIT, "past the end of the memory")
         owner = backing.gpu
         aperture, peer = SYSTEM, 0
@@ -159,7 +159,7 @@ class ExternalRanges:
         )
 
     def unmap(self, where: Range, uuid: bytes, base: int, length: int) -> None:
-        """Unmap what lies in [base, base + length) for a GPU; pieces that stick out are split."""
+        """Unmap [base, base + length) for a GPU; mappings that extend beyond it are split."""
         end = base + length
         kept: list[_Mapping] = []
         found = where.mappings.get(uuid, [])
@@ -192,7 +192,7 @@ class ExternalRanges:
             piece.gpu.free_backing(piece.backing)
 
     def free(self, base: int, length: int | None) -> None:
-        """Give a whole range back. Branches up to 580 also name its length."""
+        """Free a whole range. Branches up to 580 also pass its length."""
         found = self._ranges.get(base)
         if found is None or found.context:
             raise RmError(Status.INVALID_ADDRESS, f"no range starts at {base:#x}")
@@ -206,14 +206,14 @@ class ExternalRanges:
         self.drop(found)
 
     def unmap_gpu(self, uuid: bytes) -> None:
-        """A GPU's space goes, and all its mappings."""
+        """Remove all mappings of a GPU whose space is removed."""
         for found in self._ranges.values():
             if uuid in found.mappings:
                 self.unmap(found, uuid, found.base, found.length)
                 del found.mappings[uuid]
 
     def unmap_peers(self, pair: frozenset[bytes]) -> None:
-        """Two GPUs no longer reach each other's memory."""
+        """Remove mappings between two GPUs that no longer have peer access."""
         for found in self._ranges.values():
             for uuid in pair & set(found.mappings):
                 for piece in list(found.mappings[uuid]):
@@ -222,7 +222,7 @@ class ExternalRanges:
                         self.unmap(found, uuid, piece.base, piece.length)
 
     def close(self) -> None:
-        """Give everything back but context buffers, which go with their channels."""
+        """Free everything except context buffers, which are freed with their channels."""
         for base, found in list(self._ranges.items()):
             if not found.context:
                 self.free(base, None)

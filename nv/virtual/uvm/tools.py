@@ -1,4 +1,4 @@
-"""/dev/nvidia-uvm-tools: event queues of UVM address spaces. Only fatal faults ever happen here.
+"""/dev/nvidia-uvm-tools: event queues of UVM address spaces. The model has fatal faults only.
 
 Source: open-gpu-kernel-modules 580.142 kernel-open/nvidia-uvm/uvm_tools.c. Statuses and their order
 are those of create_event_tracker and map_user_pages.
@@ -44,7 +44,7 @@ _ACCESSES = {
     FaultAccess.ATOMIC_WEAK: "atomic",
     FaultAccess.PREFETCH: "prefetch",
 }
-# UvmEventFaultType of what the model's MMU reports
+# UvmEventFaultType by the model's fault type
 _TYPES = {
     FaultType.PDE: 1,
     FaultType.PTE: 2,
@@ -64,7 +64,7 @@ _TYPES = {
 
 
 class ToolsFile:
-    """One open file: no queue yet, then one. find_uvm: the UVM file behind a handle, or None."""
+    """One open file, at first without a queue. find_uvm: the UVM file of a handle, or None."""
 
     def __init__(self, machine: VirtualMachine, find_uvm: Callable[[int], UvmFile | None]) -> None:
         self._machine = machine
@@ -80,7 +80,7 @@ class ToolsFile:
         })  # fmt: skip
 
     def ioctl(self, request: int, argument: bytearray | memoryview) -> None:
-        """One call; its status goes into the block."""
+        """Execute one call; its status is written to the block."""
         self._calls.answer(request, argument)
 
     def _start(self, block: Struct) -> None:
@@ -124,9 +124,9 @@ class ToolsFile:
         require(not stray, Status.INVALID_ARGUMENT, f"event types {stray:#x}")
 
     def fatal_fault(self, gpu: int, fault: MmuFault) -> None:
-        """A fault ends a channel of the address space; a full queue drops it.
+        """Queue a fault that ends a channel of the address space; a full queue drops it.
 
-        The real driver holds the pages; here they may be gone, and then nothing is reported.
+        The real driver pins the pages. Here they may be gone; then the fault is not reported.
         """
         if not self.wanted >> FATAL_FAULT & 1:
             return
@@ -157,7 +157,7 @@ class ToolsFile:
         copy_out(self._control + 8, struct.pack("<2I", put, put))
 
     def close(self) -> None:
-        """The file closes."""
+        """Close the file."""
         watched, self._watched = self._watched, None
         if watched is not None:
             watched.watchers.remove(self)

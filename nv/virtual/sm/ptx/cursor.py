@@ -1,4 +1,4 @@
-"""Walk through tokens."""
+"""Step through tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from nv.virtual.sm.ptx.lexer import Token, bad
 
 
 class Cursor:
-    """A place in the tokens of a text."""
+    """A position in the tokens of a text."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self._tokens = tokens
@@ -14,7 +14,7 @@ class Cursor:
 
     @property
     def peek(self) -> Token:
-        """The token that comes next."""
+        """Return the next token without taking it."""
         return self._tokens[self._at]
 
     def ahead(self, count: int) -> Token:
@@ -64,7 +64,7 @@ class Cursor:
         return sign * value
 
     def skip_past(self, text: str) -> None:
-        """Take all tokens to the next `text`, and that."""
+        """Take all tokens up to and including the next `text`."""
         while not self.take(text):
             self.next()
 
@@ -73,7 +73,7 @@ _MOST_DIGITS = 66  # "0b" and 64 bits
 
 
 def integer_of(token: Token) -> int:
-    """Return the value of an integer constant, which has 64 bits."""
+    """Return the value of an integer constant of at most 64 bits."""
     value = _value(token)
     if value >> 64:
         raise bad(token.line, "an integer of more than 64 bits")

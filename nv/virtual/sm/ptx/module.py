@@ -1,4 +1,4 @@
-"""A PTX module as data: what the parser makes and the translator reads.
+"""A PTX module as data: the parser creates it, the translator reads it.
 
 Source: PTX ISA 8.x, chapters "Syntax", "State Spaces, Types, and Variables", "Instruction
 Operands" and "Directives".
@@ -40,7 +40,7 @@ class Integer:
 
 @dataclass(frozen=True)
 class Real:
-    """A floating-point constant. single: the bits of an f32, where it was written as such."""
+    """A floating-point constant. single: the bits of an f32, if it was written as one."""
 
     value: float
     single: int | None = None
@@ -82,7 +82,7 @@ class Inverted:
 
 @dataclass(frozen=True)
 class Selected:
-    """A part of a register, or its negative, as video instructions name them: `%r1.b0`, `-%r2.h1`.
+    """A part of a register, or its negative, as in video instructions: `%r1.b0`, `-%r2.h1`.
 
     part: "b0", "h10", ... or "" for all of it.
     """
@@ -102,7 +102,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Operands in parentheses: of a call."""
+    """Operands in parentheses, of a call."""
 
     items: tuple[Operand, ...]
 
@@ -117,8 +117,9 @@ Operand = (
 class Instruction:
     """One instruction.
 
-    index: its number in the function. line: in the text, from 1. guard: its predicate, executed
-    where that is true, or false when `negated`. name, modifiers: "ld" and ("global", "v4", "f32").
+    index: its number in the function. line: in the text, from 1. guard: predicate; the instruction
+    executes where it is true, or false if `negated`. name, modifiers: "ld" and ("global", "v4",
+    "f32").
     """
 
     index: int
@@ -137,7 +138,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Reference:
-    """A variable's address within initial data. at: byte offset. generic: as generic address."""
+    """A variable's address within initial data. at: byte offset. generic: as a generic address."""
 
     at: int
     name: str
@@ -147,7 +148,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable or parameter. size: bytes, None for an array without a size."""
+    """A variable or parameter. size: bytes; None for an array without a size."""
 
     name: str
     space: str
@@ -162,7 +163,7 @@ class Variable:
 
 @dataclass
 class Function:
-    """A kernel (`.entry`) or device function (`.func`); body is None of a mere declaration."""
+    """A kernel (`.entry`) or device function (`.func`). A mere declaration has no body."""
 
     name: str
     entry: bool
@@ -180,7 +181,7 @@ class Function:
 
 @dataclass
 class Module:
-    """A whole text."""
+    """A whole PTX text."""
 
     version: tuple[int, int] = (0, 0)
     target: str = ""

@@ -1,6 +1,6 @@
 """Parse PTX text.
 
-Unknown instructions pass: what an instruction means is for the translator to know. Every error
+Unknown instructions are accepted: the translator decides what an instruction means. Every error
 names its line.
 
 Source: PTX ISA 8.x, chapters "Syntax", "State Spaces, Types, and Variables" and "Directives".

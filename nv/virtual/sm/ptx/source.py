@@ -14,7 +14,7 @@ _FUNCTION = re.compile(r"(?:\s*\.(?:visible|extern|weak|common))*\s*\.(?:entry|f
 
 def instruction_in(ptx: str, line: int) -> tuple[str, str]:
     """Return the text of the instruction that begins in a line, counted from 1, and the
-    "file:line" of its source, or "" where the PTX does not say."""
+    "file:line" of its source, or "" if the PTX does not state it."""
     lines = ptx.split("\n")
     if not 1 <= line <= len(lines):
         return "", ""

@@ -46,8 +46,7 @@ _SPECIALS = frozenset((
 
 
 class Body:
-    """Parse one body; the cursor stands behind its opening brace. shared: the module's
-    variables."""
+    """Parse one body; the cursor is after its opening brace. shared: the module's variables."""
 
     def __init__(self, cursor: Cursor, function: Function, shared: Mapping[str, Variable]) -> None:
         self._cursor = cursor
@@ -118,7 +117,7 @@ class Body:
         cursor.expect(";")
 
     def _declare(self, name: str, kind: str) -> Register:
-        """Add a register; one that hides another of an outer scope gets its own name."""
+        """Add a register. A register that hides one of an outer scope gets a unique name."""
         unique = name
         if unique in self._function.registers:
             unique = f"{name}.{len(self._function.registers)}"
@@ -223,7 +222,7 @@ class Body:
         return self._constant()
 
     def _negated(self, token: Token) -> Operand:
-        """Return what stands behind a minus; the cursor is at its name."""
+        """Return the operand after a minus; the cursor is at its name."""
         operand = self._single()
         if isinstance(operand, Register):
             return Selected(operand, "", True)
@@ -232,7 +231,7 @@ class Body:
         raise bad(token.line, f"'-' must precede a register, got {token.text!r}")
 
     def _element(self, token: Token, array: Name) -> Address:
-        """Return the address of `array[n]` ("Arrays as Operands"); the cursor is behind `[`."""
+        """Return the address of `array[n]` ("Arrays as Operands"); the cursor is after `[`."""
         line = token.line
         place = self._cursor.integer()
         self._cursor.expect("]")
@@ -301,7 +300,7 @@ class Body:
         return Address(base, offset)
 
     def _named(self, token: Token, text: str) -> Operand:
-        """Return what a name stands for."""
+        """Return the operand that a name refers to."""
         for scope, ranges in zip(reversed(self._scopes), reversed(self._ranges), strict=True):
             known = scope.get(text)
             if isinstance(known, Register):

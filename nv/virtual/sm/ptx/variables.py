@@ -30,7 +30,7 @@ def variables(cursor: Cursor, external: bool, one: bool = False) -> list[Variabl
         elif word == "ptr":
             kind = kind or "b64"
         elif word in ("global", "const", "shared", "local") and kind:
-            continue  # where a pointer parameter points to
+            continue  # the state space that a pointer parameter points to
         elif word in SIZES:
             kind = word
         elif word == "attribute":
@@ -40,7 +40,7 @@ def variables(cursor: Cursor, external: bool, one: bool = False) -> list[Variabl
         else:
             raise NotSupported(f"PTX line {line}: a variable of type .{word}")
         if word == "align" and kind:
-            align = 0  # the alignment of what a pointer parameter points to
+            align = 0  # the alignment of the memory that a pointer parameter points to
     if not kind:
         raise bad(line, "a variable must have a type")
     unit = SIZES[kind] * width

@@ -1,7 +1,7 @@
 """Native functions that load and store at the host addresses of lanes.
 
-Up to eight bytes a lane pass in registers; of more, each eight bytes of all lanes are one column of
-the context's IO area. Loads of one and two bytes are extended with zeros to 32 bits.
+Up to eight bytes a lane are passed in registers. For larger sizes, each eight bytes of all lanes
+are one column of the context's IO area. Loads of one and two bytes are zero-extended to 32 bits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Native functions for atomic operations of 128 bits at the host addresses of lanes.
 
-Lanes go one after another, lowest first. Smaller ones: `hcq.emu.atomics`.
+Lanes go one after another, lowest first. For smaller sizes see `hcq.emu.atomics`.
 Source: PTX ISA 8.x, "Parallel Synchronization and Communication Instructions": atom.
 """
 
@@ -14,7 +14,7 @@ WIDE_OPERATIONS = ("load", "store", "exch", "cas")
 
 
 def wide_ir() -> tuple[str, set[str]]:
-    """Return the IR of atomic_128 and the declarations it needs: the words of a lane lie in columns
+    """Return the IR of atomic_128 and the declarations it needs. The words of a lane are in columns
     1 and 2 (new or expected) and 3 and 4."""
     columns = "".join(
         f"""

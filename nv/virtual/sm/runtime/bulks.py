@@ -1,7 +1,7 @@
-"""Copies in bulk in flight (cp.async.bulk), their groups, and stores to other groups (st.async).
+"""Bulk copies in flight (cp.async.bulk), their groups, and stores to other groups (st.async).
 
-They are in a ring of each group, and are carried out when a thread waits for them; until then the
-place of what is to arrive in shared memory holds bytes of all ones.
+Each group has a ring of these operations. An operation is carried out when a thread waits for it.
+Until then its destination in shared memory contains bytes of all ones.
 Source: PTX ISA 8.x, "Data Movement and Conversion Instructions: Bulk copy".
 """
 
@@ -26,8 +26,8 @@ from nv.virtual.sm.runtime.resolve import PREFIX, WIDE
 
 _NUMBERS = "<32 x i32>"
 _PAGE = 1 << PAGE_SHIFT
-_SCRATCH = 8  # IO columns from here on are free while a copy is carried out
-_MOST_BYTES = (1 << 20) - 1  # what the tx-count of an mbarrier object holds
+_SCRATCH = 8  # IO columns from here on are unused while a copy is carried out
+_MOST_BYTES = (1 << 20) - 1  # the largest tx-count of an mbarrier object
 
 
 def _bulk(area: Word, number: Word) -> Word:
@@ -35,7 +35,7 @@ def _bulk(area: Word, number: Word) -> Word:
 
 
 def _bulk_move() -> Native:
-    """bulk_move(context, global, host, bytes, out, how): copy page by page, or combine so."""
+    """bulk_move(context, global, host, bytes, out, how): copy by page, or combine as `how` says."""
     f = Native(f"{PREFIX}bulk_move", "void", ("ptr", "context"), ("i64", "address"),
                ("i64", "host"), ("i64", "bytes"), ("i32", "out"), ("i64", "how"))  # fmt: skip
     context, address, host, size, out, how = f.given
@@ -61,13 +61,13 @@ def _bulk_move() -> Native:
 
 
 def _combine() -> Native:
-    """bulk_combine(context, how, host, data, bytes): combine elements with those of shared or
+    """bulk_combine(context, how, host, data, bytes): combine elements with those in shared or
     global memory, 32 at a time."""
     f = Native(f"{PREFIX}bulk_combine", "void", ("ptr", "context"), ("i64", "how"),
                ("i64", "host"), ("i64", "data"), ("i64", "bytes"))  # fmt: skip
     context, how, host, data, size = f.given
     spare = context.byte(layout.IO + _SCRATCH * layout.IO_COLUMN)
-    scratch = context.byte((_SCRATCH + 1) * layout.IO_COLUMN)  # whose IO columns `atomics` uses
+    scratch = context.byte((_SCRATCH + 1) * layout.IO_COLUMN)  # `atomics` uses its IO columns
     never = Word(f, "false", "i1")
     with f.count(size, 0, 32) as start:
         part = f.call("i64", "llvm.umin.i64", f.word(32), size - start)
@@ -87,7 +87,7 @@ def _combine() -> Native:
 
 
 def _bulk_run() -> Native:
-    """bulk_run(context, entry): carry out an entry if that has not been done."""
+    """bulk_run(context, entry): carry out an entry, once."""
     f = Native(f"{PREFIX}bulk_run", "void", ("ptr", "context"), ("ptr", "entry"))
     context, entry = f.given
     kind = f.load("i64", entry.byte(flight.BULK_KIND))
@@ -109,7 +109,7 @@ def _bulk_run() -> Native:
     with f.when(kind.same(flight.MOVE) & extra.differs(0)):
         f.call("void", f"{PREFIX}bulk_combine", context, extra, host, address, size)
     with f.when(kind.same(flight.WORDS)):
-        f.store(extra, entry.byte(flight.BULK_GLOBAL + 8))  # where it is no longer needed
+        f.store(extra, entry.byte(flight.BULK_GLOBAL + 8))  # this field is no longer needed
         f.call("void", "llvm.memcpy.p0.p0.i64", host.to("ptr"), entry.byte(flight.BULK_GLOBAL),
                size, never)  # fmt: skip
     with f.when(kind.same(flight.WORD)):
@@ -122,7 +122,7 @@ def _bulk_run() -> Native:
 
 def _enqueue() -> Native:
     """bulk_enqueue(context, kind, global, host, bytes, barrier, lane, extra): put one entry into
-    the ring of the group whose mbarrier object it completes on, or of the own."""
+    the ring of the group that has its mbarrier object, or of the own group without one."""
     f = Native(
         f"{PREFIX}bulk_enqueue", "void", ("ptr", "context"), ("i64", "kind"), ("i64", "global"),
         ("i64", "host"), ("i64", "bytes"), ("i64", "barrier"), ("i32", "lane"), ("i64", "extra"),
@@ -151,8 +151,8 @@ def _enqueue() -> Native:
 
 
 def _bulk_one() -> Native:
-    """bulk_one(context, kind, global, host, bytes, barrier, lane, extra): begin a copy. What is
-    wrong is noted."""
+    """bulk_one(context, kind, global, host, bytes, barrier, lane, extra): begin a copy. Errors are
+    noted."""
     f = Native(
         f"{PREFIX}bulk_one", "void", ("ptr", "context"), ("i64", "kind"), ("i64", "global"),
         ("i64", "host"), ("i64", "bytes"), ("i64", "barrier"), ("i32", "lane"), ("i64", "extra"),
@@ -177,7 +177,7 @@ def _bulk_one() -> Native:
     with f.when(kind.differs(flight.MOVE)):
         pages = ((address & (_PAGE - 1)) + size + (_PAGE - 1)) >> PAGE_SHIFT
         first = address & -_PAGE
-        with f.count(pages) as page:  # so that a fault is that of this instruction
+        with f.count(pages) as page:  # to attribute a fault to this instruction
             at = f.choose(page.same(0), address, first + (page << PAGE_SHIFT))
             with f.when(kind.same(flight.LOAD)):
                 f.call("i64", f"{PREFIX}translate_read", context, at)
@@ -202,9 +202,9 @@ def _bulk_issue() -> Native:
     """bulk_issue(context, kind, addresses, hosts, sizes, barriers, targets, lanes, extra): begin
     the copies of lanes.
 
-    addresses: global ones; host addresses of what a MOVE reads. hosts: of shared memory. barriers:
-    host addresses; 0 of stores. targets: ranks that a copy goes to, one bit each; 0: to where hosts
-    and barriers say.
+    addresses: global; for MOVE, host addresses of the source. hosts: in shared memory. barriers:
+    host addresses; 0 for stores. targets: ranks of the destinations, one bit each; 0: the ranks
+    that hosts and barriers imply.
     """
     f = Native(
         f"{PREFIX}bulk_issue", "void", ("ptr", "context"), ("i64", "kind"), (WIDE, "addresses"),
@@ -234,8 +234,8 @@ def _bulk_issue() -> Native:
 
 
 def _words_issue() -> Native:
-    """words_issue(context, hosts, barriers, lanes, bytes, extra): begin stores (st.async) and
-    operations (red.async, extra says which) of data in the first two IO columns."""
+    """words_issue(context, hosts, barriers, lanes, bytes, extra): begin stores (st.async) or
+    operations (red.async, selected by extra) with the data in the first two IO columns."""
     f = Native(
         f"{PREFIX}words_issue", "void", ("ptr", "context"), (WIDE, "hosts"), (WIDE, "barriers"),
         ("i32", "lanes"), ("i64", "bytes"), ("i64", "extra"),
@@ -265,7 +265,7 @@ def _words_issue() -> Native:
 
 
 def _bulk_wait() -> Native:
-    """bulk_wait(context, lanes, left): carry out the stores of lanes' groups but the newest."""
+    """bulk_wait(context, lanes, left): carry out the stores of all but `left` groups of lanes."""
     f = Native(f"{PREFIX}bulk_wait", "void", ("ptr", "context"), ("i32", "lanes"),
                ("i32", "left"))  # fmt: skip
     context, lanes, left = f.given
@@ -288,7 +288,7 @@ def _bulk_wait() -> Native:
 
 
 def _bulk_forget() -> Native:
-    """bulk_forget(context): drop the entries at the head that are done."""
+    """bulk_forget(context): drop completed entries at the head."""
     f = Native(f"{PREFIX}bulk_forget", "void", ("ptr", "context"))
     area = f.field(layout.FLIGHT, "ptr")
     tail = f.load("i64", area.byte(flight.BULK_TAIL))
@@ -301,7 +301,8 @@ def _bulk_forget() -> Native:
 
 
 def _bulk_drain() -> Native:
-    """bulk_drain(context, barrier): carry out what a phase of an mbarrier object waits for."""
+    """bulk_drain(context, barrier): carry out the entries for which a phase of an mbarrier object
+    waits."""
     f = Native(f"{PREFIX}bulk_drain", "void", ("ptr", "context"), ("i64", "barrier"))
     context, barrier = f.given
     area = f.field(layout.FLIGHT, "ptr")
@@ -321,8 +322,8 @@ def _bulk_drain() -> Native:
 
 
 def _end() -> Native:
-    """flights_end(context): carry out the stores without a wait, and what other groups wait
-    for out of this one's memory; what is on its way here is lost."""
+    """flights_end(context): carry out the stores that were not waited for, and the copies out of
+    this group's memory that other groups wait for. Data on its way to this group is lost."""
     f = Native(f"{PREFIX}flights_end", "void", ("ptr", "context"))
     area = f.field(layout.FLIGHT, "ptr")
     tail = f.load("i64", area.byte(flight.BULK_TAIL))
@@ -350,7 +351,7 @@ def bulks_ir() -> tuple[str, set[str]]:
         _words_issue(), _bulk_wait(), _bulk_forget(), _bulk_drain(),
         _end(),
     ])  # fmt: skip
-    return text, needed | {  # of another part of the library
+    return text, needed | {  # functions in another part of the library
         f"declare i64 @{PREFIX}translate_{access}(ptr, i64)" for access in ("read", "write")
     } | {
         f"declare <32 x i{bits}> @{PREFIX}atomic_{bits}(ptr, {WIDE}, i32, i32, <32 x i{bits}>,"

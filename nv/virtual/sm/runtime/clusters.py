@@ -1,10 +1,10 @@
-"""The native loop over clusters: their groups run together on one worker, with a barrier of theirs.
+"""The native loop over clusters: the groups of a cluster run together on one worker.
 
-In turn, each warp of each group runs until it waits, yields or ends, so that groups that wait for
-each other make progress, and a launch is the same every time. Clusters that all wait make way for
-others, see `residents`; a grid without clusters has clusters of one group. The cluster's barrier
-opens when all lanes that have not ended have arrived; it is looked at whenever a warp stops
-running.
+Each warp of each group runs in turn until it waits, yields or ends. Groups that wait for each other
+therefore make progress, and a launch runs the same way every time. A cluster whose warps all wait
+makes way for others, see `residents`. A grid without clusters has clusters of one group. The
+cluster's barrier opens when all lanes that have not ended have arrived. It is checked whenever a
+warp stops running.
 Source: PTX ISA 8.x, "Cluster of Cooperative Thread Arrays", barrier.cluster.
 """
 
@@ -20,7 +20,7 @@ _FOR_EVER = 1 << 62
 
 
 def _hook(f: Native, context: Word, name: str, *arguments: Word) -> None:
-    """Call a function of asynchronous kernels, whose address the context holds."""
+    """Call a function of asynchronous kernels; the context contains its address."""
     at = f.load("ptr", context.byte(layout.HOOKS + 8 * layout.HOOKED.index(name)))
     given = "".join(f", {a.kind} {a.text}" for a in arguments)
     f.do(f"call void {at.text}(ptr {context.text}{given})")
@@ -40,7 +40,7 @@ def _has_flights(f: Native) -> Word:
 
 
 def _group_begin() -> Native:
-    """group_begin(context, cluster, rank): set a group up at its beginning."""
+    """group_begin(context, cluster, rank): initialise a group."""
     f = Native("group_begin", "void", ("ptr", "context"), ("i64", "cluster"), ("i64", "rank"))
     context, cluster, rank = f.given
     place, rest, in_cluster = [], cluster, rank
@@ -60,7 +60,7 @@ def _group_begin() -> Native:
     zero, never = f.constant("i8", 0), Word(f, "false", "i1")
     f.call("void", "llvm.memset.p0.i64", context.byte(layout.BARRIERS), zero,
            f.word(8 * layout.BARRIER_COUNT), never)  # fmt: skip
-    # No mbarrier object is left from another cluster.
+    # Clear the mbarrier objects of an earlier cluster.
     with f.when(f.field(layout.EXPLICIT, "i32").differs(0)):
         f.call("void", "llvm.memset.p0.i64", f.field(layout.SHARED, "ptr"), zero,
                f.field(layout.SHARED_SIZE, "i64"), never)  # fmt: skip
@@ -95,13 +95,13 @@ def _group_end() -> Native:
 
 
 def _each_warp(f: Native) -> tuple[Word, Word]:
-    """Return how many warps the cluster has, and those of a group."""
+    """Return the number of warps of the cluster, and of a group."""
     warps = _wide(f, layout.WARPS)
     return warps * _wide(f, layout.CLUSTER_SIZE), warps
 
 
 def _place_of(f: Native, number: Word, warps: Word) -> tuple[Word, Word, Word]:
-    """Return the context, the warp's number and its state of the cluster's warp `number`."""
+    """Return the context, number and state of the cluster's warp `number`."""
     rank = f.value(f"udiv i64 {number.text}, {warps.text}", "i64")
     context, warp = context_of(f, rank), number - rank * warps
     states = f.load("ptr", context.byte(layout.STATES))
@@ -136,7 +136,7 @@ def _barrier() -> Native:
 
 
 def _wake(f: Native, state: Word) -> None:
-    """Let a warp go on that waits at the cluster's barrier for a phase that is over."""
+    """Resume a warp that waits at the cluster's barrier for a phase that has completed."""
     barrier, waits = (f.load("i32", state.byte(at)) for at in (
         layout.STATE_BARRIER, layout.STATE_CLUSTER_WAITS))  # fmt: skip
     with f.when(barrier.same(layout.OF_CLUSTER) & waits.same(0)):
@@ -174,14 +174,14 @@ def _turn() -> Native:
 
 
 def _run_as(f: Native, first: Word, context: Word) -> None:
-    """Note which group runs, or is at fault."""
+    """Record the group that runs or is at fault."""
     f.store(context, f.load("ptr", first.byte(layout.WORKER)).byte(layout.RUNNING))
 
 
 def _one(
     f: Native, first: Word, kernel: Word, context: Word, warp: Word, state: Word
 ) -> Word:  # fmt: skip
-    """Let a warp run, and look at what that has changed; return the kernel's code."""
+    """Run a warp, then process the changes that it made; return the kernel's code."""
     rank = f.load("i32", context.byte(layout.RANK))
     _run_as(f, first, context)
     begun = first.byte(layout.GROUPS_BEGUN)
@@ -208,8 +208,8 @@ def _one(
 
 
 def _stuck(f: Native, first: Word) -> None:
-    """All that are left wait at barriers, which may never open: as on the chip, until the grid is
-    ended."""
+    """Handle a cluster whose remaining warps all wait at barriers, which may never open: as on the
+    chip, they wait until the grid is ended."""
     with f.when(_has_flights(f)), f.count(_wide(f, layout.CLUSTER_SIZE)) as rank:
         context = context_of(f, rank)
         _hook(f, context, "products_missing", f.constant("i32", 0))
@@ -220,7 +220,7 @@ def _stuck(f: Native, first: Word) -> None:
 
 
 def _begin() -> Native:
-    """cluster_begin(first, cluster): set a cluster up at its beginning."""
+    """cluster_begin(first, cluster): initialise a cluster."""
     f = Native("cluster_begin", "void", ("ptr", "context"), ("i64", "cluster"))
     first, cluster = f.given
     for offset in (layout.GROUPS_ENDED, layout.GROUPS_BEGUN, layout.CLUSTER_ARRIVALS):

@@ -1,9 +1,9 @@
 """Native functions for the shared memory of all groups of a cluster (distributed shared memory).
 
-An address below 2**24 is one of the group's own; behind these, each rank has as many. All groups of
-a cluster run on one worker, each with a context and a piece of shared memory of its own.
+An address below 2**24 is in the group's own memory. The same range for each rank follows. All
+groups of a cluster run on one worker, each with its own context and piece of shared memory.
 Source: PTX ISA 8.x, "State Spaces: Shared State Space", mapa; CUDA C++ Programming Guide,
-"Distributed Shared Memory": a group's memory is there while it runs.
+"Distributed Shared Memory": a group's memory exists while it runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nv.virtual.sm.runtime.native import Native
 from nv.virtual.sm.runtime.resolve import MASK, PREFIX, WIDE
 
 _OFFSETS = layout.GENERIC_WINDOW_SIZE - 1
-# Masks of groups by rank, the bit of those whose memory is there, and the fault of others.
+# Masks of groups by rank, the bit value of those whose memory exists, and the fault of others.
 _PRESENT = (
     (layout.GROUPS_BEGUN, 1, layout.GROUP_NOT_BEGUN),
     (layout.GROUPS_ENDED, 0, layout.GROUP_ENDED),
@@ -33,14 +33,14 @@ def context_of(f: Native, rank: Word) -> Word:
 
 
 def owner(f: Native, host: Word) -> Word:
-    """Return the context of the group whose shared memory holds a host address; of other memory
-    the own."""
+    """Return the context of the group whose shared memory contains a host address; for other
+    memory the running group's own."""
     rank, count = rank_of(f, host), f.field(layout.CLUSTER_SIZE, "i32").to("i64")
     return f.choose(rank.below(count), context_of(f, rank), f.given[0])
 
 
 def address_of(f: Native, host: Word) -> Word:
-    """Return the address of a host address in the cluster; its offset in the own memory."""
+    """Return the address in the cluster of a host address; for own memory its offset."""
     at = host - f.field(layout.SHARED, "i64")
     rank = rank_of(f, host)
     base = f.field(layout.CLUSTER_SHARED, "i64") + rank * f.field(layout.CLUSTER_STRIDE, "i64")
@@ -49,7 +49,7 @@ def address_of(f: Native, host: Word) -> Word:
 
 
 def missing(f: Native, rank: Word) -> Word:
-    """Return the fault (i32) of touching a rank's (i32) shared memory now; 0: none."""
+    """Return the fault (i32) of accessing a rank's (i32) shared memory now; 0: none."""
     first = f.field(layout.FIRST, "ptr")
     code = f.variable("i32", 0)
     for offset, there, fault in _PRESENT:
@@ -68,14 +68,14 @@ def _note(f: Native, code: int, lanes: Word, addresses: Word) -> None:
 
 
 def _beyond(f: Native, offsets: Word, size: Word) -> Word:
-    """Return the lanes (i32) whose access of `size` bytes reaches beyond a group's memory."""
+    """Return the lanes (i32) whose access of `size` bytes ends beyond a group's memory."""
     limit, size64 = f.field(layout.SHARED_SIZE, "i64"), size.to("i64")
     lanes = offsets.above(f.spread(WIDE, limit - size64)).to("i32")
     return f.choose(size64.above(limit), f.constant("i32", -1), lanes)
 
 
 def _cluster() -> Native:
-    """resolve_cluster(context, addresses, lanes, size): addresses of the cluster's memory."""
+    """resolve_cluster(context, addresses, lanes, size): resolve addresses in the cluster."""
     f = Native(f"{PREFIX}resolve_cluster", WIDE, ("ptr", "context"), (WIDE, "addresses"),
                ("i32", "lanes"), ("i32", "size"))  # fmt: skip
     context, addresses, lanes, size = f.given
@@ -109,7 +109,7 @@ def _cluster() -> Native:
 
 
 def _own() -> Native:
-    """resolve_own(context, addresses, lanes, size): the group's own memory, by its rank too."""
+    """resolve_own(context, addresses, lanes, size): own memory, addressed also by its rank."""
     f = Native(f"{PREFIX}resolve_own", WIDE, ("ptr", "context"), (WIDE, "addresses"),
                ("i32", "lanes"), ("i32", "size"))  # fmt: skip
     context, addresses, lanes, size = f.given

@@ -1,7 +1,7 @@
-"""The arithmetic of a warp group's product: factors to numbers, the product, sums from registers.
+"""The arithmetic of a warp group's product: load factors, multiply, load and store sums.
 
-Factors are taken apart to numbers of 4 bytes in rows: A as [64][k] or turned, B as [k][column];
-their product is added, one product after another in the order of k, each rounded to f32 (integers:
+Factors are converted to numbers of 4 bytes in rows: A as [64][k] or transposed, B as [k][column].
+The products are added one after another in the order of k, each rounded to f32 (integers are
 exact). The chip's order and rounding within one instruction are not documented.
 Source: PTX ISA 8.x, "Register Fragments and Shared Memory Matrix Layouts" of wgmma.mma_async.
 """
@@ -24,7 +24,7 @@ _BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1
 
 
 def _minifloat(byte: int, exponent_bits: int, fraction_bits: int, bias: int) -> int:
-    """Return the bits of an f32 of the value of a byte. Source: OCP 8-bit floating point."""
+    """Return the bits of the f32 with the value of a byte. Source: OCP 8-bit floating point."""
     sign, exponent = byte >> 7, byte >> fraction_bits & ((1 << exponent_bits) - 1)
     fraction = byte & ((1 << fraction_bits) - 1)
     top = exponent == (1 << exponent_bits) - 1
@@ -55,7 +55,7 @@ def _float_line(f: Native, halves: Word, kind: str) -> Word:
 
 
 def _unpack() -> Native:
-    """factor_unpack(kind, from, to): take 16 bytes apart to numbers in a row."""
+    """factor_unpack(kind, from, to): convert 16 bytes to numbers in a row."""
     f = Native(f"{PREFIX}factor_unpack", "void", ("i64", "kind"), ("ptr", "from"), ("ptr", "to"),
                part=True)  # fmt: skip
     kind, source, target = f.given
@@ -80,7 +80,7 @@ def _unpack() -> Native:
 
 
 def _turn() -> Native:
-    """factor_turn(kind, from, to): eight chunks of eight halves, 8 pointers: to rows of B."""
+    """factor_turn(kind, from, to): transpose 8 chunks of 8 halves, by 8 pointers, to rows of B."""
     f = Native(f"{PREFIX}factor_turn", "void", ("i64", "kind"), ("ptr", "from"), ("ptr", "to"))
     kind, source, target = f.given
     rows = [f.load("<8 x i16>", f.load("ptr", source.byte(8 * n))) for n in range(8)]
@@ -92,7 +92,7 @@ def _turn() -> Native:
             "<8 x i16>",
         )
 
-    for unit in (1, 2, 4):  # pairs of rows that are `unit` apart swap units of that many columns
+    for unit in (1, 2, 4):  # rows that are `unit` apart swap blocks of `unit` columns
         order = {
             half: [n + 8 * part for start in range(0, 8, 2 * unit) for part in (0, 1)
                    for n in range(start + half * unit, start + half * unit + unit)]
@@ -112,7 +112,7 @@ def _turn() -> Native:
 
 
 def _factor_a() -> Native:
-    """factor_a(context, state, what, descriptor): A as rows of numbers, turned as it lies."""
+    """factor_a(context, state, what, descriptor): store A by rows, or by k if transposed."""
     f = Native(f"{PREFIX}factor_a", "void", ("ptr", "context"), ("ptr", "state"), ("ptr", "what"),
                ("i64", "descriptor"))  # fmt: skip
     _, state, what, descriptor = f.given
@@ -140,14 +140,14 @@ def _factor_a() -> Native:
 
 
 def _numbers(f: Native, kind: Word) -> Word:
-    """Return how many numbers 16 bytes hold."""
+    """Return how many factors 16 bytes contain."""
     wide = kind.same(flight.KINDS.index("tf32"))
     half = kind.below(flight.KINDS.index("tf32"))
     return f.choose(wide, f.word(4), f.choose(half, f.word(8), f.word(16)))
 
 
 def _factor_b() -> Native:
-    """factor_b(context, what, descriptor): B as [k][column]."""
+    """factor_b(context, what, descriptor): store B as [k][column]."""
     f = Native(f"{PREFIX}factor_b", "void", ("ptr", "context"), ("ptr", "what"),
                ("i64", "descriptor"))  # fmt: skip
     _, what, descriptor = f.given
@@ -214,7 +214,7 @@ def _product() -> Native:
 def _multiply(element: str, name: str) -> Native:
     """multiply_<type>(sums, a, b, per_row, per_k, depth, columns): in blocks of 4 rows, 32 columns.
 
-    per_row, per_k: bytes from one number of A to the next.
+    per_row, per_k: bytes from one number of A to the next along a row of A and along k.
     """
     f = Native(
         f"{PREFIX}multiply_{name}", "void", ("ptr", "sums"), ("ptr", "a"), ("ptr", "b"),
@@ -249,7 +249,7 @@ def _multiply(element: str, name: str) -> Native:
 
 
 def _sums(name: str, out: bool) -> Native:
-    """sums_in/out(context, state, places, columns, result): all four warps' registers of D."""
+    """sums_in/out(context, state, places, columns, result): copy D from/to all four warps."""
     f = Native(f"{PREFIX}{name}", "void", ("ptr", "context"), ("ptr", "state"), ("i64", "places"),
                ("i64", "columns"), ("i64", "result"))  # fmt: skip
     _, state, places, columns, result = f.given

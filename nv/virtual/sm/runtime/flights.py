@@ -1,8 +1,8 @@
-"""Asynchronous copies of lanes in flight (cp.async), and what a group has in flight at all.
+"""Asynchronous copies of lanes in flight (cp.async), and a group's operations in flight.
 
-Data arrive as late as they may: when a thread waits for them. Until then their place in shared
-memory holds bytes of all ones (NaN in every type of real numbers), so that a read that comes too
-early is seen. What waits for an mbarrier object makes that object's copies arrive, no others.
+Data arrives as late as possible: when a thread waits for it. Until then its destination in shared
+memory contains bytes of all ones (NaN in every floating-point type), so that a read that comes too
+early shows. Waiting for an mbarrier object makes that object's copies arrive, and no others.
 Source: PTX ISA 8.x, "Data Movement and Conversion Instructions: Asynchronous copy".
 """
 
@@ -24,7 +24,7 @@ def own(f: Native) -> Word:
 
 
 def ring(base: Word, start: int, size: int, entries: int, number: Word) -> Word:
-    """Return the place of an entry in a ring."""
+    """Return the address of an entry in a ring."""
     return base.byte((number & (entries - 1)) * size + start)
 
 
@@ -36,7 +36,7 @@ def _entry(f: Native, warp: Word, number: Word) -> Word:
 
 
 def _scatter(f: Native, hosts: Word, lanes: Word, size: Word, column: Word | None) -> None:
-    """Write 4, 8 or 16 bytes a lane from columns of 64 bits; without them bytes of all ones."""
+    """Write 4, 8 or 16 bytes a lane, from columns of 64 bits; without columns, all ones."""
     mask = lanes.to(MASK)
     with f.when(size.same(4)):
         narrow = f.constant(_NUMBERS, -1)
@@ -72,7 +72,7 @@ def _copy_complete() -> Native:
 
 
 def _copy_issue() -> Native:
-    """copy_issue(context, hosts, lanes, size): data in the first IO columns; 0 bytes: arrive."""
+    """copy_issue(context, hosts, lanes, size): data in the first IO columns; size 0: arrive."""
     f = Native(f"{PREFIX}copy_issue", "void", ("ptr", "context"), (WIDE, "hosts"),
                ("i32", "lanes"), ("i32", "size"))  # fmt: skip
     context, hosts, lanes, size = f.given
@@ -96,7 +96,7 @@ def _copy_issue() -> Native:
 
 
 def _copy_commit(name: str, offset: int) -> Native:
-    """Count one more group for lanes."""
+    """Count one more committed group for lanes."""
     f = Native(f"{PREFIX}{name}", "void", ("ptr", "context"), ("i32", "lanes"))
     at = own(f).byte(offset)
     step = f.value(f"zext {MASK} {f.given[1].to(MASK).text} to {_NUMBERS}", _NUMBERS)
@@ -105,19 +105,19 @@ def _copy_commit(name: str, offset: int) -> Native:
 
 
 def _due(f: Native, committed: Word, numbers: Word, left: Word) -> Word:
-    """Return the lanes whose group is none of the `left` newest committed ones, as i32."""
+    """Return, as i32, the lanes whose group is not one of the `left` newest committed ones."""
     return committed.above(numbers + f.spread(_NUMBERS, left)).to("i32")
 
 
 def _copy_wait() -> Native:
-    """copy_wait(context, lanes, left, all): let the groups of lanes arrive but the newest."""
+    """copy_wait(context, lanes, left, all): complete all but the `left` newest groups of lanes."""
     f = Native(f"{PREFIX}copy_wait", "void", ("ptr", "context"), ("i32", "lanes"),
                ("i32", "left"), ("i32", "all"))  # fmt: skip
     context, lanes, left, everything = f.given
     warp = own(f)
     tail = f.load("i64", warp.byte(flight.COPY_TAIL))
     committed = f.load(_NUMBERS, warp.byte(flight.COPY_GROUP), 64)
-    held = f.variable("i32", 0)  # lanes that have an older copy still to come
+    held = f.variable("i32", 0)  # lanes with an older copy that has not arrived yet
     first = f.variable("i32", 1)
     with f.count(tail, f.load("i64", warp.byte(flight.COPY_HEAD))) as number:
         entry = _entry(f, warp, number)
@@ -140,7 +140,7 @@ def _copy_wait() -> Native:
 
 
 def _drain() -> Native:
-    """flights_drain(context, barrier): let arrive what a phase of an mbarrier object waits for."""
+    """flights_drain(context, barrier): complete what a phase of an mbarrier object waits for."""
     f = Native(f"{PREFIX}flights_drain", "void", ("ptr", "context"), ("i64", "barrier"))
     context, barrier = f.given
     area = f.field(layout.FLIGHT, "ptr")
@@ -164,7 +164,7 @@ def _drain() -> Native:
 
 
 def _begin() -> Native:
-    """flights_begin(context): nothing is in flight."""
+    """flights_begin(context): start with nothing in flight."""
     f = Native(f"{PREFIX}flights_begin", "void", ("ptr", "context"))
     area = f.field(layout.FLIGHT, "ptr")
     zero, never = f.constant("i8", 0), Word(f, "false", "i1")

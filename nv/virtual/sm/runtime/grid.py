@@ -1,4 +1,4 @@
-"""A launch, checked, as the launcher needs it.
+"""A checked launch, in the form that the launcher uses.
 
 Source of the limits: CUDA C++ programming guide, "Technical specifications per compute capability"
 and "Thread Block Clusters", Hopper and Blackwell Tuning Guides; PTX ISA 8.x, "Cluster Dimension
@@ -23,18 +23,18 @@ from nv.virtual.sm_contract import GridLaunch
 _MOST_THREADS = 1024
 _MOST_BLOCK = (1024, 1024, 64)
 _MOST_GRID = ((1 << 31) - 1, 65535, 65535)
-# Bytes of shared memory that one group may have, by compute capability.
+# Largest shared memory of a group, by compute capability.
 _MOST_SHARED = {
     75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 101: 227, 103: 227, 110: 227,
     120: 99, 121: 99,
 }  # fmt: skip
 _MOST_LOCAL = 512 << 10
-# Groups of a cluster, by compute capability; 8 on others, and none below the first.
+# Largest number of groups in a cluster, by compute capability; 8 on others; none below the first.
 _MOST_CLUSTER = {90: 16, 100: 16, 103: 16}
 
 
 class BadLaunch(Exception):
-    """The multiprocessors cannot launch what the front end describes."""
+    """The multiprocessors cannot launch the grid that the front end describes."""
 
 
 def capability(target: str) -> int:
@@ -49,9 +49,9 @@ def capability(target: str) -> int:
 class Grid:
     """A checked launch. Sizes are bytes.
 
-    cluster: groups of a cluster, clusters: of the grid. shared_size: of a group. local_size: of a
+    cluster: groups of a cluster. clusters: of the grid. shared_size: of a group. local_size: of a
     thread. resident: clusters that the chip holds at a time. ids, masks: of each warp's lanes.
-    full: every warp has 32 threads. rows: each warp lies in one row of the block.
+    full: whether every warp has 32 threads. rows: whether each warp is in one row of the block.
     """
 
     launch: GridLaunch
@@ -71,7 +71,7 @@ class Grid:
 
     @classmethod
     def of(cls, launch: GridLaunch, entry: Function, places: Places) -> Grid:
-        """Check a launch. Raises BadLaunch with what is wrong."""
+        """Check a launch. Raises BadLaunch with the reason."""
         x, y, z = launch.block
         for name, sizes, most in (
             ("block", launch.block, _MOST_BLOCK), ("grid", launch.grid, _MOST_GRID)

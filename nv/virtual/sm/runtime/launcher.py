@@ -1,9 +1,9 @@
 """The native loop over groups and warps, with the barriers of a group.
 
 The warps of a group run one after another, each until it waits, yields or ends. Groups run one
-after another too, unless all warps of one wait in loops: then `residents` takes over until none
-waits any more. A barrier opens when all threads it expects have come; threads that ended count as
-come where all are expected.
+after another too, unless all warps of one group wait in loops. In that case `residents` takes over
+until no group waits any more. A barrier opens when all threads it expects have arrived. Threads
+that have ended count as arrived if the barrier expects all threads.
 Source: PTX ISA 8.x, "bar, barrier".
 """
 

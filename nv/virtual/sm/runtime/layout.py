@@ -1,6 +1,6 @@
-"""Byte layouts that Python and the native code share: worker context and warp state.
+"""Byte layouts shared by Python and the native code: worker context and warp state.
 
-Nothing here is the chip's: it is our own interface between launcher, runtime and kernels.
+They do not come from the chip. They are the interface between launcher, runtime and kernels.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ SM_COUNT = 212  # u32
 SHARED_TOTAL = 216  # u32 bytes of shared memory, static and dynamic
 WARP = 220  # u32 running warp
 FAULT_ADDRESS = 224  # u64
-TIMER = 232  # address of the callback that tells the time: u64 (u32), after one of TIMER_*
-FLIGHT = 240  # address of what is in flight, see `async_layout`; 0 of kernels without such
-VARIABLES = 248  # address of [variable] u64: where variables of .global and .const lie
-HOOKS = 256  # addresses of the functions that the launcher calls where something may be in flight
+TIMER = 232  # address of the callback that returns the time: u64 (u32), after one of TIMER_*
+FLIGHT = 240  # address of the area of `async_layout`; 0 if the kernel does not use it
+VARIABLES = 248  # address of [variable] u64: addresses of variables of .global and .const
+HOOKS = 256  # addresses of functions that the launcher calls for kernels with an area in FLIGHT
 HOOKED = ("flights_begin", "flights_end", "products_missing", "products_run")
-# Each group of a cluster has a context; they follow each other, that of rank 0 first.
+# Each group of a cluster has a context. They are consecutive, that of rank 0 first.
 CLUSTER_X = 288  # u32 groups of a cluster, and so on: y 292, z 296
 CLUSTER_Y = 292
 CLUSTER_Z = 296
@@ -65,16 +65,16 @@ CLUSTERS_Y = 328
 CLUSTERS_Z = 332
 RANK = 336  # u32
 CLUSTER_SIZE = 340  # u32 groups of a cluster
-EXPLICIT = 344  # u32: the launch says of how many groups clusters are
+EXPLICIT = 344  # u32: whether the launch states the size of clusters
 BUDGET = 348  # u32 turns of waiting loops after which a warp lets others run
 FIRST = 352  # address of the context of rank 0
 CLUSTER_SHARED = 360  # address of the shared memory of rank 0
 CLUSTER_STRIDE = 368  # u64 from one group's shared memory to the next
 GROUPS_ENDED = 376  # u32 groups that have ended, by rank; of the context of rank 0
 GROUPS_BEGUN = 380  # u32 groups that have begun, by rank; of the context of rank 0
-# A worker has slots for clusters that run beside each other, see `residents`.
+# A worker has slots for clusters that run side by side, see `residents`.
 BUSY = 384  # u32: a cluster has begun here and not ended; of the context of rank 0
-MOVED = 388  # u32: in its last turn a warp ended or came to a barrier; of the context of rank 0
+MOVED = 388  # u32: in its last turn a warp ended or reached a barrier; of the context of rank 0
 NEXT_SLOT = 392  # address of the next slot's context of rank 0; 0: none yet
 RESIDENT = 400  # address of the number of clusters that run at the same time, of all workers (u64)
 MOST_RESIDENT = 408  # u64 the most of them that the chip holds
@@ -86,11 +86,11 @@ IO = 512  # 32 columns of 32 u64 by which data passes to and from functions
 IO_COLUMN = 256
 ROWS = IO + 32 * IO_COLUMN  # 32 rows of 32 bytes: one access of each lane
 BARRIERS = ROWS + 1024  # of a group: u32 arrived threads, u32 result of a reduction, each
-NAMED = 16  # barriers that programs name; behind them one for each warp group
+NAMED = 16  # barriers that programs can name; after them one for each warp group
 BARRIER_COUNT = 24
 OF_CLUSTER = 24  # the number of the cluster's barrier, which is not the group's
-CLUSTER_ARRIVALS = BARRIERS + 8 * BARRIER_COUNT  # u32: threads have arrived; of rank 0
-VIOLATION_CODE = CLUSTER_ARRIVALS + 4  # u32: of what boards forgive, before TIMER_VIOLATION
+CLUSTER_ARRIVALS = BARRIERS + 8 * BARRIER_COUNT  # u32: whether threads have arrived; of rank 0
+VIOLATION_CODE = CLUSTER_ARRIVALS + 4  # u32: tolerated by boards; set before TIMER_VIOLATION
 VIOLATION_ADDRESS = CLUSTER_ARRIVALS + 8  # u64
 STEPS = CLUSTER_ARRIVALS + 16  # address of one byte for each instruction: whether to halt there
 STEP = STEPS + 8  # address of the function to call then, see hcq.emu.stepping
@@ -98,30 +98,30 @@ CONTEXT_SIZE = CLUSTER_ARRIVALS + 64
 
 ABORT_END = 0xFF  # bits of the abort flag that end the grid
 TIMER_PAUSE = 1  # sleep a little
-TIMER_ASIDE = 2  # wait while the grid is to stand aside
-TIMER_SLOT = 3  # make another slot, return the address of its first context; 0: no memory
+TIMER_ASIDE = 2  # wait while the grid must stand aside
+TIMER_SLOT = 3  # create a slot, return the address of its first context; 0: no memory
 TIMER_REST = 4  # let other threads run
-TIMER_VIOLATION = 5  # count what the running context notes, at the instruction of FAULT_INDEX
+TIMER_VIOLATION = 5  # count the violation in the running context, at instruction FAULT_INDEX
 BUDGET_WHOLE, BUDGET_LEAST = 2048, 64
 
 # Warp state.
-STATE_RESUME = 0  # u32 block to go on at, 0 at the beginning
+STATE_RESUME = 0  # u32 block at which to resume, 0 at the beginning
 STATE_DONE = 4  # u32
 STATE_BARRIER = 8  # u32 barrier waited for
 STATE_EXPECTED = 12  # u32 threads that the barrier waits for; 0: all
 STATE_WAITING = 16  # u32: waits at a barrier
-STATE_ACTIVE = 20  # u32 lanes that go on
+STATE_ACTIVE = 20  # u32 lanes that continue
 STATE_NEXT = 24  # u32 lowest block where others wait
 STATE_NUMBER = 28  # u32 number of the warp
-STATE_PRODUCTS = 32  # u64: wgmma.mma_async that the warp has waited for
+STATE_PRODUCTS = 32  # u64: number of the last wgmma.mma_async that the warp has waited for
 STATE_CLUSTER_ARRIVED = 40  # u32 lanes that have arrived in this phase of the cluster's barrier
-STATE_CLUSTER_PASS = 44  # u32 lanes whose phase is over, that have not waited for it yet
+STATE_CLUSTER_PASS = 44  # u32 lanes whose phase is over but that have not waited for it yet
 STATE_CLUSTER_WAITS = 48  # u32 lanes that wait for this phase
-STATE_REDUCED = 52  # u32: what bar.red has found
+STATE_REDUCED = 52  # u32: the result of bar.red
 STATE_PLACES = 64  # 32 u32: where each lane is
 STATE_SLOTS = 192  # saved registers
 
-# Where lanes are: a block, or one of these with a block below.
+# Places of lanes: a block, or one of these values plus a block.
 AT_GATHER = 0x2000_0000  # waits for the lanes of its mask
 AT_BARRIER_PLACE = 0x4000_0000
 ENDED = 0x7FFF_FFFF
@@ -141,15 +141,15 @@ TRAPPED = 3
 MMU = 4
 BREAKPOINT = 5
 NOT_TOGETHER = 6  # lanes of a mask can never execute an instruction together
-FAILED = 7  # our own code raised
-NO_PROXY_FENCE = 8  # the asynchronous proxy meets what the generic proxy wrote
-NO_MBARRIER = 9  # no mbarrier object was made there
+FAILED = 7  # our own code raised an exception
+NO_PROXY_FENCE = 8  # the asynchronous proxy accesses data that the generic proxy wrote
+NO_MBARRIER = 9  # there is no mbarrier object
 BAD_COUNT = 10  # of threads or bytes; FAULT_ADDRESS holds the count
-NO_REGISTER_FENCE = 11  # of a wgmma; FAULT_ADDRESS holds how they were touched
-IN_FLIGHT = 12  # registers of a wgmma touched before it was waited for
+NO_REGISTER_FENCE = 11  # of a wgmma; FAULT_ADDRESS holds how the registers were accessed
+IN_FLIGHT = 12  # registers of a wgmma accessed before it was waited for
 WARP_GROUP = 13  # the four warps of a warp group do not execute the same
 BAD_DESCRIPTOR = 14  # FAULT_ADDRESS holds it
-BAD_RANK = 15  # shared memory of no group of the cluster
+BAD_RANK = 15  # shared memory of a rank that the cluster does not have
 GROUP_ENDED = 16  # shared memory of a group that has ended
 GROUP_NOT_BEGUN = 17  # shared memory of a group that has not begun
 ARRIVED_TWICE = 18  # at the cluster's barrier, without waiting in between
@@ -158,8 +158,8 @@ STACK_FULL = 21  # of a thread
 NOT_ONE_GROUP = 20  # data and mbarrier object are not where they must be
 
 # Addresses of the shared memory of a cluster: below this the group's own, then that of each rank.
-# Generic addresses have the same behind the shared window's.
+# Generic addresses have the same layout from the shared window on.
 CLUSTER_SHIFT = 24
 GENERIC_WINDOW_SIZE = 1 << CLUSTER_SHIFT
-# Addresses that no page table reaches: where the model keeps a module's own variables.
+# Addresses outside of all page tables, where the model places a module's own variables.
 MODULE_WINDOW = 1 << 62

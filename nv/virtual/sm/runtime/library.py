@@ -1,7 +1,7 @@
-"""Compile the native functions that kernels share, and make their names known to the linker.
+"""Compile the native functions that kernels share, and register their names with the linker.
 
-What asynchronous kernels need is compiled when the first of them comes; the launcher reaches it
-through addresses in the worker context.
+The functions for asynchronous kernels are compiled at the first such kernel. The launcher calls
+them through addresses in the worker context.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _PACKAGE = Path(__file__).parent.parent
 
 @cache
 def launch_addresses(folder: Path | None) -> tuple[int, int]:
-    """Return the addresses of the launchers, of groups and of clusters; the functions of all
-    kernels are there then."""
+    """Return the addresses of the launchers, of groups and of clusters. Makes the functions for all
+    kernels available."""
     loaded = compiled(_PACKAGE, folder, "runtime", (
         (resolve.resolve_ir, resolve.names()), (access.access_ir, access.names()),
         (atomics.wide_ir, atomics.names()), shared_atomics.part(resolve.PREFIX, layout.IO),
@@ -52,7 +52,7 @@ def launch_addresses(folder: Path | None) -> tuple[int, int]:
 
 @cache
 def flight_hooks(folder: Path | None) -> tuple[int, ...]:
-    """Return what the launcher calls for asynchronous kernels; their functions are there then."""
+    """Return the launcher's hooks for asynchronous kernels; makes their functions available."""
     launch_addresses(folder)
     loaded = compiled(_PACKAGE, folder, "flights", (
         (mbarriers.mbarriers_ir, mbarriers.names()), (flights.flights_ir, flights.names()),

@@ -1,9 +1,10 @@
 """The native functions of mbarrier objects in shared memory.
 
-The word of an object is opaque to programs; here it holds: bits 0..19 the arrivals still pending,
-20..39 those expected in a phase, 40..61 the bytes still to come, biased, 62 whether a thread has
-asked in vain in this phase, 63 the phase. A worker has its cluster's shared memory to itself, so
-that nothing needs to be atomic. The data that a phase waits for arrive when a thread asks again.
+The word of an object is opaque to programs. Here it contains: bits 0..19 the arrivals still
+pending, 20..39 the arrivals expected in a phase, 40..61 the bytes still to come, biased, 62 whether
+a thread has tested this phase and it was not complete, 63 the phase. Only one worker accesses a
+cluster's shared memory, so nothing needs to be atomic. The data that a phase waits for arrives when
+a thread tests again.
 Source: PTX ISA 8.x, "mbarrier", "Contents of the mbarrier object", "Phase of the mbarrier object".
 """
 
@@ -28,17 +29,17 @@ _ASKED = 1 << 62
 
 
 def _settled(f: Native, host: Word, new: Word) -> None:
-    """Store a word; where nothing is pending any more the next phase begins."""
+    """Store a word; the next phase begins if nothing is pending any more."""
     over = (new & _COUNT).same(0) & ((new >> _TX_AT) & _TX).same(_BIAS)
     again = ((new | ((new >> _BITS) & _COUNT)) ^ (1 << 63)) & ~_ASKED
     f.store(f.choose(over, again, new), host.to("ptr"))
 
 
 def _arrived(f: Native, host: Word, count: Word, dropped: bool, more_bytes: Word | None) -> Word:
-    """Emit the arrival of `count` threads; return the word as it was."""
+    """Emit the arrival of `count` threads; return the previous word."""
     word = f.variable("i64", f.load("i64", host.to("ptr")))
     with f.when((word.get() & _COUNT).below(count)):
-        # A phase that only waits for data may be over by now.
+        # A phase that only waits for data may be complete by now.
         f.call("void", f"{PREFIX}flights_drain", owner(f, host), host)
         word.set(f.load("i64", host.to("ptr")))
     old = word.get()
@@ -54,7 +55,7 @@ def _arrived(f: Native, host: Word, count: Word, dropped: bool, more_bytes: Word
 
 
 def _known() -> Native:
-    """mbarrier_known(context, host): note a fault where there is no object."""
+    """mbarrier_known(context, host): note a fault if there is no object."""
     f = Native(f"{PREFIX}mbarrier_known", "void", ("ptr", "context"), ("i64", "host"))
     with f.when(f.load("i64", f.given[1].to("ptr")).same(0)):
         f.note(layout.NO_MBARRIER, f.constant("i32", 0), address_of(f, f.given[1]))
@@ -69,7 +70,7 @@ def _arrive() -> Native:
 
 
 def _complete() -> Native:
-    """mbarrier_complete(context, host, bytes): so many bytes have come."""
+    """mbarrier_complete(context, host, bytes): count bytes that have arrived."""
     f = Native(f"{PREFIX}mbarrier_complete", "void", ("ptr", "context"), ("i64", "host"),
                ("i64", "bytes"))  # fmt: skip
     _, host, size = f.given
@@ -78,7 +79,7 @@ def _complete() -> Native:
 
 
 def _test(f: Native, host: Word, passed: Word, result: Word) -> None:
-    """Store whether the phase is not the one that `passed` names by its lowest bit."""
+    """Store whether the current phase differs from the one in the lowest bit of `passed`."""
     word = f.load("i64", host.to("ptr"))
     phase = f.variable("i64", word >> 63)
     again = (word & _ASKED).differs(0)
@@ -89,8 +90,8 @@ def _test(f: Native, host: Word, passed: Word, result: Word) -> None:
 
 
 def _operate() -> Native:
-    """mbarrier(context, hosts, lanes, operation, values): old words, or for tests whether the phase
-    is over. values: counts or words; of arrive.expect_tx bytes."""
+    """mbarrier(context, hosts, lanes, operation, values): return old words, or for tests whether
+    the phase is over. values: counts or words; bytes for arrive.expect_tx."""
     f = Native(f"{PREFIX}mbarrier", WIDE, ("ptr", "context"), (WIDE, "hosts"), ("i32", "lanes"),
                ("i32", "operation"), (WIDE, "values"))  # fmt: skip
     context, hosts, lanes, operation, values = f.given
@@ -111,7 +112,7 @@ def _operate() -> Native:
             f.store(value | (value << _BITS) | (_BIAS << _TX_AT), host.to("ptr"))
         with f.when(chosen("inval")):
             f.store(f.word(0), host.to("ptr"))
-        with f.when(chosen("join")):  # one more thread is waited for in this phase
+        with f.when(chosen("join")):  # this phase waits for one more thread
             f.change(host.to("ptr"), "i64", 1)
         for name in ("expect_tx", "complete_tx"):
             with f.when(chosen(name)):

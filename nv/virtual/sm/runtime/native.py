@@ -1,4 +1,4 @@
-"""Native functions of these multiprocessors: those of `hcq.emu.native` that note faults."""
+"""Native functions of these multiprocessors: `hcq.emu.native` with functions to note faults."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from nv.virtual.sm.runtime import layout
 
 
 class Native(native.Native):
-    """One function whose first parameter is the context, if it notes anything."""
+    """One function whose first parameter is the context, if it notes faults or violations."""
 
     def note(self, code: int | Word, lanes: Word, address: Word) -> None:
-        """Keep a fault in the context if it is the first."""
+        """Record a fault in the context if it is the first."""
         number = self.constant("i32", code) if isinstance(code, int) else code
         with self.when(self.field(layout.FAULT_CODE, "i32").same(0)):
             for offset, value in (
@@ -21,7 +21,7 @@ class Native(native.Native):
                 self.store(value, self.given[0].byte(offset))
 
     def violate(self, code: int, address: Word) -> None:
-        """Count what boards forgive; the kernel goes on."""
+        """Count a violation that boards tolerate; the kernel continues."""
         context = self.given[0]
         self.store(self.constant("i32", code), context.byte(layout.VIOLATION_CODE))
         self.store(address, context.byte(layout.VIOLATION_ADDRESS))

@@ -2,8 +2,8 @@
 
 Source: CUDA C++ Programming Guide 12.9, "Technical Specifications per Compute Capability" (threads,
 groups, registers and shared memory of a multiprocessor) and "Occupancy"; CUDA Occupancy Calculator:
-registers are given out to warps in pieces of 256, from compute capability 8.0 on each group has
-1 KiB of shared memory for the system.
+registers are allocated to warps in units of 256; from compute capability 8.0 on, 1 KiB of each
+group's shared memory is reserved for the system.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LEAST = (32, 16, 64)
 @lru_cache(maxsize=256)
 def groups_per_multiprocessor(capability: int, warps: int, shared_size: int, registers: int) -> int:
     """Return how many groups one multiprocessor holds, at least one. registers: of a thread; 0: not
-    known. shared_size: bytes of a group, without what the system has of it."""
+    known. shared_size: bytes of a group, without the part reserved for the system."""
     most_warps, most_groups, shared = _MULTIPROCESSORS.get(capability, _LEAST)
     found = min(most_groups, most_warps // warps)
     system = _SYSTEM_SHARED if capability >= 80 else 0

@@ -1,8 +1,8 @@
 """Asynchronous products of a warp group (wgmma): issued, committed, and computed when waited for.
 
-Each warp counts the products it issues; the first of a warp group to issue one writes it down, the
-others must issue the same. At `wait_group` the four warps come together and the products are
-computed, from shared memory and registers as they are then.
+Each warp counts the products it issues. The first warp of a warp group to issue a product records
+it, and the others must issue the same. At `wait_group` the four warps meet and the products are
+computed from the contents of shared memory and registers at that time.
 Source: PTX ISA 8.x, "Asynchronous Warpgroup Level Matrix Instructions".
 """
 
@@ -15,11 +15,11 @@ from nv.virtual.sm.runtime.flights import own
 from nv.virtual.sm.runtime.native import Native
 from nv.virtual.sm.runtime.resolve import PREFIX
 
-_RESERVED = 0x3FF1_C000_C000_C000  # bits of a matrix descriptor that mean nothing
+_RESERVED = 0x3FF1_C000_C000_C000  # reserved bits of a matrix descriptor
 
 
 def _group(f: Native, warp: Word) -> Word:
-    """Return the part of the area that belongs to a warp's group."""
+    """Return the part of the area that belongs to a warp's warp group."""
     area = f.field(layout.FLIGHT, "ptr")
     return area.byte((warp >> 2) * flight.GROUP_STRIDE + flight.GROUPS)
 
@@ -30,9 +30,9 @@ def _entry(group: Word, number: Word) -> Word:
 
 
 def _issue() -> Native:
-    """product_issue(context, tables, what, a, b, adds): one warp executes wgmma.mma_async.
+    """product_issue(context, tables, what, a, b, adds): issue wgmma.mma_async from one warp.
 
-    tables: of its held registers. what: the description. a, b: descriptors. What is wrong is noted.
+    tables: of its held registers. what: the description. a, b: descriptors. Errors are noted.
     """
     f = Native(
         f"{PREFIX}product_issue", "void", ("ptr", "context"), ("ptr", "tables"), ("ptr", "what"),
@@ -75,13 +75,13 @@ def _issue() -> Native:
 
 
 def _reads() -> Native:
-    """product_reads(context, what, descriptor, second): check what a factor reads."""
+    """product_reads(context, what, descriptor, second): check the memory that a factor covers."""
     f = Native(f"{PREFIX}product_reads", "void", ("ptr", "context"), ("ptr", "what"),
                ("i64", "descriptor"), ("i64", "second"))  # fmt: skip
     context, what, descriptor, second = f.given
     none = f.constant("i32", 0)
     swizzle = descriptor >> 62
-    # The pattern starts where the base offset says: 128, 64 or 32 bytes repeat after 8 rows.
+    # The pattern starts at the base offset: 128, 64 or 32 bytes repeat after 8 rows.
     period = f.choose(swizzle.same(0), f.word(0), f.word(7) >> (swizzle - 1))
     start = (descriptor & 0x3FFF) << 4
     base = (descriptor >> 49) & 7
@@ -105,7 +105,7 @@ def _reads() -> Native:
 
 
 def factor_turned(f: Native, what: Word, second: Word) -> Word:
-    """Return whether a factor lies with its rows (columns of B) along memory, as i64."""
+    """Return whether a factor is stored with its rows (columns of B) along memory, as i64."""
     return f.choose(
         second.same(0), f.load("i64", what.byte(flight.TURN_A)),
         f.load("i64", what.byte(flight.TURN_B)),
@@ -113,17 +113,17 @@ def factor_turned(f: Native, what: Word, second: Word) -> Word:
 
 
 def factor_extent(f: Native, what: Word, second: Word) -> tuple[Word, Word]:
-    """Return how many rows, and chunks of 16 bytes in each, a factor has in shared memory."""
+    """Return how many rows a factor has in shared memory, and chunks of 16 bytes in each."""
     across = f.choose(second.same(0), f.word(64), f.load("i64", what.byte(flight.COLUMNS)))
     turned = factor_turned(f, what, second).differs(0)
     return f.choose(turned, f.word(16), across), f.choose(turned, across >> 3, f.word(2))
 
 
 def _chunk() -> Native:
-    """product_chunk(descriptor, turned, row, chunk): the address of 16 bytes in shared memory.
+    """product_chunk(descriptor, turned, row, chunk): return the address of 16 bytes of a factor.
 
-    A row is one of A or a column of B; where the factor is turned, one of k, and chunks go along
-    the rows of A or columns of B.
+    The address is in shared memory. A row is one of A or a column of B. If the factor is turned, a
+    row is one value of k, and chunks follow each other along the rows of A or columns of B.
     """
     f = Native(f"{PREFIX}product_chunk", "i64", ("i64", "descriptor"), ("i64", "turned"),
                ("i64", "row"), ("i64", "chunk"), part=True)  # fmt: skip
@@ -148,7 +148,7 @@ def _chunk() -> Native:
 
 
 def _commit() -> Native:
-    """product_commit(context): the products since the last commit are a group."""
+    """product_commit(context): make a group of the products issued since the last commit."""
     f = Native(f"{PREFIX}product_commit", "void", ("ptr", "context"))
     warp = own(f)
     count = f.change(warp.byte(flight.PRODUCT_GROUPS), "i64", 1)
@@ -158,7 +158,7 @@ def _commit() -> Native:
 
 
 def _wait() -> Native:
-    """product_wait(context, left): note what the warp waits for: all groups but the newest."""
+    """product_wait(context, left): record that the warp waits for all but `left` newest groups."""
     f = Native(f"{PREFIX}product_wait", "void", ("ptr", "context"), ("i64", "left"))
     _, left = f.given
     warp = own(f)
@@ -172,7 +172,7 @@ def _wait() -> Native:
 
 
 def _run() -> Native:
-    """products_run(context, group): the four warps of a group wait: compute what they wait for."""
+    """products_run(context, group): compute the products that four waiting warps wait for."""
     f = Native(f"{PREFIX}products_run", "void", ("ptr", "context"), ("i64", "group"))
     context, which = f.given
     area = f.field(layout.FLIGHT, "ptr")
@@ -191,7 +191,7 @@ def _run() -> Native:
         state = f.field(layout.STATES, "ptr").byte((which << 2) * stride)
         for warp in range(4):
             f.store(wanted, state.byte(stride * warp + layout.STATE_PRODUCTS))
-        # The sums stay in one place while products add to the same registers.
+        # Keep the sums in one place while products add to the same registers.
         places = f.variable("i64", 0)
         columns = f.variable("i64", 0)
         result = f.variable("i64", 0)
@@ -223,9 +223,9 @@ def _run() -> Native:
 
 
 def _missing() -> Native:
-    """products_missing(context, ended): note a warp group whose warps do not do the same.
+    """products_missing(context, ended): note a warp group whose warps do not execute the same.
 
-    ended: all warps have; else none of them can go on.
+    ended: whether all warps have ended; else none of them can continue.
     """
     f = Native(f"{PREFIX}products_missing", "void", ("ptr", "context"), ("i32", "ended"))
     context, ended = f.given

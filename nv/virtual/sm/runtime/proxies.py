@@ -1,10 +1,11 @@
-"""Which shared memory the generic proxy has written and no proxy fence has ordered yet.
+"""Shared memory that the generic proxy has written and no proxy fence has ordered yet.
 
-Bulk copies and wgmma reach shared memory through the asynchronous proxy; what a thread wrote before
-is there for them only after `fence.proxy.async`. A byte a granule of 16 bytes notes the warp that
-wrote; once it has synchronised with others (a barrier, an arrival), a fence of any thread will do.
-Kernels without such operations keep no notes. A missing fence is a violation, not a fault: boards
-trap for none, and NVIDIA's own cuda::memcpy_async has none between mbarrier.init and its copy.
+Bulk copies and wgmma access shared memory through the asynchronous proxy. They see a thread's
+writes only after `fence.proxy.async`. For each granule of 16 bytes, one byte records the warp that
+wrote it. Once that warp has synchronised with others (a barrier, an arrival), a fence by any thread
+is sufficient. Kernels without such operations record nothing. A missing fence is a violation, not a
+fault: boards do not trap on it, and NVIDIA's own cuda::memcpy_async has no fence between
+mbarrier.init and its copy.
 Source: PTX ISA 8.x, "Memory Consistency Model": proxies, proxy-preserved base causality order.
 """
 
@@ -21,7 +22,7 @@ _ROW = "<64 x i8>"
 
 
 def _written() -> Native:
-    """proxy_written(context, hosts, lanes, size): note what lanes write to shared memory."""
+    """proxy_written(context, hosts, lanes, size): record writes of lanes to shared memory."""
     f = Native(f"{PREFIX}proxy_written", "void", ("ptr", "context"), (WIDE, "hosts"),
                ("i32", "lanes"), ("i64", "size"))  # fmt: skip
     _, hosts, lanes, size = f.given
@@ -51,8 +52,8 @@ def _written() -> Native:
 
 
 def _written_far() -> Native:
-    """proxy_written_far(context, hosts, lanes, size): note what lanes write to other groups'
-    memory, as if they had synchronised: a fence of any thread of the cluster will do."""
+    """proxy_written_far(context, hosts, lanes, size): record writes of lanes to other groups'
+    memory, as if they had synchronised: a fence by any thread of the cluster is sufficient."""
     f = Native(f"{PREFIX}proxy_written_far", "void", ("ptr", "context"), (WIDE, "hosts"),
                ("i32", "lanes"), ("i64", "size"))  # fmt: skip
     _, hosts, lanes, size = f.given
@@ -82,7 +83,7 @@ def _place(f: Native, host: Word) -> tuple[Word, Word]:
 
 
 def _sweep(f: Native, marks: Word, own: Word | None, keep: bool) -> None:
-    """Change marks of `own`: to PUBLISHED, or with all published ones to none."""
+    """Change marks of `own` to PUBLISHED (`keep`), or clear them and all published ones."""
     granules = (f.field(layout.SHARED_SIZE, "i64") + 15) >> flight.MARK_SHIFT
     new = f.constant(_ROW, -1 if keep else 0)
     with f.count(granules, 0, 64) as granule:
@@ -97,7 +98,7 @@ def _sweep(f: Native, marks: Word, own: Word | None, keep: bool) -> None:
 
 
 def _swept(name: str, keep: bool) -> Native:
-    """Change the marks of the running warp; a fence orders what came from other groups too."""
+    """Change the marks of the running warp; a fence also clears published marks of other groups."""
     f = Native(f"{PREFIX}{name}", "void", ("ptr", "context"))
     own = f.spread(_ROW, (f.field(layout.WARP, "i32") + 1).to("i8"))
     _sweep(f, f.field(layout.FLIGHT, "ptr"), own, keep)
@@ -110,7 +111,7 @@ def _swept(name: str, keep: bool) -> Native:
 
 
 def _checked() -> Native:
-    """proxy_checked(context, host, bytes): count a violation where a proxy fence is missing."""
+    """proxy_checked(context, host, bytes): count a violation if a proxy fence is missing."""
     f = Native(f"{PREFIX}proxy_checked", "void", ("ptr", "context"), ("i64", "host"),
                ("i64", "bytes"))  # fmt: skip
     _, host, size = f.given
@@ -130,7 +131,7 @@ def _checked() -> Native:
 
 
 def check(f: Native, host: Word, size: Word) -> None:
-    """Emit a look at shared memory before the asynchronous proxy touches it."""
+    """Emit a check of shared memory before the asynchronous proxy accesses it."""
     f.call("void", f"{PREFIX}proxy_checked", f.given[0], host, size)
 
 

@@ -1,10 +1,10 @@
-"""Clusters that run beside each other on one worker, as those do that a chip holds at a time.
+"""Clusters that run side by side on one worker, like those that a chip holds at the same time.
 
-A worker runs one cluster (or group) after another for as long as each comes to its end. Where all
-warps of one wait in loops, perhaps for what other groups will write, it takes more of them in, each
-in a slot with memory of its own, and gives them turns, until as many run on all workers as the chip
-holds. A grid with more groups than that begins the rest as others end; what waits for a group that
-cannot begin waits for ever, as on the chip.
+A worker runs one cluster (or group) after another as long as each one ends. If all warps of a
+cluster wait in loops, perhaps for writes of other groups, the worker begins more clusters, each in
+a slot with its own memory, and runs them in turn. All workers together run at most as many as the
+chip holds. A grid with more groups than that begins the rest as others end. A group that waits for
+a group which cannot begin waits forever, as on the chip.
 Source: CUDA C++ Programming Guide, "Thread Hierarchy", "Cooperative Groups: Grid Synchronization";
 the number of groups that a chip holds: `occupancy`.
 """
@@ -19,17 +19,17 @@ from nv.virtual.sm.runtime.native import Native
 from nv.virtual.sm.runtime.resolve import PREFIX
 
 _FOR_EVER = 1 << 62
-_MOVED, _NOTHING = layout.AT_BARRIER, layout.YIELDED  # what a round of turns has come to
+_MOVED, _NOTHING = layout.AT_BARRIER, layout.YIELDED  # the result of a round of turns
 
 
 def _pass_on(f: Native, code: Word) -> None:
-    """Return from the function where a cluster was ended or has failed."""
+    """Return `code` from the function if the cluster was aborted or has failed."""
     with f.when(code.same(layout.ABORTED) | code.same(layout.FAULTED)):
         f.give(code)
 
 
 def _slot_turn() -> Native:
-    """slot_turn(slot, kernel): give a slot's cluster a turn. FINISHED: it has ended."""
+    """slot_turn(slot, kernel): run a slot's cluster for a turn. FINISHED: it has ended."""
     f = Native("slot_turn", "i32", ("ptr", "context"), ("ptr", "kernel"))
     slot, kernel = f.given
     code = f.call("i32", "cluster_turn", slot, kernel)
@@ -40,7 +40,7 @@ def _slot_turn() -> Native:
             f.value(f"atomicrmw sub ptr {f.field(layout.RESIDENT, 'ptr').text}, i64 1 monotonic",
                     "i64")  # fmt: skip
         f.give(layout.FINISHED)
-    # One that still waits for the same thing finds that out in a shorter turn.
+    # Halve the next turn of a cluster that made no progress: it probably still waits.
     moved = f.field(layout.MOVED, "i32").differs(0)
     with f.count(f.field(layout.CLUSTER_SIZE, "i32").to("i64")) as rank:
         at = context_of(f, rank).byte(layout.BUDGET)
@@ -53,7 +53,7 @@ def _slot_turn() -> Native:
 
 
 def _round() -> Native:
-    """residents_round(worker, kernel): give each slot a turn. FINISHED: no cluster is left."""
+    """residents_round(worker, kernel): run each slot for a turn. FINISHED: no cluster is left."""
     f = Native("residents_round", "i32", ("ptr", "context"), ("ptr", "kernel"))
     slot = f.variable("ptr", f.given[0])
     found = f.variable("i32", layout.FINISHED)
@@ -90,7 +90,7 @@ def _busy() -> Native:
 
 
 def _idle() -> Native:
-    """residents_idle(slot): return the next slot without a cluster, a new one if need be; or 0."""
+    """residents_idle(slot): return the next slot without a cluster, or a new one; 0: no memory."""
     f = Native("residents_idle", "i64", ("ptr", "context"))
     slot = f.variable("ptr", f.given[0])
     with f.count(_FOR_EVER):
@@ -106,8 +106,7 @@ def _idle() -> Native:
 
 
 def _fill() -> Native:
-    """residents_fill(worker, kernel): begin as many clusters beside those that wait as there are of
-    those."""
+    """residents_fill(worker, kernel): begin as many more clusters as there are waiting ones."""
     f = Native("residents_fill", "i32", ("ptr", "context"), ("ptr", "kernel"))
     worker, kernel = f.given
     counter, resident = f.field(layout.COUNTER, "ptr"), f.field(layout.RESIDENT, "ptr")
@@ -117,7 +116,7 @@ def _fill() -> Native:
     with f.count(f.call("i64", "residents_busy", worker)):
         with f.when(f.load("i64", counter).above(total - 1)):
             f.give(found.get())
-        # The worker's first slot has its place for as long as the worker runs.
+        # The worker's first slot counts as resident for as long as the worker runs.
         with f.when(f.load("i32", worker.byte(layout.BUSY)).same(0)):
             f.value(f"atomicrmw sub ptr {resident.text}, i64 1 monotonic", "i64")
             place.set(worker)
@@ -141,8 +140,8 @@ def _fill() -> Native:
 
 
 def _run() -> Native:
-    """residents_run(worker, kernel): run the cluster in the first slot, and others beside it where
-    it waits, until all that have begun have ended."""
+    """residents_run(worker, kernel): run the cluster in the first slot, and others beside it while
+    it waits, until all clusters that have begun have ended."""
     f = Native("residents_run", "i32", ("ptr", "context"), ("ptr", "kernel"))
     worker, kernel = f.given
     f.store(f.constant("i32", 1), worker.byte(layout.BUSY))

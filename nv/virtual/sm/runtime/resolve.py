@@ -1,9 +1,9 @@
-"""Native functions from addresses of lanes to host addresses, one for each state space.
+"""Native functions that resolve addresses of lanes to host addresses, one for each state space.
 
-`resolve_<space>` takes 32 addresses, the lanes that count and the size of an access in bytes, and
-returns 32 host addresses; other lanes get a spare place. What is misaligned or out of range is
-noted in the context, and such lanes get the spare place too. Accesses are naturally aligned: none
-lies in two pages.
+`resolve_<space>` takes 32 addresses, the mask of lanes to resolve and the size of an access in
+bytes. It returns 32 host addresses; lanes not in the mask get a spare place. Misaligned and
+out-of-range addresses are noted in the context, and their lanes get the spare place too. Accesses
+are naturally aligned, so none crosses a page boundary.
 Source: PTX ISA 8.x, "State Spaces", "Generic Addressing" and "Alignment".
 """
 
@@ -112,7 +112,7 @@ _BEYOND = f"""
   call void @{PREFIX}note(ptr %context, i32 {layout.BAD_ADDRESS}, i32 %beyond, {WIDE} %addresses)
   br label %inside
 """
-# A group's own memory has addresses by its rank in the cluster too: `distributed` knows them.
+# A group's own memory can also be addressed by its rank in the cluster, see `distributed`.
 _PERHAPS_MAPPED = f"""
   %mapped = call {WIDE} @{PREFIX}resolve_own(ptr %context, {WIDE} %addresses, i32 %good, i32 %size)
   ret {WIDE} %mapped
@@ -120,7 +120,7 @@ _PERHAPS_MAPPED = f"""
 
 
 def _bounded(name: str, limit: int, base: str, beyond: str = _BEYOND) -> str:
-    """Define a resolver of memory that lies in one piece, `limit` its size in the context."""
+    """Define a resolver of contiguous memory. limit: its size's offset in the context."""
     return f"""
 define {WIDE} @{PREFIX}resolve_{name}(ptr %context, {WIDE} %addresses, i32 %lanes,
     i32 %size) noinline {{
@@ -226,7 +226,7 @@ mixed:
 
 
 def _note() -> str:
-    """Define note: keep the first fault of a call."""
+    """Define note: record the first fault of a call."""
     return f"""
 define void @{PREFIX}note(ptr %context, i32 %code, i32 %lanes, {WIDE} %addresses) noinline {{
 {field("known", layout.FAULT_CODE, "i32")}

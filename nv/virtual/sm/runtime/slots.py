@@ -1,4 +1,4 @@
-"""The memory that one cluster runs in: contexts, shared and local memory, states of warps."""
+"""The memory in which one cluster runs: contexts, shared and local memory, states of warps."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from hcq.emu.worker import aligned
 from nv.virtual.sm.runtime import async_layout, layout
 from nv.virtual.sm.runtime.grid import Grid
 
-_GUARD = 64  # bytes behind shared and local memory that vector accesses may touch
-_FLIGHT = -(-async_layout.SIZE // 64) * 64  # of a group
+_GUARD = 64  # bytes after shared and local memory that vector accesses may touch
+_FLIGHT = -(-async_layout.SIZE // 64) * 64  # bytes a group
 
 
 class _Room:
-    """Bytes that grow, at a multiple of 64, and their address. They are zeros at first, and keep
-    their content from one launch to the next, as shared memory does on boards."""
+    """A growing buffer at a multiple of 64, and its address. It is zero at first. It keeps its
+    content from one launch to the next, like shared memory on boards."""
 
     def __init__(self) -> None:
         self.content = aligned(0, 64)
         self.address = 0
 
     def need(self, size: int) -> bool:
-        """Have at least so many bytes; return whether that took new ones."""
+        """Grow to at least `size` bytes; return whether the buffer was reallocated."""
         if len(self.content) >= size:
             return False
         content = aligned(size, 64)
@@ -44,22 +44,22 @@ class Slot:
 
     @property
     def context(self) -> int:
-        """The address of the context of rank 0."""
+        """Address of the context of rank 0."""
         return self._contexts.address
 
     @property
     def size(self) -> int:
-        """Bytes that the slot has."""
+        """Bytes used by the slot."""
         rooms = self._contexts, self._shared, self._locals, self._states, self._flight
         return sum(len(room.content) for room in rooms)
 
     def put(self, form: str, offset: int, *values: int) -> None:
-        """Write fields of the contexts, in struct's notation."""
+        """Write fields of the contexts; `form` is in struct's notation."""
         struct.pack_into(f"<{len(values)}{form}", self.content, offset, *values)
 
     def grow(self, groups: int, grid: Grid | None = None, state_size: int = 0,
              flies: bool = False) -> bool:  # fmt: skip
-        """Have memory for clusters of so many groups; return whether the contexts are new."""
+        """Allocate memory for clusters of `groups` groups; return whether the contexts are new."""
         new = self._contexts.need(groups * layout.CONTEXT_SIZE)
         if new:
             self.content = self._contexts.content.data
@@ -75,7 +75,7 @@ class Slot:
         self, grid: Grid, template: memoryview, sm: int, state_size: int, flies: bool
     ) -> None:  # fmt: skip
         """Set up the contexts of a launch. template: the worker's first context. sm: number of the
-        multiprocessor of the first group; the others are on those behind it."""
+        first group's multiprocessor; the next groups are on the next ones."""
         x, y, z = grid.cluster
         local = grid.local_size * layout.LANES * grid.warps
         shared = _stride(grid.shared_size)
@@ -89,7 +89,7 @@ class Slot:
                 put("I", at + layout.RANK, rank)
             put("I", at + layout.BUDGET, layout.BUDGET_WHOLE)
             put("Q", at + layout.FIRST, self.context, self._shared.address, shared)
-            put("Q", at + layout.BUSY, 0, 0)  # neither busy nor moved, and no next slot
+            put("Q", at + layout.BUSY, 0, 0)  # not busy, not moved, no next slot
             put("Q", at + layout.SHARED, self._shared.address + rank * shared)
             put("Q", at + layout.LOCALS, self._locals.address + rank * local)
             put("Q", at + layout.STATES, self._states.address + rank * state_size * grid.warps)

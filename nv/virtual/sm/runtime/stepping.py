@@ -1,4 +1,4 @@
-"""Warps that a debugger halts: their registers, and the table that their code looks at."""
+"""Warps that a debugger halts: their registers, and the table that their code checks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class SteppedCode:
-    """A kernel as a debugger sees it; a `hcq.debugging.Code`. The model has no machine code: its
-    addresses count instructions of PTX."""
+    """A kernel as seen by a debugger; a `hcq.debugging.Code`. The model has no machine code: its
+    addresses count PTX instructions."""
 
     def __init__(self, launch: GridLaunch, code: list[Instruction], digest: str) -> None:
         self.entry = launch.program_address
@@ -43,7 +43,7 @@ class SteppedCode:
     def _text(self, i: Instruction) -> str:
         written = 0 < i.line <= len(self._lines)
         text = " ".join(self._lines[i.line - 1].split()) if written else ""
-        # What calls and stacks are made of stands in no line.
+        # Internal instructions for calls and stacks are not in the text.
         return text if i.name in text else f"{i.opcode} (of: {text})"
 
     def halt_everywhere(self) -> None:
@@ -103,7 +103,7 @@ class SteppedWarp:
         """See Halted."""
         found = []
         for number in range(self._run.grid.warps):
-            # Of a warp that waits, the instruction behind the barrier or the loop's branch.
+            # For a waiting warp: the instruction after the barrier or the loop's branch.
             index = self._field(number, self._places.active + 4) + 1
             pc, execute = self.code.address(index), self._execute(number)
             if number == self.wave:
@@ -180,7 +180,7 @@ class Stepping(StepCall["Worker", "Run", SteppedCode]):
         run.steps = code.stops.address, self.address
 
     def enter(self, worker: Worker) -> None:
-        """Have a worker's warps halt where the debugger wants it."""
+        """Make a worker's warps halt where the debugger requests it."""
         self.begin(worker, self._run, self._code)
 
     def wave(self, context: int, wave: int, place: int) -> SteppedWarp:

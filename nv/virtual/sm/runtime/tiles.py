@@ -1,8 +1,8 @@
 """Native functions that multiply 8x8 tiles, for matrix instructions.
 
-`tile_<type>(sums, a, b)` adds to sums[8][8] in memory the product of a[8][4] and the transpose of
-b[8][4]; both come as 32 lanes, row by row, which is how the lanes of a warp hold them. The products
-are added one after another in the order of k, each rounded (f32, f64) or exact (i32).
+`tile_<type>(sums, a, b)` adds the product of a[8][4] and the transpose of b[8][4] to sums[8][8] in
+memory. Both are passed as 32 lanes, row by row, as the lanes of a warp hold them. The products are
+added one after another in the order of k, each rounded (f32, f64) or exact (i32).
 """
 
 from __future__ import annotations

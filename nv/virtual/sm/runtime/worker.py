@@ -30,20 +30,20 @@ from nv.virtual.sm_contract import Attention, GridSpace
 
 _TIMER = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint32)
 _WINDOW_PAGE = layout.MODULE_WINDOW >> PAGE_SHIFT
-_REST_S = 50e-6  # when all groups wait in loops for those of other workers, or the clock
-_PAUSE_S = 0.001  # between looks at the abort flag when all warps wait for ever
+_REST_S = 50e-6  # sleep if all groups wait in loops for groups of other workers or for the clock
+_PAUSE_S = 0.001  # between polls of the abort flag if all warps wait forever
 _NOWHERE = (0,) * 6  # a group's place in its cluster, its cluster's in the grid
 _NO_ENVIRONMENT = np.zeros(32, np.uint32)
-_KEPT_BYTES = 64 << 20  # of slots but the first, from one launch to the next
+_KEPT_BYTES = 64 << 20  # of slots other than the first, kept from one launch to the next
 
 
 class Run:
     """State shared by all workers of one grid.
 
-    counters: the next group to begin, and how many clusters run at the same time. stop: set when a
+    counters: the next group to begin, and the number of clusters that are running. stop: set when a
     warp has failed, so that the others end. image: the module window's bytes. parameters: the
     entry's. hooks: of asynchronous kernels, see `library`. variables: their addresses, as numbered.
-    violations: by code and instruction, how often each was seen and the address of the first.
+    violations: by code and instruction: how often each occurred, and the address of the first.
     """
 
     def __init__(
@@ -70,16 +70,16 @@ class Run:
 
 
 class Worker(NativeWorker):
-    """State used by the native code of one thread. Used by one thread at a time."""
+    """State of the native code of one thread. Used by one thread at a time."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
         self._number = number
         self._slots = [Slot()]
-        self._used = 0  # slots of this launch
+        self._used = 0  # slots used in this launch
         self._workers = 1
-        self._window: NDArray[np.uint8] | None = None  # whose pages the TLBs may hold
-        self._run: Run | None = None  # also keeps alive what the context points to
+        self._window: NDArray[np.uint8] | None = None  # module window that the TLBs may hold
+        self._run: Run | None = None  # also keeps memory alive to which the context points
         self._tlb: NDArray[np.uint64] | None = None
         self._timer = _TIMER(self._on_time)
         self._grow_contexts(1)
@@ -87,7 +87,7 @@ class Worker(NativeWorker):
 
     @property
     def context(self) -> int:
-        """The address of the first context."""
+        """Address of the first context."""
         return self._slots[0].context
 
     def _put(self, form: str, offset: int, *values: int) -> None:
@@ -95,7 +95,7 @@ class Worker(NativeWorker):
 
     @property
     def _running(self) -> int:
-        """The address of the running group's context."""
+        """Address of the running group's context."""
         (address,) = struct.unpack_from("<Q", self._slots[0].content, layout.RUNNING)
         return int(address)
 
@@ -110,11 +110,11 @@ class Worker(NativeWorker):
     # -- called from native code; an exception must not pass through it --------------------------
 
     def failed(self, address: int) -> None:
-        """End the grid; `error` says why."""
+        """End the grid; `error` contains the reason."""
         self._fault(layout.FAILED, address)
 
     def translate(self, address: int, access: Access) -> int:
-        """Return the host address of an address that the TLB lacks."""
+        """Return the host address of an address that is not in the TLB."""
         assert self._run is not None and self._tlb is not None
         row = self._tlb[tlb_set(address >> PAGE_SHIFT)]
         offset = address - layout.MODULE_WINDOW
@@ -127,7 +127,7 @@ class Worker(NativeWorker):
             row[READ_TAG] = row[WRITE_TAG] = page
             return host
         host = self._run.memory.refill(self._tlb, address, access)
-        # After a fault nothing is cached, and the answer is a place that no row points to.
+        # After a fault nothing is cached, and the returned address is not in the TLB row.
         if int(row[DELTA]) != (host - address) % 2**64:
             self.access = access
             self._fault(layout.MMU, address)
@@ -175,7 +175,7 @@ class Worker(NativeWorker):
         return self.tlb_for(run.memory)
 
     def prepare(self, run: Run, workers: int) -> None:
-        """Fill the context for a grid, which so many workers run."""
+        """Fill the context for a grid that `workers` workers run."""
         grid = run.grid
         self.error = None
         self._run = run
@@ -203,13 +203,13 @@ class Worker(NativeWorker):
         put("Q", layout.VARIABLES, place_of(run.variables))
         put("I", layout.FAULT_CODE, layout.NO_FAULT)
         put("I", layout.SM_COUNT, launch.sm_count)
-        # The sizes and places of CLUSTER_X and behind, those of the group and its cluster not yet.
+        # From CLUSTER_X on: sizes and places. Those of a group and its cluster are not known yet.
         put("I", layout.CLUSTER_X, x, y, z, *_NOWHERE, *grid.clusters, 0, groups,
             launch.cluster is not None)  # fmt: skip
         put("I", layout.GROUPS_ENDED, 0, 1)
         put("Q", layout.RESIDENT, counters + 8, grid.resident, self.context, self.context,
             place_of(run.environment))  # fmt: skip
-        if run.steps[0]:  # no other code reads them
+        if run.steps[0]:  # other code does not read them
             put("Q", layout.STEPS, *run.steps)
         self._used = 0
         self._furnish(self._slots[0])
@@ -220,7 +220,7 @@ class Worker(NativeWorker):
             self._put("Q", layout.TIMER, ctypes.cast(self._timer, ctypes.c_void_p).value or 0)
 
     def _drop_slots(self) -> None:
-        """Give back what many groups beside each other took."""
+        """Free the memory of a launch with many groups side by side."""
         if len(self._slots) > 1 and sum(slot.size for slot in self._slots[1:]) > _KEPT_BYTES:
             del self._slots[1:]
 
@@ -235,7 +235,7 @@ class Worker(NativeWorker):
         self._used += 1
 
     def _another(self) -> int:
-        """Return the address of one more slot's first context; 0 where memory is short."""
+        """Return the address of a new slot's first context; 0 if out of memory."""
         assert self._run is not None
         run, grid = self._run, self._run.grid
         x, y, z = grid.cluster

@@ -1,1 +1,1 @@
-"""From a parsed PTX kernel to LLVM IR, a warp of 32 lanes as vectors."""
+"""Translation of a parsed PTX kernel to LLVM IR, a warp of 32 lanes as vectors."""

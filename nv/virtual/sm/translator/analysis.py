@@ -1,7 +1,7 @@
 """Analysis of values that are uniform in a warp, and of the live ranges of registers.
 
-A register is uniform when every instruction that writes it computes the same in all lanes: from
-uniform operands, in blocks that all lanes of the warp run together. A block is divergent when a
+A register is uniform if every instruction that writes it computes the same value in all lanes: from
+uniform operands, in blocks that all lanes of the warp run together. A block is divergent if a
 branch on a varying predicate decides whether it runs.
 """
 
@@ -15,17 +15,17 @@ from nv.virtual.sm.translator.graph import Graph, at_barrier, gathers
 from nv.virtual.sm.translator.operands import read, specials, written
 from nv.virtual.sm.translator.waiting import waits
 
-# Instructions whose result differs by lane whatever the operands are.
+# Instructions whose result differs by lane whatever their operands are.
 _VARYING = frozenset(("atom", "shfl", "match", "activemask", "mma", "ldmatrix", "movmatrix",
                       "elect", "mbarrier", "vote", "redux", "wgmma", "wmma"))  # fmt: skip
-_WAITS = frozenset(("test_wait", "try_wait"))  # lanes that ask together get one answer
+_WAITS = frozenset(("test_wait", "try_wait"))  # lanes that test together get the same result
 _LANE_REGISTERS = frozenset(("tid", "laneid", "lanemask_eq", "lanemask_le", "lanemask_lt",
                              "lanemask_ge", "lanemask_gt"))  # fmt: skip
 
 
 @dataclass
 class Facts:
-    """Facts that the translator knows before it emits code.
+    """Facts that the translator needs before it emits code.
 
     live: registers that lanes entering a block may read. kept: registers that a waiting lane may
     still read while the block runs, so that others must not overwrite its value.
@@ -39,7 +39,7 @@ class Facts:
 
 
 def varies_by_lane(special: str, rows: bool) -> bool:
-    """Return whether a predefined register differs by lane. rows: warps lie in one row of tid."""
+    """Return whether a predefined register differs by lane. rows: a warp is in one row of tid."""
     stem, _, axis = special.partition(".")
     if stem == "tid" and rows and axis in ("y", "z"):
         return False
@@ -47,7 +47,7 @@ def varies_by_lane(special: str, rows: bool) -> bool:
 
 
 def analyse(graph: Graph, rows: bool, held: Iterable[str] = ()) -> Facts:
-    """Find the facts of a kernel. held: registers that are kept as one number a lane."""
+    """Analyse a kernel. held: registers that are stored as one value a lane."""
     facts = Facts(varying=set(held))
     facts.divergent = [False] * len(graph.blocks)
     if not graph.reducible:
@@ -76,7 +76,8 @@ def _all(code: list[Instruction], end: Instruction | None) -> list[Instruction]:
 
 
 def _spread(graph: Graph, facts: Facts, rows: bool, once: set[str]) -> bool:
-    """Mark what varies or diverges because of what is known; return whether that is more."""
+    """Mark registers and blocks that vary or diverge because of earlier marks; return whether any
+    were added."""
     changed = False
     for number, block in enumerate(graph.blocks):
         if not facts.divergent[number] and graph.depends[number] & facts.branches:
@@ -97,11 +98,12 @@ def _spread(graph: Graph, facts: Facts, rows: bool, once: set[str]) -> bool:
 
 
 def _let_go(graph: Graph, facts: Facts, spinning: bool) -> bool:
-    """Mark what some lanes may reach while others wait before it; return whether that is more.
+    """Mark blocks that some lanes may reach while others wait before them; return whether any were
+    added.
 
-    Lanes that wait in a loop for those that left it must not be waited for behind it, so that
-    blocks there run with the lanes that have come. Nor must those that wait at a barrier between
-    blocks of which not all lanes come by: others end behind it, or come to the barrier later.
+    Lanes that left a loop may be those that the lanes still in it wait for. Blocks after the loop
+    must therefore run with the lanes that have arrived. The same applies after a barrier between
+    blocks that not all lanes pass: the other lanes end behind it, or reach the barrier later.
     """
     changed = False
     for number, block in enumerate(graph.blocks):
@@ -118,7 +120,7 @@ def _let_go(graph: Graph, facts: Facts, spinning: bool) -> bool:
 
 
 def _reached(graph: Graph, start: int) -> set[int]:
-    """Return the blocks that a way from the end of a block leads to."""
+    """Return the blocks that can be reached from the end of a block."""
     found: set[int] = set()
     todo = [start]
     while todo:
@@ -138,7 +140,7 @@ def _varies(i: Instruction, facts: Facts, rows: bool, divergent: bool, once: set
         return True
     if _private(i):
         return True
-    # A value that never changes is the same wherever lanes are when they compute it.
+    # A constant value is the same no matter when each lane computes it.
     fixed = i.guard is None and i.name not in ("ld", "move") and all(
         register.name in once for register in (*written(i), *read(i))
     )  # fmt: skip
@@ -146,14 +148,14 @@ def _varies(i: Instruction, facts: Facts, rows: bool, divergent: bool, once: set
 
 
 def _launch_constant(i: Instruction) -> bool:
-    """Return whether an instruction computes the same every time it runs."""
+    """Return whether an instruction computes the same value every time it runs."""
     return i.name in ("mov", "cvta") and not any(
         special.startswith(("clock", "globaltimer")) for special in specials(i)
     ) and not read(i)  # fmt: skip
 
 
 def _private(i: Instruction) -> bool:
-    """Return whether an instruction reads memory that each lane has of its own."""
+    """Return whether an instruction reads memory that is private to each lane."""
     return i.name == "ld" and not (
         {"global", "const", "param", "shared", "shared::cta"} & set(i.modifiers)
     )
@@ -170,7 +172,7 @@ def _liveness(graph: Graph, facts: Facts, spinning: bool) -> None:
             used |= {r.name for r in read(i)} - killed
             if i.guard is None:
                 killed |= {r.name for r in written(i)}
-            else:  # where the guard is false, the old value stays
+            else:  # where the guard is false, the register keeps its value
                 used |= {r.name for r in written(i)} - killed
         uses.append(used)
         kills.append(killed)
@@ -188,8 +190,8 @@ def _liveness(graph: Graph, facts: Facts, spinning: bool) -> None:
                 live[number] = new
                 changed = True
     facts.live = [frozenset(names) for names in live]
-    entries: set[int] = set()  # of blocks that lanes may wait before
-    parked: set[str] = set()  # of lanes that wait for others, wherever these are
+    entries: set[int] = set()  # blocks that lanes may wait before
+    parked: set[str] = set()  # registers of lanes that wait for others, wherever these are
     for number, block in enumerate(graph.blocks):
         if facts.divergent[number] or number in facts.branches:
             entries.update(block.successors)

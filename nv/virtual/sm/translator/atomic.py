@@ -1,7 +1,7 @@
 """Atomic operations and fences.
 
-All memory here is coherent and all atomics are sequentially consistent, so that scopes and orders
-ask for nothing more.
+All memory here is coherent and all atomics are sequentially consistent, so scopes and memory orders
+need no further code.
 Source: PTX ISA 8.x, "Parallel Synchronization and Communication Instructions": atom, red, membar,
 fence.
 """
@@ -48,7 +48,7 @@ def _operation(k: Kernel, i: Instruction, kind: str) -> str:
 
 
 def _kind(k: Kernel, i: Instruction) -> str:
-    """Return the type, which the operation and .noftz may follow."""
+    """Return the type, which may be followed by the operation and .noftz."""
     found = [m for m in i.modifiers if m in SIZES]
     if len(found) != 1:
         raise k.unsupported()
@@ -65,7 +65,7 @@ def _atomic(returns: bool) -> Handler:
             raise k.unsupported()
         operands = i.operands[1:] if returns else i.operands
         if "L2::cache_hint" in i.modifiers:
-            operands = operands[:-1]  # what caches are to keep
+            operands = operands[:-1]  # the cache policy
         wanted = 3 if operation == "cas" else 2
         if len(operands) != wanted:
             raise k.bad(f"expected {wanted + returns} operands")
@@ -110,7 +110,7 @@ def _bits(k: Kernel, value: Value) -> Value:
 
 
 def _fence(k: Kernel, i: Instruction) -> None:
-    """Keep the host's own order between threads; within a warp order is kept anyway."""
+    """Emit the host's fence between threads; within a warp, order is kept anyway."""
     if "mbarrier_init" in i.modifiers or {"proxy", "async"} <= set(i.modifiers) or any(
         modifier.startswith("async::") for modifier in i.modifiers
     ):  # fmt: skip
@@ -119,7 +119,7 @@ def _fence(k: Kernel, i: Instruction) -> None:
 
 
 def _nothing(k: Kernel, i: Instruction) -> None:
-    """Do nothing: about timing only."""
+    """Do nothing: the instruction only affects timing."""
 
 
 def handlers() -> dict[str, Handler]:

@@ -37,7 +37,7 @@ def _cnot(k: Kernel, i: Instruction) -> None:
 
 
 def _lop3(k: Kernel, i: Instruction) -> None:
-    """lop3, and with .or or .and also whether its result is not 0, joined with a predicate."""
+    """lop3; with .or or .and also combine whether its result is not 0 with a predicate."""
     joins = only(k, i, "or", "and")
     if len(i.operands) != 5 + len(joins):
         raise k.bad("expected five operands, and a predicate to join with")
@@ -73,7 +73,7 @@ def _shift(left: bool) -> Handler:
             raise k.bad("expected three operands")
         x = k.source(i.operands[1], kind)
         count = k.resize(k.source(i.operands[2], "u32"), x.element, False)
-        if x.element == "i16":  # the count may be more than 16 bits hold
+        if x.element == "i16":  # the count may not fit in 16 bits
             wide = k.source(i.operands[2], "u32")
             count = k.cast("trunc", k.call_op("umin", wide, number("i32", 0xFF)), "i16")
         k.write(i.operands[0], shift(k, left, is_signed(kind), x, count))
@@ -82,7 +82,7 @@ def _shift(left: bool) -> Handler:
 
 
 def shift(k: Kernel, left: bool, signed: bool, x: Value, count: Value) -> Value:
-    """Shift; counts of the width and more empty the register, or fill it with the sign."""
+    """Shift. Counts of the width or more clear the register, or fill it with the sign."""
     limit = number(x.element, x.width - 1)
     if count.bits is not None and count.bits < x.width:
         operation = "shl" if left else "ashr" if signed else "lshr"
@@ -123,7 +123,7 @@ def _count(intrinsic: str) -> Handler:
 
 
 def _find(k: Kernel, i: Instruction) -> None:
-    """Find the highest bit that is not a copy of the sign; all ones where there is none."""
+    """Find the highest bit that is not a copy of the sign; all ones if there is none."""
     kind = type_of(k, i)
     flags = only(k, i, "shiftamt")
     (x,) = sources(k, i, kind, 1)
@@ -161,7 +161,7 @@ def _extract(k: Kernel, i: Instruction) -> None:
     up = k.op("shl", moved, room)
     result = k.op("ashr" if is_signed(kind) else "lshr", up, room)
     if is_signed(kind):
-        # Bits beyond the source are copies of its sign, which an arithmetic shift brings in.
+        # Bits above the source are copies of its sign, which an arithmetic shift inserts.
         result = k.choose(whole, moved, result)
     k.write(i.operands[0], k.choose(empty, number(x.element, 0), result))
 
@@ -207,8 +207,8 @@ def _sign_extend(k: Kernel, i: Instruction) -> None:
 
 
 def _find_nth(k: Kernel, i: Instruction) -> None:
-    """fns: the place of the n-th set bit of a mask, counted from a base upwards, or downwards for a
-    negative n; n = 0 asks for the base itself. All ones where there is none."""
+    """fns: find the n-th set bit of a mask, counted upwards from a base, or downwards for a
+    negative n; n = 0 tests the base itself. The result is all ones if there is none."""
     mask, base, count = sources(k, i, "b32", 3)
     zero, one = number("i32", 0), number("i32", 1)
     down = k.cmp("slt", count, zero)
@@ -262,7 +262,7 @@ def _permute(k: Kernel, i: Instruction) -> None:
 
 
 def _mode_selector(k: Kernel, mode: str, c: Value, byte: int) -> Value:
-    """Return which byte a mode picks by the two low bits of c."""
+    """Return the index of the byte that a mode selects by the two low bits of c."""
     table = {
         "f4e": [byte + c for c in range(4)],
         "b4e": [(c - byte) & 7 for c in range(4)],

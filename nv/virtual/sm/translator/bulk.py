@@ -1,6 +1,6 @@
-"""Copies in bulk (cp.async.bulk), the proxy fences they need, and stores to other groups.
+"""Bulk copies (cp.async.bulk), the proxy fences they require, and stores to other groups.
 
-Copies that take a tensor map are refused: the map is an opaque object that no document lays out.
+Copies with a tensor map are refused: its format is not documented.
 Source: PTX ISA 8.x, "Data Movement and Conversion Instructions: Bulk copy", "Async proxy".
 """
 
@@ -17,7 +17,7 @@ from nv.virtual.sm.translator.memory import address, column, join, resolve
 from nv.virtual.sm.translator.value import Value, number
 
 _SIGNAL = "mbarrier::complete_tx::bytes"
-# What copies in bulk name: where from and to, and how their end is told.
+# Modifiers of bulk copies: destination and source, and how completion is signalled.
 _FORMS = {
     frozenset(("shared::cluster", "global", _SIGNAL)): flight.LOAD,
     frozenset(("shared::cta", "global", _SIGNAL)): flight.LOAD,
@@ -37,13 +37,13 @@ def groups_left(k: Kernel, i: Instruction) -> int:
 
 
 def written(k: Kernel, hosts: str, mask: str, size: int) -> None:
-    """Note that lanes write to shared memory through the generic proxy."""
+    """Record that lanes write to shared memory through the generic proxy."""
     k.call("void", f"{PREFIX}proxy_written", ("ptr", "%context"), (WIDE, hosts), ("i32", mask),
            ("i64", str(size)))  # fmt: skip
 
 
 def published(k: Kernel) -> None:
-    """Note that the warp tells others what it has done."""
+    """Record that the warp makes its writes known to others."""
     if k.proxies:
         k.call("void", f"{PREFIX}proxy_published", ("ptr", "%context"))
 
@@ -81,7 +81,7 @@ def emit(k: Kernel, i: Instruction) -> None:
 
 
 def reduction(k: Kernel, i: Instruction) -> int:
-    """Return how an instruction combines elements: `async_layout.combined`."""
+    """Return how an instruction combines elements, as `async_layout.combined` does."""
     kind = type_of(k, i)
     named = [m for m in i.modifiers if m in _REDUCTIONS]
     size = SIZES[kind]
@@ -141,7 +141,7 @@ def _begin(k: Kernel, i: Instruction, kind: int, how: int) -> None:
 
 
 def words(k: Kernel, i: Instruction) -> None:
-    """st.async and red.async: a store or an operation in another group, told to its mbarrier."""
+    """st.async and red.async: a store or operation in another group that signals its mbarrier."""
     modifiers = set(i.modifiers[:-1])
     reduces = i.name == "red"
     quiet = {"async", "weak", "relaxed", "cluster", "shared::cluster", _SIGNAL, "v2", "v4"}

@@ -1,9 +1,9 @@
-"""Where calls through pointers go, and memory of a thread's stack.
+"""Calls through pointers, and stack memory of a thread.
 
-Every function whose address a program takes has a number; its address is what the loader says, or
-one that no memory has. A call through a pointer compares it with all functions of its kind. The
-stack lies behind a thread's variables in local memory and grows upwards; `flatten` keeps its end in
-a register.
+Every function whose address a program takes has a number. Its address is the one that the loader
+states, or one outside of all memory. A call through a pointer compares the pointer with all
+functions of its type. The stack follows a thread's variables in local memory and grows upwards;
+`flatten` keeps its end in a register.
 Source: PTX ISA 8.x, "Control Flow Instructions: call", "Stack Manipulation Instructions".
 """
 
@@ -17,7 +17,7 @@ from nv.virtual.sm.translator.value import number
 
 
 def _call_target(k: Kernel, i: Instruction) -> None:
-    """call_target which, pointer, (functions): which of the functions a pointer names."""
+    """call_target which, pointer, (functions): find the function that a pointer refers to."""
     which, pointer, functions = i.operands
     assert isinstance(functions, Arguments)
     address = k.source(pointer, "u64")
@@ -30,12 +30,12 @@ def _call_target(k: Kernel, i: Instruction) -> None:
 
 
 def _stack_begin(k: Kernel, i: Instruction) -> None:
-    """stack_begin end: the stack is empty."""
+    """stack_begin end: start with an empty stack."""
     k.write(i.operands[0], number("i32", k.places.local_size))
 
 
 def _stack_take(k: Kernel, i: Instruction) -> None:
-    """stack_take {place, end}, size, alignment, end: give a thread bytes of its stack."""
+    """stack_take {place, end}, size, alignment, end: allocate bytes of a thread's stack."""
     results, size, alignment, end = i.operands
     assert isinstance(results, Vector) and isinstance(alignment, Integer)
     align = max(alignment.value, 1)

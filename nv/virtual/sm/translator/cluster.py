@@ -1,6 +1,6 @@
 """Clusters: addresses of shared memory in the cluster, and the cluster's barrier.
 
-`runtime.clusters` runs the groups and opens the barrier; `runtime.distributed` has the addresses.
+`runtime.clusters` runs the groups and opens the barrier. `runtime.distributed` resolves addresses.
 Source: PTX ISA 8.x, "Cluster of Cooperative Thread Arrays", mapa, getctarank, barrier.cluster.
 """
 
@@ -17,7 +17,7 @@ _OFFSETS = layout.GENERIC_WINDOW_SIZE - 1
 
 
 def _window(k: Kernel, i: Instruction, address: Value) -> Value | None:
-    """Return where the address begins to count: None for those of the state space itself."""
+    """Return the base of a generic address; None for an address in the state space itself."""
     if "shared::cluster" in i.modifiers:
         return None
     if address.element != "i64":
@@ -26,7 +26,7 @@ def _window(k: Kernel, i: Instruction, address: Value) -> Value | None:
 
 
 def _map(k: Kernel, i: Instruction) -> None:
-    """mapa: the same address in the shared memory of another group of the cluster."""
+    """mapa: return the same address in the shared memory of another group of the cluster."""
     kind = type_of(k, i)
     if kind not in ("u32", "u64") or len(i.operands) != 3:
         raise k.bad("expected an address, one to map and the rank of a group")
@@ -46,7 +46,7 @@ def _map(k: Kernel, i: Instruction) -> None:
 
 
 def _rank(k: Kernel, i: Instruction) -> None:
-    """getctarank: the rank of the group whose shared memory an address is of."""
+    """getctarank: return the rank of the group whose shared memory contains an address."""
     kind = type_of(k, i)
     if kind not in ("u32", "u64") or len(i.operands) != 2:
         raise k.bad("expected a result and an address")
@@ -64,13 +64,13 @@ def _rank(k: Kernel, i: Instruction) -> None:
 
 
 def _at(k: Kernel, offset: int) -> tuple[str, str]:
-    """Return the address of a field of the warp's state and what it holds."""
+    """Return the address of a field of the warp's state, and its value."""
     at = k.value(f"getelementptr i8, ptr %warp, i64 {offset}")
     return at, k.value(f"load i32, ptr {at}")
 
 
 def arrive(k: Kernel, releases: bool) -> None:
-    """Note that the running lanes have arrived."""
+    """Record that the running lanes have arrived."""
     lanes = k.active()
     at, arrived = _at(k, layout.STATE_CLUSTER_ARRIVED)
     _, passes = _at(k, layout.STATE_CLUSTER_PASS)
@@ -85,7 +85,7 @@ def arrive(k: Kernel, releases: bool) -> None:
 
 
 def passes(k: Kernel) -> str:
-    """Return as i1 whether the phase of the running lanes is over; they have then waited."""
+    """Return, as i1, whether the phase of the running lanes is over; if so, their wait is done."""
     lanes = k.active()
     _, arrived = _at(k, layout.STATE_CLUSTER_ARRIVED)
     at, over = _at(k, layout.STATE_CLUSTER_PASS)
@@ -99,7 +99,7 @@ def passes(k: Kernel) -> str:
 
 
 def wait(k: Kernel) -> None:
-    """Note that the running lanes wait for the end of their phase."""
+    """Record that the running lanes wait for the end of their phase."""
     at, waits = _at(k, layout.STATE_CLUSTER_WAITS)
     k.do(f"store i32 {k.value(f'or i32 {waits}, {k.active()}')}, ptr {at}")
 

@@ -63,7 +63,7 @@ def _source(k: Kernel, operand: Operand, kind: str) -> Value:
 
 
 def _write(k: Kernel, operand: Operand, value: Value, kind: str) -> None:
-    """Write a result to a register that may be wider: signed ones keep their sign."""
+    """Write a result to a register that may be wider; signed results are sign-extended."""
     if isinstance(operand, Register) and operand.type != "pred" and is_signed(kind):
         element = f"i{8 * SIZES[operand.type]}"
         value = k.resize(value, element, True)
@@ -71,7 +71,7 @@ def _write(k: Kernel, operand: Operand, value: Value, kind: str) -> None:
 
 
 def _may_leave(target: str, source: str) -> bool:
-    """Return whether a number of one integer type may not fit in another."""
+    """Return whether a number of one integer type may be out of range for another."""
     wide, narrow = SIZES[target], SIZES[source]
     if is_signed(target) == is_signed(source):
         return narrow > wide
@@ -158,7 +158,7 @@ def _narrow(k: Kernel, value: Value, target: str, mode: str) -> Value:
     if target == "bf16":
         bits = k.bits_of(wide)
         cut = k.cast("trunc", k.op("lshr", bits, number("i32", 16)), "i16")
-        if mode != "rz":  # away from zero where that is the way and something is cut off
+        if mode != "rz":  # away from zero if the mode requires it and bits are cut off
             rest = k.cmp("ne", k.op("and", bits, number("i32", 0xFFFF)), number("i32", 0))
             right = k.cmp("slt" if mode == "rm" else "sge", bits, number("i32", 0))
             cut = k.op("add", cut, k.cast("zext", k.op("and", rest, right), "i16"))
@@ -173,7 +173,7 @@ def _narrow(k: Kernel, value: Value, target: str, mode: str) -> Value:
 
 
 def _steered_half(k: Kernel, nearest: Value, error: Value, mode: str) -> Value:
-    """As `rounding.steered`, for an f16 whose error is a float."""
+    """Return the result of `rounding.steered` for an f16 whose error is a float."""
     bits = k.bits_of(nearest)
     one, sign = number("i16", 1), number("i16", 0x8000)
     negative = k.cmp("slt", bits, number("i16", 0))
@@ -223,7 +223,7 @@ _INFINITE = {"f16": 0x7C00, "bf16": 0x7F80, "tf32": 0x7F800000}
 
 
 def _finite(k: Kernel, value: Value, most: int) -> Value:
-    """Return the largest number in place of an infinity. most: its bits."""
+    """Replace an infinity by the largest number. most: its bits."""
     sign = k.op("and", value, number(value.element, 1 << (value.width - 1)))
     size = k.op("xor", value, sign)
     infinite = next(bits for kind, bits in _INFINITE.items() if _MOST[kind] == most)
@@ -232,7 +232,7 @@ def _finite(k: Kernel, value: Value, most: int) -> Value:
 
 
 def _pair(k: Kernel, i: Instruction, kind: str, flags: set[str]) -> Value:
-    """Two f32 to a pair of halves; the first operand goes to the upper half."""
+    """Convert two f32 to a pair of halves; the first operand becomes the upper half."""
     if len(i.operands) != 3:
         raise k.bad("expected three operands")
     mode = _mode(k, flags)

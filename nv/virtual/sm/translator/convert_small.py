@@ -19,7 +19,7 @@ _HALVES = {"f16x2": "f16", "bf16x2": "bf16"}
 
 
 def pairs(k: Kernel, i: Instruction, target: str, source: str, flags: set[str]) -> Value:
-    """Return the bits that a pair becomes; the first of two operands goes to the upper half."""
+    """Return the bits of a converted pair; the first of two operands becomes the upper half."""
     if source in FORMATS:
         return _widened(k, i, target, source, flags)
     if source == "f32" and len(i.operands) == 3:
@@ -77,14 +77,14 @@ def _power(k: Kernel, code: Value) -> Value:
 
 
 def _scale(k: Kernel, x: Value, up: bool, limited: bool) -> Value:
-    """Return the power of two next to the size of a number, as a code of ue8m0.
+    """Return the power of two next to the magnitude of a number, as a code of ue8m0.
 
-    limited: an infinity becomes the largest power; without that it has no code but NaN's.
+    limited: an infinity becomes the largest power. Otherwise its code is that of NaN.
     """
     size = k.op("and", k.bits_of(x), number("i32", 0x7FFFFFFF))
     exponent = k.op("lshr", size, number("i32", 23))
     rest = k.op("and", size, number("i32", 0x7FFFFF))
-    if up:  # of denormals 2 ** -127 is half of the least normal number
+    if up:  # for denormals, 2 ** -127 is half of the least normal number
         half = number("i32", 0x400000)
         normal = k.cmp("ne", exponent, number("i32", 0))
         more = k.choose(normal, k.cmp("ne", rest, number("i32", 0)), k.cmp("ugt", rest, half))
@@ -94,7 +94,7 @@ def _scale(k: Kernel, x: Value, up: bool, limited: bool) -> Value:
 
 
 def pack(k: Kernel, i: Instruction) -> None:
-    """Emit cvt.pack.sat: two integers, limited, side by side, above them a part of the third."""
+    """Emit cvt.pack.sat: two clamped integers side by side, with a part of the third above them."""
     if i.modifiers[1:2] != ("sat",) or len(i.modifiers) < 4:
         raise k.unsupported()
     kind, source = i.modifiers[2:4]

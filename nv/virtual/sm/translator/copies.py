@@ -1,7 +1,7 @@
 """Asynchronous copies of lanes: cp.async, its groups and its arrivals at mbarrier objects.
 
-What is read, and what its place in shared memory is, is found at once, with all faults; the data
-arrive when the program waits for them (`runtime.flights`).
+The source is read, and the destination is resolved, at once, with all faults. The data arrives when
+the program waits for it (`runtime.flights`).
 Source: PTX ISA 8.x, "Data Movement and Conversion Instructions: Non-bulk copy".
 """
 
@@ -42,7 +42,7 @@ def _wait(k: Kernel, left: str, everything: str) -> None:
 
 
 def _arrive(k: Kernel, i: Instruction, counted: bool) -> None:
-    """Arrive once the copies before have. counted: the object expects it; else it does from now."""
+    """Arrive once earlier copies have. counted: the object expects it already; else it is added."""
     if not counted:
         act(k, "join", i.operands[0], number("i64", 0), "shared")
     mask = k.mask()
@@ -87,7 +87,7 @@ def _issue(k: Kernel, i: Instruction) -> None:
 def _read(
     k: Kernel, source: Value, size: int, mask: str, last: Operand | None
 ) -> list[Value]:  # fmt: skip
-    """Return the data. last: how many bytes to read, or a predicate: read nothing."""
+    """Return the data. last: how many bytes to read, or a predicate that disables reading."""
     reading, keep = mask, None
     if isinstance(last, Register) and last.type == "pred":
         ignored = k.mask_bits(k.source(last, "pred"))
@@ -106,7 +106,7 @@ def _read(
 
 
 def _cut(k: Kernel, word: Value, keep: Value, start: int) -> Value:
-    """Zero the bytes of a word from byte `keep` of the copy on."""
+    """Zero the bytes of a word from byte `keep` of the copy onwards."""
     size = word.width // 8
     left = k.call_op("usub.sat", keep, number("i32", start))
     count = k.call_op("umin", left, number("i32", size))
@@ -119,5 +119,5 @@ def _cut(k: Kernel, word: Value, keep: Value, start: int) -> Value:
 
 
 def handlers() -> dict[str, Handler]:
-    """Return the emitters by name; those that end in _async by `translate.handler_of`."""
+    """Return the emitters by name. `translate.handler_of` uses those that end in _async."""
     return {"cp": _copy, "st_async": bulk.words, "red_async": bulk.words}

@@ -1,9 +1,9 @@
-"""One list of instructions out of a kernel and the device functions it calls.
+"""Flatten a kernel and the device functions it calls into one list of instructions.
 
-Every call is replaced by the body of the function: registers, labels and variables of each copy get
-names of their own. Parameters of calls become registers, since both sides access them at constant
-offsets. A call through a pointer becomes a branch to one of the functions it may name; functions
-that call themselves are `procedures`.
+Every call is replaced by the body of the function. The registers, labels and variables of each copy
+get unique names. Parameters of calls become registers, because both sides access them at constant
+offsets. A call through a pointer becomes a branch to one of its possible targets. Functions that
+call themselves are `procedures`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _STACKS = frozenset(("alloca", "stacksave", "stackrestore"))
 @dataclass
 class Flat:
     """A kernel without calls. labels: name -> index. tables: of brx.idx. recursive: functions that
-    become procedures. stack: threads take memory of their stack."""
+    become procedures. stack: whether threads use stack memory."""
 
     code: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Flat:
 @dataclass
 class _Frame:
     """One copy of a function. names: variables and parameters -> their names here. procedure: the
-    one that it is part of."""
+    procedure that it is part of."""
 
     function: Function
     prefix: str
@@ -88,7 +88,7 @@ def flatten(module: Module, entry: Function) -> Flat:
 
 
 def _procedure(module: Module, procedure: Procedure, flat: Flat) -> None:
-    """Write a function that calls itself once; its end goes to where its callers go on."""
+    """Emit a recursive function once. Its end branches to where its callers continue."""
     procedure.written = True
     function, prefix = procedure.function, procedure.prefix
     if any(variable.space == "local" and variable.size for variable in function.variables):
@@ -112,8 +112,8 @@ def _add(
 
 
 def _saves(frame: _Frame) -> Register | None:
-    """Return the register that holds the end of the stack at a function's start, where it takes
-    memory of it."""
+    """Return the register that holds the end of the stack at a function's start, if the function
+    allocates stack memory."""
     if frame.prefix and any(i.name in _STACKS for i in frame.function.body):
         return Register(frame.prefix + "%stack.before", "b32")
     return None
@@ -169,14 +169,14 @@ def _one(module: Module, frame: _Frame, flat: Flat, instruction: Instruction) ->
     elif instruction.name in ("ld", "st") and "param" in instruction.modifiers:
         renamed = _parameter(frame, renamed)
     elif instruction.name in ("bar", "barrier") and "red" in instruction.modifiers:
-        # Its result is read behind the barrier, by an instruction of our own.
+        # The result is read after the barrier, by an internal instruction.
         flat.code.append(replace(renamed, index=len(flat.code), operands=renamed.operands[1:]))
         renamed = replace(renamed, name="bar_result", operands=renamed.operands[:1])
     flat.code.append(replace(renamed, index=len(flat.code)))
 
 
 def _parameter(frame: _Frame, instruction: Instruction) -> Instruction:
-    """Turn an access to a call's parameter into a move between registers."""
+    """Rewrite an access to a call's parameter as a move between registers."""
     if len(instruction.operands) != 2:
         raise bad(instruction.line, f"{instruction.opcode}: expected two operands")
     at = instruction.operands[0 if instruction.name == "st" else 1]
@@ -235,7 +235,7 @@ def _operand(frame: _Frame, operand: Operand) -> Operand:
 
 
 def _stack(i: Instruction) -> Instruction:
-    """Turn what takes or gives back memory of the stack into what works on its end."""
+    """Rewrite an instruction that allocates or frees stack memory to operate on the stack's end."""
     kind = i.modifiers[-1] if i.modifiers else ""
     if kind not in ("u32", "u64", "b32", "b64", "s32", "s64") or not i.operands:
         raise bad(i.line, f"{i.opcode}: expected a type and operands")
@@ -291,7 +291,7 @@ def _enter(
     module: Module, frame: _Frame, flat: Flat, line: int, name: str, results: tuple[str, ...],
     given: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Write a function out where it is called, or go to where it is written."""
+    """Inline a function at a call, or branch to its only copy."""
     callee = module.functions.get(name)
     if callee is None or not callee.defined:
         raise NotSupported(f"PTX line {line}: call of {name}, which is not defined in this module")
@@ -324,7 +324,7 @@ def _enter_procedure(
     moves = [(cell(prefix + formal.name, *part), cell(actual, *part))
              for formal, actual in taking for part in cells(callee, formal)]  # fmt: skip
     if frame.procedure:
-        # What is given may be registers of the very procedure, which a callee's would change.
+        # Arguments may be registers of the same procedure, which a callee would overwrite.
         pushed = Integer(len(flat.code))
         _add(flat, line, "push", (), Name(frame.procedure), pushed)
     flat.code += [move(line, to, source) for to, source in moves]

@@ -1,7 +1,7 @@
 """Floating-point arithmetic: f32, f64, f16 and bf16, alone and in pairs.
 
-f16 and bf16 are computed in f32 (fma in f64) and rounded once. Results that are NaN have the host's
-payload, not always the chip's 0x7FFFFFFF.
+f16 and bf16 are computed in f32 (fma in f64) and rounded once. NaN results have the host's payload,
+not always the chip's 0x7FFFFFFF.
 Source: PTX ISA 8.x, "Floating Point Instructions" and "Half Precision Floating Point Instructions".
 """
 
@@ -68,7 +68,7 @@ def narrowed(k: Kernel, value: Value, kind: str) -> Value:
 
 
 def _finish(k: Kernel, value: Value, kind: str, flags: set[str]) -> Value:
-    """Apply the modifiers of a result; return what the register takes."""
+    """Apply the modifiers of a result; return the value for the register."""
     if "sat" in flags:
         value = saturated(k, value)
     if "relu" in flags:
@@ -165,7 +165,8 @@ def _add(k: Kernel, v: Sequence[Value], mode: str) -> Value:
 
 
 def _zero_sign(k: Kernel, result: Value, total: Value, a: Value, b: Value, mode: str) -> Value:
-    """Towards minus infinity a sum of opposites is -0. total: the sum before its last rounding."""
+    """Fix the sign of zero: rounded to minus infinity, a sum of opposites is -0. total: the sum
+    before its last rounding."""
     if mode != "rm":
         return result
     signs = k.op("or", k.bits_of(a), k.bits_of(b))
@@ -264,7 +265,7 @@ def _extreme(which: str) -> Handler:
 
 
 def _sign(operation_name: str) -> Handler:
-    """abs and neg: change the sign bit only, of NaNs too."""
+    """Return a handler of abs or neg: only the sign bit changes, also of a NaN."""
 
     def emit(k: Kernel, i: Instruction) -> None:
         kind = type_of(k, i)
@@ -292,7 +293,7 @@ def _sign(operation_name: str) -> Handler:
 
 
 def _copy_sign(k: Kernel, i: Instruction) -> None:
-    """copysign d, a, b: b with the sign of a."""
+    """copysign d, a, b: return b with the sign of a."""
     kind = type_of(k, i)
     a, b = k.source(i.operands[1], kind), k.source(i.operands[2], kind)
     k.write(i.operands[0], k.call_op("copysign", b, a))

@@ -1,8 +1,8 @@
 """Control flow of lanes between blocks: branches, waiting, barriers and ends.
 
-A warp runs one block at a time with the lanes that are there. Where lanes part, each notes where it
-is to go on, and the scheduler takes those at the lowest block; see `graph` for why they meet again.
-Between blocks that all lanes run together there is no scheduling at all.
+A warp runs one block at a time, with the lanes that are at it. Where lanes diverge, the place where
+each continues is stored, and the scheduler runs the lanes at the lowest block; see `graph` for why
+they meet again. Between blocks that all lanes run together there is no scheduling.
 Source: PTX ISA 8.x, "Control Flow Instructions" and "Parallel Synchronization and Communication
 Instructions".
 """
@@ -35,7 +35,7 @@ class Flow:
     # -- edges -----------------------------------------------------------------------------------
 
     def go(self, target: int) -> None:
-        """All running lanes go on at a block."""
+        """Continue all running lanes at a block."""
         k = self.k
         if target == EXIT:
             self.end_lanes()
@@ -45,7 +45,7 @@ class Flow:
         if not k.divergent:
             k.do(f"br label %b{target}")
             return
-        # Others may wait at or before the target.
+        # Other lanes may wait at or before the target.
         waiting = k.value("load i32, ptr %next")
         before = k.value(f"icmp ult i32 {target}, {waiting}")
         wait = k.new_label("wait")
@@ -59,7 +59,7 @@ class Flow:
         self.k.do("br label %schedule")
 
     def _note_places(self, places: list[tuple[int, str]]) -> None:
-        """Note where lanes go on: (block, lanes as i32) each."""
+        """Store where lanes continue: a list of (block, lanes as i32)."""
         k = self.k
         vector = k.value("load <32 x i32>, ptr %places")
         for place, lanes in places:
@@ -70,7 +70,7 @@ class Flow:
         k.do(f"store <32 x i32> {vector}, ptr %places")
 
     def _poll(self, target: int) -> None:
-        """Look at the abort flags on the way back to the start of a loop."""
+        """Check the abort flags before jumping back to the start of a loop."""
         k = self.k
         self._attend()
         if (k.block, target) not in self.waits.edges:
@@ -92,7 +92,7 @@ class Flow:
         k.begin(on)
 
     def end_lanes(self) -> None:
-        """The running lanes have ended."""
+        """End the running lanes."""
         k = self.k
         if not k.divergent:
             k.do(f"ret i32 {layout.FINISHED}")
@@ -101,7 +101,7 @@ class Flow:
         self._schedule()
 
     def part(self, condition: Value, taken: int, other: int) -> None:
-        """Lanes where the condition holds go one way, the rest the other."""
+        """Send the lanes for which the condition holds to `taken`, the rest to `other`."""
         k = self.k
         if condition.uniform:
             yes, no = k.new_label("yes"), k.new_label("no")
@@ -135,7 +135,7 @@ class Flow:
         self._schedule()
 
     def _attend(self) -> None:
-        """Look at the flags; where one is set, end, or stand aside for as long as it takes."""
+        """Check the flags; if one is set, end, or stand aside for as long as required."""
         k = self.k
         asked = k.value("load atomic i32, ptr %abort monotonic, align 4")
         halted = k.value("load atomic i32, ptr %stop monotonic, align 4")
@@ -240,9 +240,9 @@ class Flow:
     # -- waiting ---------------------------------------------------------------------------------
 
     def gather(self, number_: int) -> None:
-        """Before an instruction of several lanes: wait until those that its mask names are here.
+        """Wait until the lanes in an instruction's mask are at it, before the lanes execute it.
 
-        Where all lanes run together nothing is to be done.
+        Does nothing where all lanes run together.
         """
         k = self.k
         code = self.graph.blocks[number_].code
@@ -275,7 +275,7 @@ class Flow:
         k.begin(here)
 
     def _union(self, members: Value, active: str) -> str:
-        """Return the lanes that any running lane's mask names."""
+        """Return the union of the masks of all running lanes."""
         k = self.k
         if members.uniform:
             return members.text
@@ -290,7 +290,7 @@ class Flow:
         return number("i32", -1) if operand is None else self.k.source(operand, "u32")
 
     def _barrier(self, i: Instruction, condition: Value | None, successor: int) -> None:
-        """bar.sync, bar.arrive and barrier.cta: for all warps of the group."""
+        """Emit bar.sync, bar.arrive, bar.red and barrier.cta, for all warps of the group."""
         k = self.k
         kinds = set(i.modifiers) - {"cta", "aligned"}
         if condition is not None and not condition.uniform:
@@ -320,7 +320,7 @@ class Flow:
             self.go(successor)
 
     def _contribute(self, i: Instruction, identity: Value) -> None:
-        """bar.red: count the lanes that decide: where the condition holds, of .and the others."""
+        """Count the lanes that decide bar.red: where the condition holds; for .and, where not."""
         k = self.k
         if not {"popc", "and", "or"} & set(i.modifiers):
             raise k.unsupported()
@@ -336,7 +336,7 @@ class Flow:
         k.do(f"store i32 {total}, ptr {at}")
 
     def _wait_at(self, barrier: str, expected: str, successor: int) -> None:
-        """The running lanes wait at a barrier, then go on."""
+        """Make the running lanes wait at a barrier, then continue."""
         k = self.k
         for offset, value in (
             (layout.STATE_BARRIER, barrier), (layout.STATE_EXPECTED, expected)
@@ -352,7 +352,7 @@ class Flow:
             k.do("br label %wait.barrier")
 
     def _cluster(self, kinds: set[str], successor: int) -> None:
-        """barrier.cluster: lanes arrive, and wait for the phase that they have arrived in."""
+        """Emit barrier.cluster: lanes arrive, or wait for the phase that they arrived in."""
         if "arrive" in kinds:
             cluster.arrive(self.k, "relaxed" not in kinds)
             self.go(successor)
@@ -368,7 +368,7 @@ class Flow:
             raise self.k.unsupported()
 
     def _products(self, i: Instruction, condition: Value | None, successor: int) -> None:
-        """wgmma.wait_group: the four warps of a group meet, then their products are computed."""
+        """Emit wgmma.wait_group: four warps meet, then their products are computed."""
         k = self.k
         if condition is not None:
             raise k.unsupported("under a predicate")
@@ -390,7 +390,7 @@ class Flow:
         return identity, count
 
     def _first_active(self, operand: Operand) -> Value:
-        """Return what the first running lane gives: all must give the same."""
+        """Return the first running lane's value; all lanes must have the same."""
         k = self.k
         value = k.source(operand, "u32")
         if value.uniform:
@@ -415,7 +415,7 @@ class Flow:
 
 
 def member_mask(i: Instruction) -> Operand | None:
-    """Return the operand that names the lanes which execute an instruction together."""
+    """Return the operand that names the lanes which execute an instruction together, if any."""
     if i.name in ("shfl", "vote", "match", "redux", "elect"):
         return i.operands[-1] if "sync" in i.modifiers and i.operands else None
     if i.name in ("bar", "barrier"):

@@ -1,9 +1,9 @@
-"""Products of matrices that lie in registers: elements, sums, and tiles of eight by eight.
+"""Products of matrices in registers: elements, sums, and tiles of eight by eight.
 
-A register of A holds, over the 32 lanes, eight rows of a block of k; one of B eight columns of it;
-two of C eight rows of eight. Elements narrower than 32 bits are taken apart into several such
-registers: the order of k within a block does not matter as long as A and B agree.
-The sums are made in f32 one product after another; the chip's order and rounding within one
+A register of A holds, over the 32 lanes, eight rows of a block of k. A register of B holds eight
+columns of it. Two registers of C hold eight rows of eight. Elements narrower than 32 bits are split
+into several such registers; the order of k within a block does not matter as long as A and B agree.
+Sums are accumulated in f32, one product after another. The chip's order and rounding within one
 instruction are not documented.
 Source: PTX ISA 8.x, "Warp Level Matrix Instructions": the fragment layouts of mma.m16n8k*.
 """
@@ -27,8 +27,8 @@ VECTOR = "<32 x i32>"
 
 @dataclass(frozen=True)
 class Element:
-    """bits: of the room of an element. work: type of the products. signed: of integers. form: of
-    small floats. at: where these lie in their room."""
+    """bits: of the field of an element. work: type of the products. signed: of integers. form: of
+    small floats. at: bit position of a small float in its field."""
 
     bits: int
     work: str
@@ -60,9 +60,9 @@ def items(k: Kernel, operand: Operand, count: int) -> Sequence[Operand]:
 def pass_in_memory(
     k: Kernel, name: str, targets: Sequence[Operand], given: Sequence[Operand | Value], vector: str
 ) -> None:
-    """Call a function of the kernel's own module on registers, which pass in memory.
+    """Call a function of the kernel's own module with registers that are passed in memory.
 
-    There are so many of them that keeping all in the host's would take the compiler long.
+    There are so many of them that keeping all in host registers would make compilation slow.
     vector: the LLVM type of all of them.
     """
     element = vector.split()[-1].rstrip(">")
@@ -84,7 +84,8 @@ def pass_in_memory(
 
 
 def function_of(e: Lanes, name: str, counts: Mapping[str, int]) -> str:
-    """Return such a function. e: its body. counts: its parameters %d0, %d1, ... by their stem."""
+    """Return the text of such a function. e: its body. counts: number of its parameters by stem
+    (%d0, %d1, ...)."""
     names = [f"{stem}{n}" for stem, count in counts.items() for n in range(count)]
     parameters = ", ".join(f"ptr %{name}" for name in names)
     head = f'define internal void @"{name}"(ptr %context, {parameters}) noinline {{'
@@ -92,7 +93,7 @@ def function_of(e: Lanes, name: str, counts: Mapping[str, int]) -> str:
 
 
 def parts(k: Lanes, word: Value, kind: str) -> list[Value]:
-    """Take a register of A or B apart into values to multiply."""
+    """Split a register of A or B into values to multiply."""
     element = ELEMENTS[kind]
     if kind == "f64":
         return [k.cast("bitcast", word, "double")]
@@ -120,7 +121,7 @@ def parts(k: Lanes, word: Value, kind: str) -> list[Value]:
 
 
 def unpacked(k: Lanes, words: list[Value], kind: str) -> list[Value]:
-    """Return the registers of C as numbers."""
+    """Convert the registers of C to values."""
     if kind != "f16":
         element = {"f32": "float", "f64": "double", "s32": "i32"}[kind]
         return [k.cast("bitcast", word, element) for word in words]
@@ -133,7 +134,7 @@ def unpacked(k: Lanes, words: list[Value], kind: str) -> list[Value]:
 
 
 def packed(k: Lanes, values: list[Value], kind: str) -> list[Value]:
-    """Return numbers as the registers of D."""
+    """Convert values to the registers of D."""
     if kind != "f16":
         return [k.bits_of(value) for value in values]
     found = []
@@ -146,7 +147,7 @@ def packed(k: Lanes, values: list[Value], kind: str) -> list[Value]:
 def accumulate(
     k: Lanes, work: str, a: list[list[Value]], b: list[list[Value]], halves: int, c: list[Value]
 ) -> list[Value]:
-    """Return D from C, both as pairs of neighbours in a row of each half."""
+    """Return D for C. Both are pairs of neighbours in a row of each half."""
     size = 8 if work == "double" else 4
     wide = f"<64 x {work}>"
     woven = lanes([lane // 2 + 32 * (lane % 2) for lane in range(64)])
@@ -177,9 +178,9 @@ def accumulate(
 def bit_counts(
     k: Lanes, operation: str, a: list[Value], b: list[Value], halves: int, c: list[Value]
 ) -> list[Value]:
-    """Return D from C as `accumulate` does: the bits that are set in `operation` of a and b.
+    """Return D for C, in the form of `accumulate`: adds the bits set in `operation` of a and b.
 
-    a: registers of 32 single bits, the eight rows of each half for a block of k; b: one a block.
+    a: registers of 32 single bits, the eight rows of each half for a block of k. b: one a block.
     """
     found = []
     for half in range(halves):
@@ -187,7 +188,7 @@ def bit_counts(
             total = c[2 * half + parity]
             for block, columns in enumerate(b):
                 for place in range(4):
-                    # Lane (row g, pair of columns t) wants row g of a, column 2t + parity of b.
+                    # Lane (row g, pair of columns t) uses row g of a, column 2t + parity of b.
                     mine = [4 * (lane // 4) + place for lane in range(32)]
                     theirs = [4 * (2 * (lane % 4) + parity) + place for lane in range(32)]
                     x = Value(k.shuffle("i32", a[half + halves * block].text, mine), "i32", False)

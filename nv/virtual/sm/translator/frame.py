@@ -1,4 +1,4 @@
-"""Around a kernel's blocks: its entry, the scheduler of lanes, and saving and restoring a warp."""
+"""The code around a kernel's blocks: entry, scheduler of lanes, saving and restoring of a warp."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from nv.virtual.sm.translator.graph import Graph
 from nv.virtual.sm.translator.kernel import Kernel
 
 _MIN = "llvm.vector.reduce.umin.v32i32"
-_TURN = 256  # blocks that lanes run while others, that wait, are at lower ones
+_TURN = 256  # blocks that lanes run while waiting lanes are at lower ones
 
 
 def _slot_bytes(kind: str) -> int:
-    """Return the bytes that a saved register takes."""
+    """Return the bytes of a saved register."""
     if kind.startswith("<"):
         element = kind.split(" x ")[1].rstrip(">")
         bits = int(element[1:])
@@ -51,10 +51,10 @@ def module_of(k: Kernel, graph: Graph, flow: Flow, name: str) -> tuple[str, int]
 
 
 def _saved(k: Kernel, flow: Flow) -> list[tuple[str, str]]:
-    """Return the slots of the registers that live where a warp may go on, and their types."""
+    """Return the slots, with types, of the registers that are live where a warp may resume."""
     names: set[str] = set()
     blocks = set(flow.resumes)
-    if flow.waits and flow.resumes:  # where lanes have parted, they may be anywhere
+    if flow.waits and flow.resumes:  # diverged lanes may be anywhere
         blocks |= {n for n, divergent in enumerate(k.facts.divergent) if divergent}
     for block in blocks:
         names |= k.facts.live[block]
@@ -106,7 +106,7 @@ def _entry(k: Kernel, graph: Graph, places: stepping.StepPlaces | None) -> list[
 
 
 def _fresh_notes(k: Kernel) -> list[str]:
-    """At a warp's beginning no product is in flight, and none of their registers is fenced."""
+    """Return lines for a warp's start: no product in flight, no register of products fenced."""
     if not k.held.places:
         return []
     at = []
@@ -159,7 +159,7 @@ def _start(
 
 
 def _save(k: Kernel, flow: Flow, saved: list[tuple[str, str]]) -> list[str]:
-    """Blocks that save the warp and leave: the resume value is a block + 2, or 1: parted lanes."""
+    """Return blocks that save the warp and leave. Resume value: block + 2, or 1: diverged lanes."""
     if not flow.resumes:
         return []
     lines = []
@@ -211,7 +211,7 @@ def _leave(
 
 
 def _schedule(k: Kernel, graph: Graph, flow: Flow) -> list[str]:
-    """Take the lanes at the lowest block; none left: the warp ends or waits."""
+    """Run the lanes at the lowest block; if there are none, the warp ends or waits."""
     ended = f"splat (i32 {layout.ENDED})"
     turns = flow.waits and flow.resumes
     lines = [
@@ -251,7 +251,7 @@ def _schedule(k: Kernel, graph: Graph, flow: Flow) -> list[str]:
         f"  %w.barrier = icmp uge i32 %s.lowest, {layout.AT_BARRIER_PLACE}",
         "  br i1 %w.barrier, label %schedule.barrier, label %schedule.gather",
         "schedule.gather:",
-        # No other lanes can run: those at the lowest place go on if they are enough.
+        # No other lanes can run: those at the lowest place continue if they are sufficient.
         f"  %g.place = sub i32 %s.lowest, {layout.AT_GATHER}",
         "  %g.1 = insertelement <32 x i32> poison, i32 %s.lowest, i32 0",
         "  %g.v = shufflevector <32 x i32> %g.1, <32 x i32> poison, <32 x i32> zeroinitializer",
@@ -267,7 +267,7 @@ def _schedule(k: Kernel, graph: Graph, flow: Flow) -> list[str]:
     if not flow.resumes:
         return [*lines, "  unreachable"]
     lines += [
-        # All that are alive wait at barriers: their places lose the mark, the warp waits.
+        # All live lanes wait at barriers: their places lose the mark, and the warp waits.
         "  %b.below = icmp ult <32 x i32> %s.places, splat (i32 " + str(layout.ENDED) + ")",
         f"  %b.plain = and <32 x i32> %s.places, splat (i32 {layout.AT_BARRIER_PLACE - 1})",
         "  %b.new = select <32 x i1> %b.below, <32 x i32> %b.plain, <32 x i32> %s.places",
@@ -283,7 +283,7 @@ def _schedule(k: Kernel, graph: Graph, flow: Flow) -> list[str]:
 
 
 def _favoured(k: Kernel) -> list[str]:
-    """Lanes that have been given a turn go on for some blocks, though others are at lower ones."""
+    """Let lanes that were given a turn run for some blocks, even if others are at lower ones."""
     ended = f"splat (i32 {layout.ENDED})"
     may = [n for n, divergent in enumerate(k.facts.divergent) if divergent]
     cases = " ".join(f"i32 {n}, label %schedule.favoured" for n in may)
@@ -317,7 +317,7 @@ def _favoured(k: Kernel) -> list[str]:
 
 
 def _take_turns(k: Kernel) -> list[str]:
-    """A warp with parted lanes has waited for long: the lanes get turns, then other warps."""
+    """Handle a warp with diverged lanes that has waited long: give turns to lanes, then warps."""
     may = [n for n, divergent in enumerate(k.facts.divergent) if divergent]
     cases = " ".join(f"i32 {n}, label %yield.parted.give" for n in may)
     return [

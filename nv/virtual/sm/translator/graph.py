@@ -1,9 +1,10 @@
-"""Basic blocks in an order for running lanes that diverge, and what depends on which branch.
+"""Basic blocks, ordered for running diverged lanes, and which branches each block depends on.
 
-Blocks are numbered so that edges lead upwards but for loops, the blocks of a loop follow each
-other, and a loop has one edge back to its header. Of lanes at different places those at the lowest
-number run first; then all lanes meet again at the latest where their ways must join (the immediate
-post-dominator), and lanes that left a loop wait until the others have left it too.
+Blocks are numbered so that all edges lead upwards except the back edges of loops. The blocks of a
+loop are consecutive, and a loop has one edge back to its header. Of lanes at different blocks,
+those at the lowest number run first. All lanes therefore meet again at the latest where their paths
+must join (the immediate post-dominator), and lanes that left a loop wait until the others have left
+it too.
 Source: Diamos et al., "SIMD re-convergence at thread frontiers", MICRO 2011; Cooper, Harvey and
 Kennedy, "A simple, fast dominance algorithm"; Ferrante et al. on control dependence.
 """
@@ -21,9 +22,9 @@ EXIT = -1  # the successor of a block that ends lanes
 
 @dataclass
 class Block:
-    """Instructions that run in a row. end: the one that steers control, or None to fall through.
+    """Instructions executed in sequence. end: the control instruction; None: fall through.
 
-    successors: where lanes may go on. Of a guarded branch: (taken, not taken).
+    successors: where lanes may continue. Of a guarded branch: (taken, not taken).
     """
 
     code: list[Instruction]
@@ -35,7 +36,7 @@ class Block:
 class Graph:
     """Blocks by number; block 0 is the entry. reducible: every loop has one header.
 
-    depends: for each block the blocks whose branch decides whether it runs.
+    depends: for each block, the blocks whose branch decides whether it runs.
     """
 
     blocks: list[Block]
@@ -63,7 +64,7 @@ _GOES_ON = frozenset(("bar", "barrier"))
 
 
 def at_barrier(i: Instruction) -> bool:
-    """Return whether an instruction makes lanes wait for other warps or lanes."""
+    """Return whether an instruction makes lanes wait for other warps or other lanes."""
     return i.name in ("bar", "barrier") or waits_for_products(i)
 
 
@@ -77,7 +78,7 @@ def _steers(i: Instruction) -> bool:
 
 
 def gathers(i: Instruction) -> bool:
-    """Return whether the lanes that a mask names must execute an instruction together."""
+    """Return whether the lanes named by a mask must execute an instruction together."""
     return i.name in _WARP or (i.name in ("bar", "barrier") and "warp" in i.modifiers)
 
 
@@ -91,7 +92,7 @@ def build(flat: Flat) -> Graph:
 
 
 def loops(graph: Graph) -> set[int]:
-    """Return the blocks that lie in loops."""
+    """Return the blocks that are in loops."""
     found: set[int] = set()
     for number, block in enumerate(graph.blocks):
         for successor in block.successors:
@@ -101,7 +102,7 @@ def loops(graph: Graph) -> set[int]:
 
 
 def target_of(flat: Flat, instruction: Instruction, operand: Operand) -> int:
-    """Return the index a label stands for."""
+    """Return the index of the instruction that a label refers to."""
     if not isinstance(operand, Name) or operand.name not in flat.labels:
         raise bad(instruction.line, f"{instruction.opcode}: no such label")
     return flat.labels[operand.name]
@@ -169,7 +170,7 @@ def _renumber(blocks: list[Block], order: list[int]) -> list[Block]:
 
 
 def _components(nodes: set[int], edges: dict[int, list[int]], root: int) -> list[list[int]]:
-    """Strongly connected components in topological order (Tarjan, without recursion)."""
+    """Return strongly connected components in topological order (Tarjan, without recursion)."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []
@@ -213,10 +214,11 @@ def _components(nodes: set[int], edges: dict[int, list[int]], root: int) -> list
 
 
 def _order(blocks: list[Block]) -> tuple[list[int], bool]:
-    """Return the blocks' new order; adds a block where a loop has several edges back."""
+    """Return the new order of blocks, and whether the graph is reducible. Adds a block to a loop
+    with several edges back."""
     reducible = True
     order: list[int] = []
-    # Work items: sets of nodes with their entry, and single nodes that are done.
+    # Work items: sets of nodes with their entry, and single nodes in their final order.
     todo: list[tuple[set[int], int] | int] = [(set(range(len(blocks))), 0)]
     edges: dict[int, list[int]] = {
         k: [s for s in block.successors if s != EXIT] for k, block in enumerate(blocks)
@@ -275,10 +277,10 @@ def _dependences(blocks: list[Block]) -> list[set[int]]:
 
 
 def _post_dominators(blocks: list[Block]) -> list[int]:
-    """Return each block's immediate post-dominator; EXIT stands behind all ends."""
+    """Return each block's immediate post-dominator; EXIT is the common end."""
     count = len(blocks)
     successors = [list(block.successors) for block in blocks]
-    # Endless loops: their last block is taken to lead to the end as well.
+    # Endless loops: treat their last block as if it led to the end as well.
     while True:
         reaches = {k for k in range(count) if EXIT in successors[k]}
         todo = list(reaches)

@@ -1,7 +1,7 @@
 """Loads from shared memory by half warps: blocks of 16 threads a row are common in tiled kernels.
 
-When the 16 lanes of each half read one address, or consecutive ones, one or two vectors are read
-and spread; all other patterns are left to the general way.
+If the 16 lanes of each half read one address, or consecutive ones, one or two vectors are loaded
+and distributed. All other patterns use the general code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def load(
     k: Kernel, where: Value, unit: int, count: int, mask: str,
     general: Callable[[], list[Value]],
 ) -> list[Value]:  # fmt: skip
-    """Load `count` units a lane from shared memory; `general` emits the way for other patterns."""
+    """Load `count` units a lane from shared memory; `general` emits code for other patterns."""
     first, second = (
         k.value(f"extractelement {_WIDE} {where.text}, i32 {lane}") for lane in (0, _HALF)
     )
@@ -55,7 +55,7 @@ def load(
 
 
 def _patterns(k: Kernel, where: Value, size: int, mask: str) -> tuple[str, str]:
-    """Return as i1 whether each half reads one address, and whether each reads consecutive ones."""
+    """Return, as i1, whether each half reads one address, and whether it reads consecutive ones."""
     order = lanes([0] * _HALF + [_HALF] * _HALF)
     base = k.value(f"shufflevector {_WIDE} {where.text}, {_WIDE} poison, <32 x i32> {order}")
     steps = k.op("sub", where, Value(base, "i64", False))
@@ -74,7 +74,7 @@ def _aligned(k: Kernel, first: str, second: str, size: int) -> str:
 
 
 def _inside(k: Kernel, first: str, second: str, size: int) -> str:
-    """Return as i1 whether `size` bytes from each address lie in shared memory."""
+    """Return, as i1, whether `size` bytes from each address are in shared memory."""
     limit = k.context(layout.SHARED_SIZE, "i64")
     most = k.call("i64", "llvm.umax.i64", ("i64", first), ("i64", second))
     low = k.value(f"icmp ult i64 {most}, {layout.GENERIC_WINDOW_SIZE}")
@@ -98,7 +98,7 @@ def _pointers(k: Kernel, first: str, second: str) -> tuple[str, str]:
 
 
 def _spread(k: Kernel, hosts: tuple[str, str], unit: int, count: int) -> list[str]:
-    """Give all lanes of a half what lies at its address."""
+    """Broadcast the data at a half's address to all its lanes."""
     kind = f"<{_HALF} x i{8 * unit}>"
     found = []
     for n in range(count):
@@ -117,7 +117,7 @@ def _spread(k: Kernel, hosts: tuple[str, str], unit: int, count: int) -> list[st
 
 
 def _rows(k: Kernel, hosts: tuple[str, str], unit: int, count: int) -> list[str]:
-    """Give the lanes of a half what follows its address, `count` units each."""
+    """Distribute the data from a half's address on to its lanes, `count` units each."""
     kind = f"<{_HALF * count} x i{8 * unit}>"
     low, high = (k.value(f"load {kind}, ptr {host}, align {unit}") for host in hosts)
     found = []

@@ -36,7 +36,7 @@ def only(k: Kernel, i: Instruction, *allowed: str) -> set[str]:
 
 
 def sources(k: Kernel, i: Instruction, kind: str, count: int) -> list[Value]:
-    """Read the operands behind the result."""
+    """Read the operands after the result."""
     if len(i.operands) != count + 1:
         raise k.bad(f"expected {count + 1} operands, got {len(i.operands)}")
     return [k.source(operand, kind) for operand in i.operands[1:]]

@@ -1,9 +1,9 @@
-"""Registers that asynchronous products use: they lie in the warp's state, where others reach them.
+"""Registers of asynchronous products, stored in the warp's state so that other warps reach them.
 
 `wgmma.wait_group` of the last warp of a warp group computes for all four, so accumulators and
-fragments of A are places in memory, not values. Each list of registers that an instruction names is
-a table with notes: the last product that uses it, and whether the program has touched it since the
-last `wgmma.fence`.
+fragments of A are places in memory, not values. Each list of registers in an instruction is a table
+with notes: the last product that uses it, and whether the program has accessed it since the last
+`wgmma.fence`.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class Held:
 
     @property
     def finished(self) -> int:
-        """Offset in a warp's state: the last product that the warp has waited for, u64."""
+        """Offset in a warp's state of the last product that the warp has waited for, u64."""
         return layout.STATE_PRODUCTS
 
     @property
     def notes(self) -> int:
-        """Offset in a warp's state: the tables' notes."""
+        """Offset in a warp's state of the tables' notes."""
         return layout.STATE_SLOTS + _BYTES * len(self.places)
 
     @property
     def end(self) -> int:
-        """Offset in a warp's state behind all that is held."""
+        """Offset in a warp's state of the end of the held registers and notes."""
         if not self.places:
             return layout.STATE_SLOTS
         return -(-(self.notes + flight.TABLE_SIZE * len(self.tables)) // 64) * 64
@@ -50,7 +50,7 @@ class Held:
 
 
 def names_of(i: Instruction, operand: int) -> tuple[str, ...]:
-    """Return the registers of an operand in braces. Raises BadCodeObject for others."""
+    """Return the registers of an operand in braces. Raises BadCodeObject for other operands."""
     found = i.operands[operand] if operand < len(i.operands) else None
     if not isinstance(found, Vector):
         return ()
@@ -66,7 +66,7 @@ def names_of(i: Instruction, operand: int) -> tuple[str, ...]:
 
 
 def held_by(graph: Graph) -> Held:
-    """Find the registers of all products of a kernel."""
+    """Find the registers used by all products of a kernel."""
     held = Held()
     for block in graph.blocks:
         for i in block.code:

@@ -20,7 +20,7 @@ def _packed(kind: str) -> bool:
 
 
 def _halves(k: Kernel, value: Value, signed: bool) -> tuple[Value, Value]:
-    """Split an i32 in its 16-bit halves, low first."""
+    """Split an i32 into its 16-bit halves, low first."""
     low = k.cast("trunc", value, "i16")
     high = k.cast("trunc", k.op("lshr", value, number("i32", 16)), "i16")
     return low, high
@@ -47,7 +47,7 @@ def _add_sub(operation: str) -> Handler:
             result = k.call_op(f"s{operation}.sat", x, y)
         else:
             result = k.op(operation, x, y)
-        if "cc" in flags:  # after a subtraction the carry says that nothing was borrowed
+        if "cc" in flags:  # after a subtraction the carry means that there was no borrow
             carry = k.cmp("ult", result, x) if operation == "add" else k.cmp("uge", x, y)
             k.write(CARRY, carry)
         k.write(i.operands[0], result)
@@ -180,7 +180,8 @@ def _multiply24(add: bool) -> Handler:
 
 
 def _divide(remainder: bool) -> Handler:
-    """Division by zero is not defined; this chip gives all ones, and the dividend as remainder."""
+    """Return a handler of division. Division by zero is undefined; this chip returns all ones, and
+    the dividend as remainder."""
 
     def emit(k: Kernel, i: Instruction) -> None:
         kind = type_of(k, i)
@@ -191,7 +192,7 @@ def _divide(remainder: bool) -> Handler:
         operation = ("srem" if remainder else "sdiv") if is_signed(kind) else (
             "urem" if remainder else "udiv")  # fmt: skip
         wraps = None
-        if is_signed(kind):  # the least number by -1 leaves the range
+        if is_signed(kind):  # the least number divided by -1 is out of range
             least = number(x.element, 1 << (x.width - 1))
             wraps = k.op("and", k.cmp("eq", x, least), k.cmp("eq", y, number(y.element, -1)))
             safe = k.choose(wraps, number(y.element, 1), safe)
@@ -249,7 +250,7 @@ def _sad(k: Kernel, i: Instruction) -> None:
 
 
 def _dot(bits: int) -> Handler:
-    """dp4a and dp2a: sum of products of bytes with bytes, or with 16-bit halves."""
+    """Return a handler of dp4a or dp2a: sum of products of bytes with bytes, or 16-bit halves."""
 
     def emit(k: Kernel, i: Instruction) -> None:
         if len(i.operands) != 4:

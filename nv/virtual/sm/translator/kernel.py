@@ -39,7 +39,7 @@ def element_of(kind: str) -> str:
 
 
 def stored_element(kind: str) -> str:
-    """Return the type in which a register of a PTX type is kept."""
+    """Return the LLVM type in which a register of a PTX type is stored."""
     return integer_of(element_of(kind))
 
 
@@ -59,16 +59,16 @@ class Kernel(Lanes):
         self.now: Instruction | None = None
         self.helpers: dict[str, str] = {}  # functions of this module, by name
         self.outlines = False  # memory accesses are calls, to keep the code small
-        self.quiet = False  # the caller looks for faults
-        self.held = Held()  # registers that lie in the warp's state
-        self.touched: set[int] = set()  # tables of them that this block has looked at
-        self.stepped = False  # all registers lie in the warp's state, for a debugger
-        self.proxies = False  # writes to shared memory are noted for the asynchronous proxy
+        self.quiet = False  # the caller checks for faults
+        self.held = Held()  # registers stored in the warp's state
+        self.touched: set[int] = set()  # tables of them that this block has already checked
+        self.stepped = False  # all registers are stored in the warp's state, for a debugger
+        self.proxies = False  # writes to shared memory are recorded for the asynchronous proxy
 
     # -- errors ----------------------------------------------------------------------------------
 
     def unsupported(self, what: str = "") -> NotSupported:
-        """Return the error for an instruction that these multiprocessors lack."""
+        """Return the error for an instruction that these multiprocessors do not support."""
         assert self.now is not None
         text = f": {what}" if what else ""
         return NotSupported(
@@ -84,11 +84,11 @@ class Kernel(Lanes):
     # -- registers -------------------------------------------------------------------------------
 
     def is_uniform(self, register: Register) -> bool:
-        """Return whether a register is kept as one number for all lanes."""
+        """Return whether a register is stored as one value for all lanes."""
         return register.name not in self.facts.varying
 
     def slot(self, register: Register) -> tuple[str, str]:
-        """Return the place of a register and its LLVM type."""
+        """Return the slot of a register and its LLVM type."""
         if register.name in self.held.places:
             for table in self.held.of[register.name]:
                 self.touch_table(table)
@@ -106,7 +106,7 @@ class Kernel(Lanes):
         self.touched.clear()
 
     def touch_table(self, table: int) -> None:
-        """The program reads or writes registers of products: these must have been waited for."""
+        """Emit the check before an access to registers of products: these must have completed."""
         if table in self.touched:
             return
         self.touched.add(table)
@@ -124,7 +124,7 @@ class Kernel(Lanes):
         self.do(f"store i64 {2 + self.now.index}, ptr {dirty}")
 
     def temporary(self, kind: str, name: str) -> str:
-        """Return a stack slot of an LLVM type, shared by all that ask for the same name."""
+        """Return a stack slot of an LLVM type, shared by all users of the same name."""
         mark = f"{kind} {name}"
         if mark not in self.slots:
             self.slots[mark] = f"%reg{len(self.slots)}", kind
@@ -140,7 +140,7 @@ class Kernel(Lanes):
         return slot if known == kind else None
 
     def in_memory(self, operand: Operand, kind: str, vector: str, number_: int) -> str:
-        """Return a slot that holds an operand, one number a lane: the register's own if it can."""
+        """Return a slot that holds an operand, one value a lane; the register's own if possible."""
         if isinstance(operand, Register) and not self.is_uniform(operand):
             slot, known = self.slot(operand)
             if known == vector:
@@ -150,14 +150,14 @@ class Kernel(Lanes):
         return slot
 
     def register(self, register: Register) -> Value:
-        """Read a register as integer (or i1)."""
+        """Read a register as an integer (or i1)."""
         name, kind = self.slot(register)
         uniform = self.is_uniform(register)
         text = self.value(f"load {kind}, ptr {name}")
         return Value(text, stored_element(register.type), uniform)
 
     def write(self, operand: Operand, value: Value) -> None:
-        """Write a result where the guard is true and the lanes are active."""
+        """Write a result in the active lanes where the guard is true."""
         if isinstance(operand, Sink):
             return
         if not isinstance(operand, Register):
@@ -195,7 +195,7 @@ class Kernel(Lanes):
         return self.value("load i32, ptr %active")
 
     def mask(self) -> str:
-        """Return the lanes for which the instruction is executed, as i32."""
+        """Return the lanes that execute the instruction, as i32."""
         active = self.active()
         if self.guard is None:
             return active
@@ -203,7 +203,7 @@ class Kernel(Lanes):
         return bits if active == "-1" else self.value(f"and i32 {active}, {bits}")
 
     def mask_vector(self, bits: str) -> str:
-        """Return lanes given as i32 as a vector of i1."""
+        """Convert lanes given as i32 to a vector of i1."""
         return self.vec(self.from_bits(bits))
 
     # -- operands --------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class Kernel(Lanes):
         return self.op("add", value, number("i64", offset)) if offset else value
 
     def special(self, operand: Special, element: str) -> Value:
-        """Read a predefined register; `specials` of the translator does it."""
+        """Read a predefined register; implemented by `specials` of the translator."""
         raise NotImplementedError
 
     def context(self, offset: int, kind: str) -> str:
@@ -287,7 +287,7 @@ class Kernel(Lanes):
     # -- faults ----------------------------------------------------------------------------------
 
     def fault_if(self, bits: str, code: int, address: str = "0") -> None:
-        """End the grid when any of the lanes `bits` (i32) is set."""
+        """End the grid if any of the lanes `bits` (i32) is set."""
         assert self.now is not None
         wrong = self.value(f"icmp ne i32 {bits}, 0")
         fault, on = self.new_label("fault"), self.new_label("on")
@@ -297,7 +297,7 @@ class Kernel(Lanes):
         self.lines.append(f"{on}:")
 
     def raise_fault(self, bits: str, code: str, address: str = "0") -> None:
-        """End the grid here."""
+        """End the grid at this instruction."""
         assert self.now is not None
         for offset, kind, value in (
             (layout.FAULT_CODE, "i32", code), (layout.FAULT_LANES, "i32", bits),
@@ -309,13 +309,13 @@ class Kernel(Lanes):
         self.do(f"ret i32 {layout.FAULTED}")
 
     def mark(self) -> None:
-        """Note this instruction for the violations that a function finds."""
+        """Record this instruction for violations that a called function detects."""
         assert self.now is not None
         at = self.value(f"getelementptr i8, ptr %context, i64 {layout.FAULT_INDEX}")
         self.do(f"store i32 {self.now.index}, ptr {at}")
 
     def fault_if_found(self) -> None:
-        """End the grid when a function that was called has found a fault."""
+        """End the grid if a called function has recorded a fault."""
         if self.quiet:
             return
         assert self.now is not None

@@ -1,8 +1,8 @@
-"""Products of matrices whose rows of A are lists: of factors, and of the rows of B they meet.
+"""Products of matrices whose rows of A are lists: of factors, and of the rows of B they multiply.
 
-A list leaves out what is zero, so that sparse products are those of the chip: an infinity in B that
-meets no factor does not count. The matrices lie in memory while they are multiplied, A with its
-lists side by side: factor s of row r at s * rows + r.
+A list leaves out zeros, so that sparse products equal those of the chip: an infinity in B that
+meets no factor has no effect. During the product the matrices are in memory. The lists of A are
+interleaved: factor s of row r is at s * rows + r.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 
 from nv.virtual.sm.translator.value import Lanes, Value
 
-Place = Callable[[int, int], int]  # of a register's part in a lane, in its matrix in memory
+Place = Callable[[int, int], int]  # (part of registers, lane) -> index in the matrix in memory
 _EIGHT, _BLOCK = 8, 64
 _SIZES = {"float": 4, "i32": 4, "double": 8}
 
 
 def spread(e: Lanes, base: str, values: Sequence[Value], place: Place) -> None:
-    """Store values of 32 lanes where they lie in a matrix."""
+    """Store values of 32 lanes at their places in a matrix."""
     element = values[0].element
     kind = f"<{_EIGHT} x {element}>"
     source = {place(part, lane): (part, lane) for part in range(len(values)) for lane in range(32)}
@@ -36,7 +36,7 @@ def spread(e: Lanes, base: str, values: Sequence[Value], place: Place) -> None:
 
 
 def collect(e: Lanes, base: str, count: int, place: Place, element: str) -> list[Value]:
-    """Load values of 32 lanes from where they lie in a matrix."""
+    """Load values of 32 lanes from their places in a matrix."""
     found = []
     for part in range(count):
         places = [place(part, lane) for lane in range(32)]
@@ -59,7 +59,7 @@ def _order(places: list[int]) -> str:
 
 
 def _blend(e: Lanes, kind: str, whole: str, text: str, mine: list[int]) -> str:
-    """Put what is known of a vector into what was found before."""
+    """Merge the lanes of `text` that are known into `whole`."""
     if not whole:
         return text
     count = len(mine)
@@ -68,16 +68,16 @@ def _blend(e: Lanes, kind: str, whole: str, text: str, mine: list[int]) -> str:
 
 
 def room(e: Lanes, element: str, count: int) -> str:
-    """Return the address of a matrix in memory."""
+    """Allocate a matrix in memory and return its address."""
     return e.value(f"alloca [{count} x {element}], align 64")
 
 
 def multiply(
     e: Lanes, element: str, rows: int, depth: int, factors: str, meets: str, second: str, sums: str
 ) -> None:
-    """Add to each row of `sums`, which has eight columns, its factors times the rows they meet.
+    """Add to each row of `sums`, which has eight columns, its factors times the rows of `second`.
 
-    factors: of type `element`. meets: which row of `second`, i32, for each factor.
+    factors: of type `element`. meets: for each factor the index of its row of `second`, i32.
     """
     e.declarations.add(f"declare <8 x float> @llvm.fma.v8f32({', '.join(['<8 x float>'] * 3)})")
     e.declarations.add(f"declare <8 x double> @llvm.fma.v8f64({', '.join(['<8 x double>'] * 3)})")

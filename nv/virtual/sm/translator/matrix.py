@@ -30,7 +30,7 @@ from nv.virtual.sm.translator.kernel import Kernel
 from nv.virtual.sm.translator.memory import address, resolve
 from nv.virtual.sm.translator.value import Lanes, Value, number
 
-# Rows, and by the bits of an element the sizes of k that exist.
+# Rows, and the valid sizes of k by the bits of an element.
 _SHAPES = {
     "m16n8k4": (16, {32: 4, 64: 4}), "m16n8k8": (16, {16: 8, 32: 8, 64: 8}),
     "m16n8k16": (16, {16: 16, 8: 16, 64: 16}), "m16n8k32": (16, {8: 32, 4: 32}),
@@ -42,8 +42,8 @@ _SHAPES = {
 
 @dataclass(frozen=True)
 class _Product:
-    """A kind of mma. first, second: types of A and B; result: of C and D. halves: of eight rows;
-    blocks: of k, one register each. operation: on single bits, "xor" or "and"."""
+    """A kind of mma. first, second: types of A and B. result: type of C and D. halves: of eight
+    rows. blocks: of k, one register each. operation: "xor" or "and", for single bits."""
 
     shape: str
     result: str
@@ -56,13 +56,13 @@ class _Product:
 
     @property
     def name(self) -> str:
-        """The native function's name."""
+        """Name of the native function."""
         tail = ".sat" if self.saturates else ""
         return f"mma.{self.shape}.{self.result}.{self.first}.{self.second}{self.operation}{tail}"
 
     @property
     def sums(self) -> int:
-        """Registers of C, and of D."""
+        """Number of registers of C, and of D."""
         return self.halves if self.result == "f16" else 2 * self.halves
 
     @property
@@ -72,7 +72,7 @@ class _Product:
 
 
 def _multiply(k: Kernel, i: Instruction) -> None:
-    """Call a function of the kernel's own module; registers pass in memory."""
+    """Call a function of the kernel's own module; registers are passed in memory."""
     if i.modifiers and sparse.wanted(i):
         sparse.multiply(k, i)
         return
@@ -91,7 +91,7 @@ def _multiply(k: Kernel, i: Instruction) -> None:
 
 
 def _product(k: Kernel, i: Instruction) -> _Product:
-    """Read the modifiers. Raises NotSupported for kinds that are not there."""
+    """Read the modifiers. Raises NotSupported for unsupported kinds."""
     quiet = ("sync", "aligned", "satfinite", "kind::f8f6f4")
     modifiers = [m for m in i.modifiers if m not in quiet]
     operation = ""
@@ -124,7 +124,7 @@ def _product(k: Kernel, i: Instruction) -> _Product:
 
 
 def _function(product: _Product, declarations: set[str]) -> str:
-    """Return a function that multiplies matrices whose registers lie in memory."""
+    """Return a function that multiplies matrices whose registers are passed in memory."""
     e = Lanes()
     element = "i64" if product.result == "f64" else "i32"
 
@@ -172,7 +172,7 @@ def _matrix_count(k: Kernel, i: Instruction) -> int:
 
 
 def _rows(k: Kernel, i: Instruction, operand: Operand, count: int, write: bool) -> str:
-    """Return the host addresses of the rows that the first lanes give."""
+    """Return the host addresses of the rows, which the first lanes specify."""
     where, _ = address(k, operand)
     space = "shared" if any(m.startswith("shared") for m in i.modifiers) else ""
     running = k.mask()
@@ -204,9 +204,9 @@ _UNPACKED = {"b4x16_p64": 4, "b6x16_p32": 6}  # bits of an element in shared mem
 
 
 def _load_unpacked(k: Kernel, i: Instruction) -> None:
-    """m8n16: rows of 16 elements of 4 or 6 bits and padding; each becomes a byte.
+    """Load m8n16: rows of 16 elements of 4 or 6 bits and padding; each element becomes a byte.
 
-    A group of four lanes has a row, each four neighbours.
+    A group of four lanes receives a row, four neighbours each.
     """
     bits = _UNPACKED.get(i.modifiers[-1])
     if bits is None or "b8x16" not in i.modifiers or "trans" in i.modifiers:
@@ -275,7 +275,7 @@ def _move_matrix(k: Kernel, i: Instruction) -> None:
     word = k.vec(k.source(i.operands[1], "b32"))
     result: Value = number("i32", 0)
     for part in (0, 1):
-        # Element (r, c) lies in lane 4r + c/2, half c % 2; this lane wants (2(l % 4) + part, l/4).
+        # Element (r, c) is in lane 4r + c/2, half c % 2; this lane needs (2(l % 4) + part, l/4).
         source = [4 * (2 * (n % 4) + part) + n // 8 for n in range(32)]
         picked = Value(k.shuffle("i32", word, source), "i32", False)
         shifts = k.each([16 * (n // 4 % 2) for n in range(32)])

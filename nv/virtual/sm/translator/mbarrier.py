@@ -1,7 +1,7 @@
 """mbarrier objects: arrivals, expected bytes and waiting by phase.
 
-A wait that is not over answers false at once, after the copies that it waits for have been carried
-out; the program's loop around it lets others run.
+A wait for an incomplete phase returns false at once, after the copies that it waits for have been
+carried out. The program's loop around it lets others run.
 Source: PTX ISA 8.x, "Parallel Synchronization and Communication Instructions: mbarrier".
 """
 
@@ -24,7 +24,7 @@ _QUIET = frozenset((
 
 
 def act(k: Kernel, operation: str, where: Operand, value: Value, space: str) -> Value:
-    """Do one operation on the objects at an address of a state space; value: i64."""
+    """Apply one operation to the objects at an address of a state space. value: i64."""
     at = k.varying(address(k, where)[0])
     mask = k.mask()
     hosts = resolve(k, space, at, 8, True, mask)
@@ -73,7 +73,7 @@ def _emit(k: Kernel, i: Instruction) -> None:
 
 
 def _let_others_run(k: Kernel, passed: Value) -> None:
-    """Where lanes must wait, the next way back in a loop lets other warps run."""
+    """Let other warps run at the next back edge of a loop, if lanes must wait."""
     waiting = k.value(f"xor i32 {k.mask_bits(passed)}, -1")
     some = k.value(f"icmp ne i32 {k.value(f'and i32 {waiting}, {k.mask()}')}, 0")
     left = k.value("load i32, ptr %budget")
@@ -81,7 +81,7 @@ def _let_others_run(k: Kernel, passed: Value) -> None:
 
 
 def _count(k: Kernel, operands: tuple[Operand, ...], place: int) -> Value:
-    """Return the operand at `place` as i64; 1 where there is none."""
+    """Return the operand at `place` as i64; 1 if there is none."""
     if len(operands) <= place:
         return number("i64", 1)
     return k.resize(k.source(operands[place], "u32"), "i64", False)

@@ -1,8 +1,8 @@
 """Loads and stores of all state spaces.
 
-Lanes at consecutive addresses of one page whose translation is known move as one vector; all else
-goes through the functions of `runtime.resolve` and `runtime.access`. Cache operators, eviction
-hints and scopes change nothing: memory here is coherent.
+Lanes at consecutive addresses of one page whose translation is known are accessed as one vector.
+All other accesses go through the functions of `runtime.resolve` and `runtime.access`. Cache
+operators, eviction hints and scopes have no effect: memory here is coherent.
 Source: PTX ISA 8.x, "Data Movement and Conversion Instructions": ld, ldu, st, prefetch.
 """
 
@@ -28,11 +28,11 @@ from nv.virtual.sm.translator.kernel import Kernel
 from nv.virtual.sm.translator.moves import space_of
 from nv.virtual.sm.translator.value import Value, number
 
-SHARED_SPACES = ("shared", "shared::cluster", "")  # where addresses may be of shared memory
+SHARED_SPACES = ("shared", "shared::cluster", "")  # whose addresses may be in shared memory
 
 
 def address(k: Kernel, operand: Operand) -> tuple[Value, str | None]:
-    """Return an address operand as i64, and the space of the variable that it names."""
+    """Return an address operand as i64, and the space of the variable that it names, if any."""
     if not isinstance(operand, Address):
         raise k.bad("expected an address in brackets")
     base = operand.base
@@ -51,7 +51,7 @@ def address(k: Kernel, operand: Operand) -> tuple[Value, str | None]:
 
 
 def resolver(k: Kernel, space: str, write: bool) -> str:
-    """Return the function that resolves addresses of a space."""
+    """Return the name of the function that resolves addresses of a space."""
     verb = "write" if write else "read"
     if space in ("shared", "local"):
         return f"{PREFIX}resolve_{space}"
@@ -80,7 +80,7 @@ def column(k: Kernel, number_: int) -> str:
 
 
 def load_lanes(k: Kernel, space: str, where: Value, size: int, mask: str) -> list[Value]:
-    """Load `size` bytes a lane; return them as vectors of i32 (to 4 bytes) or i64."""
+    """Load `size` bytes a lane. Return them as vectors of i32 (up to 4 bytes) or i64."""
     hosts = resolve(k, space, where, size, False, mask)
     arguments = ("ptr", "%context"), (WIDE, hosts), ("i32", mask)
     if size <= 8:
@@ -97,7 +97,7 @@ def load_lanes(k: Kernel, space: str, where: Value, size: int, mask: str) -> lis
 def store_lanes(
     k: Kernel, space: str, where: Value, size: int, mask: str, words: list[Value]
 ) -> None:
-    """Store lanes: one vector of i32 (to 4 bytes) or several of i64."""
+    """Store `size` bytes a lane: one vector of i32 (up to 4 bytes) or one or more of i64."""
     hosts = resolve(k, space, where, size, True, mask)
     if k.proxies and space in SHARED_SPACES:
         k.call("void", f"{PREFIX}proxy_written", ("ptr", "%context"), (WIDE, hosts), ("i32", mask),
@@ -115,7 +115,7 @@ def store_lanes(
 
 
 def _consecutive(k: Kernel, where: Value, size: int, mask: str) -> tuple[str, str]:
-    """Return as i1 whether the lanes follow lane 0 and are aligned, and lane 0's address."""
+    """Return, as i1, whether the lanes follow lane 0 and are aligned; and lane 0's address."""
     first = k.scalar(where)
     steps = k.op("sub", where, first)
     follow = k.mask_bits(k.cmp("eq", steps, k.each([size * lane for lane in range(32)], "i64")))
@@ -130,7 +130,7 @@ def _consecutive(k: Kernel, where: Value, size: int, mask: str) -> tuple[str, st
 
 
 def hit(k: Kernel, at: str, size: int, write: bool) -> tuple[str, str]:
-    """Look an address up in the TLB: whether `size` bytes may be accessed, and the host address."""
+    """Look up an address in the TLB: whether `size` bytes may be accessed, and the host address."""
     return tlb.hit(k, "%tlb", at, size, Access.WRITE if write else Access.READ)
 
 
@@ -145,7 +145,7 @@ def _in_shared(k: Kernel, at: str, size: int) -> tuple[str, str]:
 
 def _fast(k: Kernel, space: str, where: Value, size: int, mask: str, write: bool) -> (
         tuple[str, str]):  # fmt: skip
-    """Return whether all lanes can move as one vector, and its host address."""
+    """Return whether all lanes can be accessed as one vector, and its host address."""
     row, first = _consecutive(k, where, size, mask)
     if space == "shared":
         good, host = _in_shared(k, first, 32 * size)
@@ -174,7 +174,7 @@ def _load_varying(k: Kernel, space: str, where: Value, size: int, mask: str) -> 
 
 
 def _helper(k: Kernel) -> Kernel:
-    """Return the text of a function that is called in place of what would be written often."""
+    """Return the emitter of a function that replaces code which would be repeated often."""
     e = type(k)(k.facts, k.places, k.full, k.rows)
     e.quiet = True
     e.do(f"%tlb.at = getelementptr i8, ptr %context, i64 {layout.TLB}")
@@ -264,9 +264,9 @@ def _store_quickly(
 
 
 def _uniform_host(k: Kernel, space: str, where: Value, size: int, write: bool, mask: str) -> str:
-    """Return the host address of an address that all lanes share, for use with lanes in `mask`."""
+    """Return the host address of an address that all lanes share, for the lanes in `mask`."""
     if space in ("global", "const", "param") and mask == "-1":
-        # Quick where the translation is known and the address aligned.
+        # Fast path: the translation is known and the address is aligned.
         fast, slow, done = k.new_label("fast"), k.new_label("slow"), k.new_label("done")
         good, host = hit(k, where.text, size, write)
         low = k.value(f"and i64 {where.text}, {size - 1}")
@@ -322,7 +322,7 @@ def _unit(k: Kernel, i: Instruction) -> tuple[str, int, int]:
 
 
 def space_at(k: Kernel, i: Instruction, known: str | None) -> str:
-    """Return the space an instruction names, or that of the variable it names."""
+    """Return the space that an instruction states, or that of the variable it names."""
     space = space_of(i.modifiers)
     if space == "" and known in ("shared", "local"):
         return known
@@ -330,7 +330,7 @@ def space_at(k: Kernel, i: Instruction, known: str | None) -> str:
 
 
 def split(k: Kernel, words: list[Value], unit: int, count: int) -> list[Value]:
-    """Cut loaded words into elements of `unit` bytes."""
+    """Split loaded words into elements of `unit` bytes."""
     if unit >= 8:
         return words
     found = []
@@ -343,7 +343,7 @@ def split(k: Kernel, words: list[Value], unit: int, count: int) -> list[Value]:
 
 
 def join(k: Kernel, values: list[Value], unit: int) -> list[Value]:
-    """Put elements of `unit` bytes together to the words that are stored."""
+    """Join elements of `unit` bytes into the words to store."""
     total = unit * len(values)
     element = "i32" if total <= 4 else "i64"
     each = min(total, 4 if element == "i32" else 8)
@@ -393,7 +393,7 @@ def _load_units(k: Kernel, space: str, where: Value, unit: int, count: int) -> l
 
 
 def _extended(k: Kernel, operand: Operand, value: Value, kind: str) -> Value:
-    """Extend a loaded value to its register, which may be wider."""
+    """Extend a loaded value to the width of its register, which may be wider."""
     if not isinstance(operand, Register) or operand.type == "pred":
         return value
     element = f"i{8 * SIZES[operand.type]}"
@@ -428,7 +428,7 @@ def _stored(k: Kernel, operand: Operand, unit: int) -> Value:
 
 
 def _policy(k: Kernel, i: Instruction) -> None:
-    """createpolicy: what caches are to keep, which is not modelled; a program cannot look in."""
+    """createpolicy: cache policies are not modelled, and programs cannot read them."""
     k.write(i.operands[0], number("i64", 0))
 
 

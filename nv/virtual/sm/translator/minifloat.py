@@ -14,8 +14,8 @@ from nv.virtual.sm.translator.value import Lanes, Value, number, real
 
 @dataclass(frozen=True)
 class Format:
-    """fraction: bits of it. bias: of the exponent. most: bits of the largest number. nan: bits of
-    NaN; what NaN becomes where there is none. bits: of a number."""
+    """fraction: number of its bits. bias: of the exponent. most: bits of the largest number. nan:
+    bits of NaN, or of its replacement if there is none. bits: of a number."""
 
     fraction: int
     bias: int
@@ -32,7 +32,7 @@ E2M1 = Format(1, 1, 0x7, 0x7, 4)
 
 
 def encode(k: Lanes, form: Format, x: Value) -> Value:
-    """Round a float to nearest even; too large ones become the largest. Returns i32."""
+    """Round a float to nearest even; too large values become the largest number. Returns i32."""
     bits = k.bits_of(x)
     top = number("i32", 1 << (form.bits - 1))
     sign = k.op("and", k.op("lshr", bits, number("i32", 32 - form.bits)), top)
@@ -43,7 +43,7 @@ def encode(k: Lanes, form: Format, x: Value) -> Value:
     up = k.op("add", k.op("add", magnitude, number("i32", (1 << (drop - 1)) - 1)), odd)
     normal = k.op("sub", k.op("lshr", up, number("i32", drop)),
                   number("i32", (127 - form.bias) << form.fraction))  # fmt: skip
-    # Small ones: adding a power of two makes the host's rounding cut at the right bit.
+    # Small numbers: adding a power of two makes the host round at the right bit.
     magic = real("float", 2.0 ** (23 + 1 - form.bias - form.fraction))
     size = k.cast("bitcast", magnitude, "float")
     shifted = k.bits_of(k.op("fadd", size, magic))
@@ -58,13 +58,13 @@ def encode(k: Lanes, form: Format, x: Value) -> Value:
 
 
 def decode(k: Lanes, form: Format, code: Value) -> Value:
-    """Return the float of a number's bits given as i32, with zeros above them."""
+    """Return the float of a number's bits, which are given as i32 with zeros above them."""
     top = 1 << (form.bits - 1)
     sign = k.op("shl", k.op("and", code, number("i32", top)), number("i32", 32 - form.bits))
     size = k.op("and", code, number("i32", top - 1))
     raised = k.op("shl", size, number("i32", 23 - form.fraction))
     scale = real("float", 2.0 ** (127 - form.bias))
-    # As a denormal or too small float, then scaled: exact for all of them.
+    # Reinterpreted as a small or denormal float, then scaled: exact for all of them.
     value = k.op("fmul", k.cast("bitcast", raised, "float"), scale)
     if form is E5M2:
         special = k.cmp("ugt", size, number("i32", 0x7B))

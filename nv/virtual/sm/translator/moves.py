@@ -60,7 +60,7 @@ def _pack(k: Kernel, source: Vector, bits: int) -> Value:
 
 
 def _parameter_move(k: Kernel, i: Instruction) -> None:
-    """Pass a call's parameter, which is a register here; see `flatten`."""
+    """Copy a call's parameter, which is a register here; see `flatten`."""
     kind = i.modifiers[0]
     targets, sources = i.operands
     assert isinstance(targets, Vector) and isinstance(sources, Vector)
@@ -70,7 +70,7 @@ def _parameter_move(k: Kernel, i: Instruction) -> None:
 
 
 def _boolean(k: Kernel, i: Instruction, a: Value, b: Value) -> Value:
-    """Join two predicates; .ftz may come before the operation or after it."""
+    """Combine two predicates; .ftz may come before the operation or after it."""
     operation = next((m for m in i.modifiers[1:] if m in ("and", "or", "xor")), "")
     if not operation:
         raise k.bad("expected .and, .or or .xor")
@@ -133,7 +133,7 @@ _USUAL_TARGETS = ("u32", "s32", "f32", "f16", "bf16")
 
 
 def _set(k: Kernel, i: Instruction) -> None:
-    """Compare to a number: all ones or 1.0 for true; of a pair, each half by itself."""
+    """Compare to a number: all ones or 1.0 for true; the halves of a pair separately."""
     kind = type_of(k, i)
     target = i.modifiers[-2]
     if target not in _TARGETS.get(kind, _USUAL_TARGETS):
@@ -162,7 +162,7 @@ def _select(k: Kernel, i: Instruction) -> None:
 
 
 def _select_by_sign(k: Kernel, i: Instruction) -> None:
-    """slct: a where c is at least zero, else b."""
+    """slct: return a if c is at least zero, else b."""
     types = [m for m in i.modifiers if m != "ftz"]
     if len(types) != 2 or len(i.operands) != 4:
         raise k.bad("expected two types and four operands")
@@ -180,7 +180,7 @@ _WINDOWS = {"shared": layout.SHARED_WINDOW, "local": layout.LOCAL_WINDOW}
 
 
 def space_of(modifiers: tuple[str, ...]) -> str:
-    """Return the state space an instruction names, or "" for generic addresses."""
+    """Return the state space in the modifiers, or "" for generic addresses."""
     for modifier in modifiers:
         stem = modifier.split("::")[0]
         if stem in ("global", "shared", "local", "const", "param"):
@@ -208,7 +208,7 @@ def _is_space(k: Kernel, i: Instruction) -> None:
     for name, offset in _WINDOWS.items():
         at = k.op("sub", address, k.context_value(offset, "i64"))
         inside[name] = k.cmp("ult", at, number("i64", layout.GENERIC_WINDOW_SIZE))
-    # Behind a group's own shared memory lies that of each rank, its own once more.
+    # The memory of each rank, including the own one, follows the group's own shared memory.
     at = k.op("sub", address, k.context_value(_WINDOWS["shared"], "i64"))
     place = k.op("lshr", at, number("i64", layout.CLUSTER_SHIFT))
     ranks = k.context_value(layout.CLUSTER_SIZE)

@@ -1,6 +1,7 @@
-"""Which registers an instruction reads and writes.
+"""Registers that an instruction reads and writes.
 
-Source: PTX ISA 8.x, "Instruction Set": the first operand is the result but for stores and the like.
+Source: PTX ISA 8.x, "Instruction Set": the first operand is the result, except in stores and the
+like.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _NO_RESULT = frozenset((
 ))  # fmt: skip
 
 
-CARRY = Register("%cc", "pred")  # the carry flag of add.cc and its like
+CARRY = Register("%cc", "pred")  # the carry flag of add.cc and similar instructions
 
 
 def _registers(operand: Operand) -> Iterator[Register]:
@@ -52,7 +53,7 @@ def _registers(operand: Operand) -> Iterator[Register]:
 def has_result(i: Instruction) -> bool:
     """Return whether the first operand is written."""
     if i.name in ("barrier", "bar"):
-        return False  # that of bar.red is read behind it, see `flatten`
+        return False  # the result of bar.red is read after it, see `flatten`
     if i.name == "wgmma":
         return "mma_async" in i.modifiers
     if i.name == "wmma":
@@ -73,11 +74,11 @@ def written(i: Instruction) -> tuple[Register, ...]:
 
 @lru_cache(maxsize=100_000)
 def read(i: Instruction) -> tuple[Register, ...]:
-    """Return the registers that an instruction reads, its guard among them."""
+    """Return the registers that an instruction reads, including its guard."""
     found = [] if i.guard is None else [i.guard]
     for operand in i.operands[1 if has_result(i) else 0 :]:
         found += _registers(operand)
-    if i.name == "wgmma" and i.operands:  # D is added to
+    if i.name == "wgmma" and i.operands:  # the product is added to D
         found += _registers(i.operands[0])
     if i.name in ("addc", "subc", "madc"):
         found.append(CARRY)

@@ -1,9 +1,9 @@
 """Functions that call themselves, directly or through others, as one copy with a stack.
 
-What `flatten` cannot write out for each call is written once: a call pushes the registers of the
-copy it stands in, notes where to go on, and goes to the callee's start; the callee's end goes to
-one of all those places. Registers of a kernel, and of functions that are written out in it, need no
-push: no procedure writes them.
+Functions that `flatten` cannot inline at each call are emitted once. A call pushes the registers of
+the copy that contains it, stores where to continue, and branches to the callee's start. The
+callee's end branches to one of the stored places. Registers of a kernel, and of functions inlined
+in it, are not pushed, because procedures do not write them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ALIGN = 16
 
 @dataclass
 class Procedure:
-    """One copy of a function. sites: labels where its callers go on."""
+    """One copy of a function. sites: labels where its callers continue."""
 
     function: Function
     sites: list[str] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Procedure:
 
     @property
     def back(self) -> Register:
-        """The register that says at which of the sites to go on."""
+        """The register that selects the site at which to continue."""
         return Register(self.prefix + "%back", "b32")
 
 
@@ -91,7 +91,7 @@ def _names(i: Instruction, listed: object) -> tuple[str, ...]:
 
 
 def candidates(module: Module, caller: Function, i: Instruction) -> list[str]:
-    """Return the functions that a call may go to: one, or all that take what it gives."""
+    """Return the functions that a call may reach: one, or all whose parameters match the call."""
     results, target, given = split_call(i)
     if isinstance(target, Name):
         return [target.name]
@@ -131,7 +131,7 @@ def recursive(module: Module) -> set[str]:
 
 
 def cells(function: Function, formal: Variable) -> list[tuple[int, int]]:
-    """Return offset and size of all parts in which a function accesses a parameter or result."""
+    """Return offset and size of each part of a parameter or result that a function accesses."""
     found = set()
     for i in function.body:
         if i.name not in ("ld", "st") or "param" not in i.modifiers or len(i.operands) != 2:
@@ -146,7 +146,7 @@ def cells(function: Function, formal: Variable) -> list[tuple[int, int]]:
 
 
 def cell(name: str, offset: int, size: int) -> Register:
-    """Return the register that a part of a call's parameter is."""
+    """Return the register that represents a part of a call's parameter."""
     return Register(f"{name}+{offset}:{size}", f"b{8 * max(size, 2)}")
 
 
@@ -158,7 +158,7 @@ def move(line: int, to: Register, source: Register) -> Instruction:
 def expand(
     code: list[Instruction], labels: dict[str, int], procedures: dict[str, Procedure]
 ) -> tuple[list[Instruction], dict[str, int]]:
-    """Write pushes and pops out, and begin with an empty stack; labels move along."""
+    """Expand pushes and pops, and begin with an empty stack. Labels are adjusted."""
     parts = {name: _Part(code, labels, procedure) for name, procedure in procedures.items()}
     out = [Instruction(0, code[0].line, None, False, "stack_begin", (), (STACK,))]
     moved: list[int] = []
@@ -177,18 +177,18 @@ def expand(
 
 
 class _Part:
-    """The code of a procedure, and which of its registers a call must keep."""
+    """The code of a procedure. Determines which of its registers a call must save."""
 
     def __init__(
         self, code: list[Instruction], labels: dict[str, int], procedure: Procedure
     ) -> None:
         self._prefix = procedure.prefix
         start, end = (labels[procedure.prefix + at] for at in ("start", "return"))
-        self._reads: dict[str, tuple[int, Register]] = {}  # the last of each register
-        self._writes: dict[str, int] = {}  # the first
+        self._reads: dict[str, tuple[int, Register]] = {}  # the last read of each register
+        self._writes: dict[str, int] = {}  # the first write
         inside = range(start, min(end + 2, len(code)))
         for n, i in enumerate(code):
-            for register in operands.written(i):  # callers write what they give it
+            for register in operands.written(i):  # callers write the parameters
                 at = n if n in inside else -1
                 self._writes[register.name] = min(at, self._writes.get(register.name, at))
         for n in inside:
@@ -207,7 +207,7 @@ class _Part:
         )
 
     def saved(self, at: int) -> list[Register]:
-        """Return the registers that may be read behind a call and were written before it."""
+        """Return the registers that may be read after a call and were written before it."""
         found = [
             register
             for name, (last, register) in self._reads.items()

@@ -1,7 +1,7 @@
-"""Rounding in any direction: from a result and its error to the float that the mode wants.
+"""Rounding in any direction: from a result and its error to the float that the mode requires.
 
-The host rounds to nearest even only. A result is known as s + e, with s the nearest double and e at
-least of the right sign; the float wanted is s or its neighbour.
+The host only rounds to nearest even. A result is known as s + e, where s is the nearest double and
+e has at least the right sign. The rounded float is s or its neighbour.
 Sources: Knuth, TAOCP 2, 4.2.2 (the error of a sum); Boldo and Muller, "Exact and approximated error
 of the FMA"; Boldo and Melquiond, "Emulation of a FMA ... rounding to odd".
 """
@@ -34,7 +34,7 @@ def sum_error(k: Kernel, a: Value, b: Value, s: Value) -> Value:
 
 
 def fma_error(k: Kernel, a: Value, b: Value, c: Value, s: Value) -> Value:
-    """Return the error of s = a * b + c, at least its sign."""
+    """Return the error of s = a * b + c; at least its sign is exact."""
     product = k.op("fmul", a, b)
     product_error = fma(k, a, b, k.op("fneg", product))
     low = k.op("fadd", c, product_error)
@@ -46,7 +46,7 @@ def fma_error(k: Kernel, a: Value, b: Value, c: Value, s: Value) -> Value:
 
 
 def to_odd(k: Kernel, s: Value, e: Value) -> Value:
-    """Return s + e rounded to odd: rounding that to half the bits then rounds only once."""
+    """Return s + e rounded to odd. Rounding the result to half the bits then rounds only once."""
     bits = k.bits_of(s)
     one = number(bits.element, 1)
     even = k.cmp("eq", k.op("and", bits, one), zero(bits))
@@ -69,7 +69,7 @@ def odd_float(k: Kernel, s: Value) -> Value:
     sign = k.cmp("slt", bits, zero(bits))
     toward = k.cmp("olt", error, zero(error))
     inward = k.op("xor", sign, toward)
-    # From zero a step away from it only: the error has the sign that the zero has.
+    # From zero, only step away from it: the error has the sign of the zero.
     step = k.choose(inward, number("i32", -1), one)
     is_zero = k.cmp("eq", k.op("shl", bits, one), zero(bits))
     step = k.choose(is_zero, one, step)
@@ -78,7 +78,7 @@ def odd_float(k: Kernel, s: Value) -> Value:
 
 
 def steered(k: Kernel, nearest: Value, error: Value, mode: str) -> Value:
-    """Move `nearest` to its neighbour if exact = nearest + error lies beyond it. mode: rz, rm, rp.
+    """Move `nearest` to its neighbour if exact = nearest + error is beyond it. mode: rz, rm, rp.
 
     Only the sign of `error` counts.
     """
@@ -109,7 +109,7 @@ def rounded(
 ) -> Value:
     """Return s + e (doubles) as float or double, rounded by `mode`.
 
-    inputs: where these are finite and s is not, it overflowed.
+    inputs: if these are finite and s is not, s has overflowed.
     """
     finite = k.cmp("ord", e, e)
     e = k.choose(finite, e, zero(e))
@@ -127,7 +127,7 @@ def rounded(
 
 
 def _of_overflow(k: Kernel, s: Value, e: Value, inputs: Sequence[Value]) -> Value:
-    """Return the error, where s overflowed one that leads back."""
+    """Return the error, or for an overflowed s an error that points back to the finite range."""
     if not inputs:
         return e
     infinity = real("double", float("inf"))

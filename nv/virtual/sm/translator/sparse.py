@@ -1,16 +1,17 @@
-"""mma with a sparse A (mma.sp), with scales of blocks, and the four small products of m8n8k4.
+"""mma with sparse A (mma.sp), mma with block scales, and the four small products of m8n8k4.
 
-Sparse products and those of m8n8k4 are multiplied as lists of factors (`listed`), the others in
-tiles, with factors that carry their scale. Where the ISA gives figures alone, the layouts are those
-that NVIDIA's public CUTLASS states: metadata by ELayout of mma_traits_sm120_sparse and by how
-host_reorder.h orders metadata for sm_80, scales by SFALayout and SFBLayout of mma_traits_sm120.
+Sparse products and the products of m8n8k4 are computed as lists of factors (`listed`). The others
+are computed in tiles whose factors include their scale. Where the ISA shows a layout only as a
+figure, the layout is that of NVIDIA's public CUTLASS: for metadata, ELayout of
+mma_traits_sm120_sparse and the order in which host_reorder.h puts metadata for sm_80; for scales,
+SFALayout and SFBLayout of mma_traits_sm120.
 
-- Metadata: a row's chunks, four bits each, lowest first. Of factors of 16 and 32 bits a thread of a
-  quad holds four chunks of row g in its lower half and of row g + 8 in its upper; of smaller ones
-  threads alternate between eight chunks of row g and of row g + 8.
-- Scales: of A the first lane of the pair has row g, the second row g + 8; of B the lane has
-  column g.
-Indices that the ISA calls invalid are taken as they are.
+- Metadata: the chunks of a row, four bits each, lowest first. For factors of 16 and 32 bits, a
+  thread of a quad holds four chunks of row g in its lower half and four of row g + 8 in its upper
+  half. For smaller factors, threads alternate between eight chunks of row g and of row g + 8.
+- Scales: for A, the first lane of the pair holds row g and the second row g + 8; for B, the lane
+  holds column g.
+Indices that the ISA calls invalid are used unchecked.
 Source: PTX ISA 9.1, "Block Scaling for mma.sync", "mma.sp", "Matrix Fragments for mma.m8n8k4".
 """
 
@@ -36,11 +37,11 @@ from nv.virtual.sm.translator.minifloat import E4M3, decode
 from nv.virtual.sm.translator.value import Lanes, Value, number
 
 _SMALL = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
-_DEPTHS = {  # of sparse products, by the bits of a factor
+_DEPTHS = {  # depth of sparse products, by the bits of a factor
     16: {"m16n8k16": 16, "m16n8k32": 32}, 32: {"m16n8k8": 8, "m16n8k16": 16},
     8: {"m16n8k32": 32, "m16n8k64": 64}, 4: {"m16n8k64": 64, "m16n8k128": 128},
 }  # fmt: skip
-# By kind: the number of scales that each type of them may have, and without saying so; the depth.
+# By kind: the allowed numbers of scales a row by scale type, the default number, the dense depth.
 _SCALES: dict[str, tuple[dict[str, tuple[int, ...]], int, int]] = {
     "mxf8f6f4": ({"ue8m0": (1,)}, 1, 32), "mxf4": ({"ue8m0": (2,)}, 2, 64),
     "mxf4nvf4": ({"ue8m0": (2, 4), "ue4m3": (4,)}, 0, 64),
@@ -49,8 +50,8 @@ _SCALES: dict[str, tuple[dict[str, tuple[int, ...]], int, int]] = {
 
 @dataclass(frozen=True)
 class _Product:
-    """A kind of mma. first, second: types of A and B (of ELEMENTS); result: of C and D. selector:
-    which threads hold the metadata. scale: type of the scales. chunks: scales of a row."""
+    """A kind of mma. first, second: types of A and B (keys of ELEMENTS). result: type of C and D.
+    selector: which threads hold the metadata. scale: type of the scales. chunks: scales a row."""
 
     depth: int
     result: str
@@ -64,7 +65,7 @@ class _Product:
 
     @property
     def name(self) -> str:
-        """The native function's name."""
+        """Name of the native function."""
         tail = ".sat" if self.saturates else ""
         how = f".sp{self.selector}" if self.sparse else ""
         scale = f".{self.scale}.{self.chunks}" if self.scale else ""
@@ -72,7 +73,7 @@ class _Product:
 
     @property
     def work(self) -> str:
-        """Type of factors and sums."""
+        """LLVM type of factors and sums."""
         return "double" if self.scale else ELEMENTS[self.first].work
 
     @property
@@ -82,22 +83,22 @@ class _Product:
 
     @property
     def b_registers(self) -> int:
-        """Registers of B."""
+        """Number of registers of B."""
         return self.depth // (4 * self.per)
 
     @property
     def a_registers(self) -> int:
-        """Registers of A."""
+        """Number of registers of A."""
         return self.b_registers * (1 if self.sparse else 2)
 
     @property
     def sums(self) -> int:
-        """Registers of C, and of D."""
+        """Number of registers of C, and of D."""
         return 2 if self.result == "f16" else 4
 
 
 def wanted(i: Instruction) -> bool:
-    """Return whether an mma is one of this module."""
+    """Return whether this module emits the mma."""
     return (
         i.modifiers[0].split("::")[0] == "sp"
         or "block_scale" in i.modifiers
@@ -106,7 +107,7 @@ def wanted(i: Instruction) -> bool:
 
 
 def multiply(k: Kernel, i: Instruction) -> None:
-    """Emit an mma of this module. Raises NotSupported for kinds that are not there."""
+    """Emit an mma of this module. Raises NotSupported for unsupported kinds."""
     if "m8n8k4" in i.modifiers:
         _four_products(k, i)
         return
@@ -185,7 +186,7 @@ def _product(k: Kernel, i: Instruction) -> _Product:
 
 
 def _selector(k: Kernel, i: Instruction, bits: int, depth: int) -> int:
-    """Return the sparsity selector: of one thread in four, of a pair, or 0 where all have to."""
+    """Return the sparsity selector: a thread of four, a pair of two, or 0 if all hold metadata."""
     found = i.operands[5]
     most = {16: 64, 32: 32, 8: 64, 4: 128}[bits] // depth
     if not isinstance(found, Integer) or not 0 <= found.value < most:
@@ -193,13 +194,14 @@ def _selector(k: Kernel, i: Instruction, bits: int, depth: int) -> int:
     return found.value
 
 
-# -- where elements lie --------------------------------------------------------------------------
+# -- places of elements --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Meta:
-    """The metadata of one factor, by lane: the lane that has it, the bit it starts at; column: of
-    the first element of its chunk. step: columns from one index to the next."""
+    """Location of the metadata of one factor, by lane. lanes: the lane that holds it. shifts: its
+    first bit. columns: of the first element of its chunk. step: columns from one index to the next.
+    """
 
     lanes: list[int]
     shifts: list[int]
@@ -230,12 +232,12 @@ def _meta(product: _Product, register: int, part: int) -> _Meta:
 
 
 def _paired(product: _Product) -> bool:
-    """Return whether two threads of a quad have the metadata (of factors of 16 and 32 bits)."""
+    """Return whether two threads of a quad hold the metadata (factors of 16 and 32 bits)."""
     return product.depth == {16: 32, 32: 16}[ELEMENTS[product.first].bits]
 
 
 def _columns(e: Lanes, product: _Product, meta: Value, register: int, part: int) -> Value:
-    """Return the columns of A that a part of a register holds."""
+    """Return the columns of A to which one part of a register belongs."""
     where = _meta(product, register, part)
     word = Value(e.shuffle("i32", meta.text, where.lanes), "i32", False)
     index = e.op("lshr", word, e.each(where.shifts))
@@ -246,14 +248,14 @@ def _columns(e: Lanes, product: _Product, meta: Value, register: int, part: int)
 
 
 def _chunk(product: _Product, columns: list[int]) -> list[int]:
-    """Return which scale of its row (column) each element has."""
+    """Return the index of the scale that applies to each element in its row (column)."""
     return [column // (product.depth // product.chunks) for column in columns]
 
 
 def _scaled(
     e: Lanes, product: _Product, value: Value, scales: list[Value], chunks: list[int]
 ) -> Value:
-    """Multiply by the scales. scales: of the rows (columns) that the lanes have, by chunk."""
+    """Multiply by the scales. scales: those of the lanes' rows (columns), by chunk."""
     scale = scales[0]
     for chunk in range(1, product.chunks):
         bits = sum(1 << lane for lane in range(32) if chunks[lane] == chunk)
@@ -262,8 +264,8 @@ def _scaled(
 
 
 def _scales(e: Lanes, product: _Product, words: list[Value], half: int | None) -> list[Value]:
-    """Return the scales of each chunk, as the lanes need them. words: the scales, which byte, which
-    thread. half: of A; None for B."""
+    """Return the scale of each chunk, in the lanes that use it. words: the scales, the byte
+    selector, the thread selector. half: the half of A; None for B."""
     data, byte, thread = words
     choices = (0, 1) if half is not None else (0, 1, 2, 3)
     found: Value | None = None
@@ -300,7 +302,7 @@ def _loaded(e: Lanes, stem: str, count: int) -> list[Value]:
 
 
 def _function(product: _Product, declarations: set[str]) -> str:
-    """Return a function that multiplies matrices whose registers lie in memory."""
+    """Return a function that multiplies matrices whose registers are passed in memory."""
     e = Lanes()
     counts = {"d": product.sums, "a": product.a_registers, "b": product.b_registers,
               "c": product.sums, "e": int(product.sparse), "x": 3 if product.scale else 0,
@@ -332,7 +334,7 @@ def _listed(
     e: Lanes, product: _Product, values: list[Value], columns: list[Value], second: list[Value],
     start: list[Value],
 ) -> list[Value]:  # fmt: skip
-    """Return the sums of a sparse product. columns: of A, that its factors lie in."""
+    """Return the sums of a sparse product. columns: the column of A of each of its factors."""
     work, rows, depth, per = product.work, 16, product.depth // 2, product.per
     factors, meets = listed.room(e, work, rows * depth), listed.room(e, "i32", rows * depth)
     matrix, sums = listed.room(e, work, 8 * product.depth), listed.room(e, work, 8 * rows)
@@ -359,7 +361,7 @@ def _listed(
 def _first(
     e: Lanes, product: _Product, words: list[Value], meta: Value | None
 ) -> tuple[list[Value], list[Value]]:
-    """Return the factors of A, and where they are sparse the rows of B they meet."""
+    """Return the factors of A and, for a sparse A, the row of B that each one multiplies."""
     values, columns = [], []
     halves = [_scales(e, product, _loaded(e, "x", 3), half) for half in (0, 1)] if (
         product.scale) else []  # fmt: skip
@@ -396,7 +398,7 @@ def _second(e: Lanes, product: _Product, words: list[Value]) -> list[Value]:
 
 
 def _four_products(k: Kernel, i: Instruction) -> None:
-    """mma.m8n8k4 of f16: lanes 4q to 4q + 3 and those 16 above multiply matrix q of four."""
+    """Emit mma.m8n8k4 of f16: lanes 4q to 4q + 3, and the lanes 16 above, multiply matrix q."""
     rest = [m for m in i.modifiers if m not in ("sync", "aligned")]
     orders = {"row", "col"}
     if len(rest) != 7 or not set(rest[1:3]) <= orders or len(i.operands) != 4:
@@ -425,7 +427,7 @@ def _four(
     factors, meets = listed.room(e, "float", rows * depth), listed.room(e, "i32", rows * depth)
     second, sums = listed.room(e, "float", 8 * 16), listed.room(e, "float", 8 * rows)
 
-    def across(n: int, lane: int) -> tuple[int, int]:  # along a row of A or column of B: the lane
+    def across(n: int, lane: int) -> tuple[int, int]:  # a lane holds a row of A or column of B
         return lane % 4 + 4 * (lane // 16), n
 
     def along(n: int, lane: int) -> tuple[int, int]:

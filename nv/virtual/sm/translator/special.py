@@ -18,7 +18,7 @@ _FIELDS = {
     "warpid": layout.WARP, "nwarpid": layout.WARPS, "smid": layout.SM, "nsmid": layout.SM_COUNT,
     "dynamic_smem_size": layout.DYNAMIC_SIZE, "total_smem_size": layout.SHARED_TOTAL,
     "aggr_smem_size": layout.SHARED_TOTAL,
-    # Without clusters each group is a cluster of its own.
+    # Without clusters each group is its own cluster.
     "clusterid.x": layout.CLUSTER_ID_X, "clusterid.y": layout.CLUSTER_ID_Y,
     "clusterid.z": layout.CLUSTER_ID_Z, "nclusterid.x": layout.CLUSTERS_X,
     "nclusterid.y": layout.CLUSTERS_Y, "nclusterid.z": layout.CLUSTERS_Z,
@@ -28,7 +28,7 @@ _FIELDS = {
     "cluster_ctarank": layout.RANK, "cluster_nctarank": layout.CLUSTER_SIZE,
 }  # fmt: skip
 _CONSTANTS = {
-    "current_graph_exec": 0,  # no launch is part of a graph that a device launched
+    "current_graph_exec": 0,  # launches are never part of a graph launched by a device
     "gridid": 0, "tid.w": 0, "ctaid.w": 0, "ntid.w": 1, "nctaid.w": 1, "clusterid.w": 0,
     "nclusterid.w": 1, "cluster_ctaid.w": 0, "cluster_nctaid.w": 1,
 }  # fmt: skip

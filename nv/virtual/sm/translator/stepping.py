@@ -1,7 +1,7 @@
-"""Code that a debugger can halt: at each instruction it looks at a byte of a table.
+"""Code that a debugger can halt: it checks a byte of a table at each instruction.
 
-The registers are then in the warp's state instead of stack slots, so that a debugger sees them and
-may change them; those that are the same in all lanes as one number.
+The registers are then in the warp's state instead of stack slots, so that a debugger can read and
+change them. Registers that are the same in all lanes are stored as one number.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Placed:
-    """A register in a warp's state. offset: in bytes. bits: of one lane. uniform: it is one number
-    for all lanes. A lane of one bit is one bit, others follow each other."""
+    """A register in a warp's state. offset: in bytes. bits: of one lane. uniform: whether it is one
+    number for all lanes. Lanes of one bit are packed into bits; other lanes are consecutive."""
 
     offset: int
     bits: int
@@ -30,20 +30,20 @@ class Placed:
 
 @dataclass(frozen=True)
 class StepPlaces:
-    """Where a warp's state holds what a debugger sees.
+    """Where a warp's state holds data for a debugger.
 
-    active: offset of the running lanes, u32, and of the index of the instruction that was looked at
-    last, u32, behind it. registers: by name. end: bytes of the state.
+    active: offset of the running lanes, u32, followed by the index of the instruction that was
+    checked last, u32. registers: by name. end: bytes of the state.
     """
 
     active: int
     registers: dict[str, Placed]
-    slots: tuple[tuple[str, str, int], ...]  # name, LLVM type and offset of those that are slots
+    slots: tuple[tuple[str, str, int], ...]  # name, LLVM type, offset of registers in slots
     end: int
 
 
 def placed(k: Kernel) -> StepPlaces:
-    """Lay the registers of an emitted kernel out in the warp's state."""
+    """Lay out the registers of an emitted kernel in the warp's state."""
     active = k.held.end
     at = active + 64
     registers: dict[str, Placed] = {}
@@ -62,7 +62,7 @@ def placed(k: Kernel) -> StepPlaces:
 
 
 def look(k: Kernel, i: Instruction) -> None:
-    """Halt in front of an instruction where the table has its byte set."""
+    """Emit a halt before an instruction whose byte in the table is set."""
     active = k.active()
     for name, value in (("active", active), ("index", str(i.index))):
         k.do(f"store i32 {value}, ptr %step.{name}")
@@ -70,7 +70,7 @@ def look(k: Kernel, i: Instruction) -> None:
 
 
 def entry(places: StepPlaces) -> list[str]:
-    """Return the lines that place the registers, and find the table and the function."""
+    """Return the lines that define register addresses, and load the table and the function."""
     lines = [
         "  %wave = getelementptr i8, ptr %warp, i64 0",
         f"  %step.active = getelementptr i8, ptr %warp, i64 {places.active}",
@@ -83,5 +83,5 @@ def entry(places: StepPlaces) -> list[str]:
 
 
 def fresh(places: StepPlaces) -> list[str]:
-    """Return the lines by which a warp begins with registers of 0."""
+    """Return the lines that clear the registers at a warp's start."""
     return [f"  store {kind} zeroinitializer, ptr {slot}" for slot, kind, _ in places.slots]

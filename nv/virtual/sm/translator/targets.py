@@ -1,6 +1,7 @@
-"""Which targets have which matrix instructions.
+"""Targets that support each matrix instruction.
 
-An assembler refuses what a target lacks; programs reach the virtual multiprocessors without one.
+An assembler refuses instructions that a target lacks. Programs for the virtual multiprocessors do
+not pass through one.
 Source: PTX ISA 9.1, "Target ISA Notes" of wmma, mma, mma.sp and atom.
 """
 
@@ -12,14 +13,12 @@ from hcq.errors import BadCodeObject
 from nv.virtual.sm.ptx.module import Instruction
 
 _TARGET = re.compile(r"sm_(\d+)([af]?)")
-_FAMILY = (
-    120  # that has the instructions of f6, f4 and scales; its targets are sm_120a, sm_121f ...
-)
+_FAMILY = 120  # with the instructions for f6, f4 and scales; its targets are sm_120a, sm_121f ...
 _SMALL = frozenset(("e3m2", "e2m3", "e2m1"))
 
 
 def check(target: str, code: list[Instruction]) -> None:
-    """Raise BadCodeObject for the first instruction that a module's target does not have."""
+    """Raise BadCodeObject for the first instruction that a module's target does not support."""
     found = _TARGET.fullmatch(target)
     if found is None:
         return
@@ -44,7 +43,7 @@ def _refusal(i: Instruction, wanted: str, target: str) -> BadCodeObject:
 
 
 def _least(name: str, modifiers: frozenset[str]) -> tuple[int, str]:
-    """Return the lowest version, and the letters of targets where only those have it."""
+    """Return the lowest version, and the target letters if only targets with these support it."""
     if name == "atom":
         return (90 if "b128" in modifiers else 0), ""
     if name == "wmma":
@@ -70,7 +69,7 @@ def _least(name: str, modifiers: frozenset[str]) -> tuple[int, str]:
 
 
 def runs_on(target: str, chip: str) -> bool:
-    """Return whether code for a target runs on a chip, given as its own: sm_90 or sm_90a."""
+    """Return whether code for a target runs on a chip, given by its own target: sm_90 or sm_90a."""
     wanted, has = _TARGET.fullmatch(target), _TARGET.fullmatch(chip)
     if wanted is None or has is None:
         return False

@@ -1,7 +1,7 @@
 """Approximations: ex2, lg2, sin, cos, tanh, rsqrt.
 
-All are computed in f64 and rounded to f32, so that they err by half a unit in the last place but
-for rare cases; the chip's own units err by up to 2**-22 (ex2, lg2, rsqrt), 2**-20.5 absolute (sin,
+All are computed in f64 and rounded to f32, so that they err by half a unit in the last place, with
+rare exceptions. The chip's own units err by up to 2**-22 (ex2, lg2, rsqrt), 2**-20.5 absolute (sin,
 cos within -pi..pi) and 2**-11 (tanh).
 Source: PTX ISA 8.x, the pages of the instructions.
 """
@@ -26,7 +26,7 @@ def _function(name: str) -> Handler:
 
 
 def _turns(name: str) -> Handler:
-    """Sine and cosine: the native functions take revolutions in f64."""
+    """Return a handler of sine or cosine: the native functions take revolutions in f64."""
 
     def compute(k: Kernel, v: Sequence[Value], mode: str) -> Value:
         wide = k.cast("fpext", v[0], "double")

@@ -1,7 +1,8 @@
 """Translate a PTX kernel into one LLVM function that runs a warp.
 
-`i32 kernel(context, warp)` starts at the kernel's entry or, after waiting, where the warp's state
-says; it returns a code of `runtime.layout`. Registers are stack slots that SROA makes values.
+`i32 kernel(context, warp)` starts at the kernel's entry or, after waiting, at the block stored in
+the warp's state. It returns a code of `runtime.layout`. Registers are stack slots, which SROA turns
+into values.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ from nv.virtual.sm.translator.variables import Places, place
 from nv.virtual.sm.translator.waiting import waits
 
 NAME = "nvsm_kernel"
-_MANY = 24  # accesses to memory: of more those outside of loops are calls
-_VERY_MANY = 150  # all of them are
+_MANY = 24  # memory accesses; if there are more, those outside of loops become calls
+_VERY_MANY = 150  # if there are more, all become calls
 _MEMORY = frozenset(("ld", "st", "ldu"))
 _MODULES = (bits, moves, convert, transcendental, memory, atomic, warp, copies, matrix, mbarrier,
             wgmma, wide, wmma, cluster, video, video_scalar, calls)  # fmt: skip
@@ -58,7 +59,7 @@ _MODULES = (bits, moves, convert, transcendental, memory, atomic, warp, copies, 
 @dataclass(frozen=True)
 class Translation:
     """A kernel as LLVM IR. state_size: bytes of a warp's state. code: for naming faults. stepped:
-    where a debugger finds registers, of code that it can halt."""
+    where a debugger finds registers, for code that it can halt."""
 
     ir: str
     state_size: int
@@ -69,7 +70,7 @@ class Translation:
 
 @cache
 def _handlers() -> tuple[dict[str, Handler], dict[str, Handler], dict[str, Handler]]:
-    """Return the emitters by name: of floats, of integers, and of what needs no such choice."""
+    """Return the emitters by name: of floats, of integers, and of other instructions."""
     common: dict[str, Handler] = {}
     for module in _MODULES:
         common.update(module.handlers())
@@ -79,7 +80,7 @@ def _handlers() -> tuple[dict[str, Handler], dict[str, Handler], dict[str, Handl
 def handler_of(i: Instruction) -> Handler | None:
     """Return the emitter of an instruction.
 
-    st.async and red.async with .release are to global memory; done at once, they are in order.
+    st.async and red.async with .release access global memory; executed at once, they are in order.
     """
     of_floats, of_integers, common = _handlers()
     if i.modifiers and i.modifiers[-1] in FLOAT_TYPES and i.name in of_floats:
@@ -97,17 +98,17 @@ class _Kernel(Kernel):
 
 
 def flies(code: list[Instruction]) -> bool:
-    """Return whether a kernel has asynchronous copies, products or what waits for them."""
+    """Return whether a kernel has asynchronous copies or products, or waits for them."""
     return any(i.name in ("cp", "mbarrier", "wgmma") or "async" in i.modifiers for i in code)
 
 
 def meets_clusters(code: list[Instruction]) -> bool:
-    """Return whether a kernel has barriers of clusters."""
+    """Return whether a kernel has cluster barriers."""
     return any(i.name == "barrier" and "cluster" in i.modifiers for i in code)
 
 
 def _through_proxy(code: list[Instruction]) -> bool:
-    """Return whether a kernel reaches shared memory through the asynchronous proxy."""
+    """Return whether a kernel accesses shared memory through the asynchronous proxy."""
     return any(i.name == "wgmma" or (i.name == "cp" and "bulk" in i.modifiers) for i in code)
 
 
@@ -124,8 +125,8 @@ def translate(
 ) -> Translation:
     """Translate a kernel.
 
-    full: all warps have 32 lanes. rows: the block's x is a multiple of 32, so that a warp lies
-    within one row. stepped: the code halts where it is told to (`translator.stepping`). Raises
+    full: all warps have 32 lanes. rows: the block's x is a multiple of 32, so that a warp is
+    within one row. stepped: the code halts on request (`translator.stepping`). Raises
     NotSupported, which names instruction and line.
     """
     graph = build(flat)
@@ -152,7 +153,7 @@ def translate(
 
 
 def emit(k: Kernel, i: Instruction) -> None:
-    """Emit one instruction that does not steer control."""
+    """Emit one instruction that is not control flow."""
     k.now = i
     if k.stepped:
         stepping.look(k, i)

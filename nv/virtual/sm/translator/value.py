@@ -1,7 +1,7 @@
 """Values of a warp in LLVM IR: one number a lane, or one number for all lanes.
 
-A uniform value is a scalar in IR; an operation on uniform values only is scalar code. A varying one
-is a vector of 32 lanes. Where both meet, the scalar is spread.
+A uniform value is a scalar in IR, and an operation on uniform values only is scalar code. A varying
+value is a vector of 32 lanes. In an operation on both, the scalar is broadcast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SPREAD = "<32 x i32> zeroinitializer"
 
 @dataclass(frozen=True)
 class Value:
-    """An operand of LLVM IR. element: type of one lane. bits: of a constant."""
+    """An operand of LLVM IR. element: type of one lane. bits: value of a constant."""
 
     text: str
     element: str
@@ -32,7 +32,7 @@ class Value:
 
 
 def number(element: str, bits: int) -> Value:
-    """Return a constant by its bits."""
+    """Return a constant given by its bits."""
     bits &= (1 << ELEMENT_BITS[element]) - 1
     if element == "i1":
         return Value("true" if bits else "false", element, True, bits)
@@ -49,7 +49,7 @@ def real(element: str, value: float) -> Value:
 
 
 class Lanes(Text):
-    """Text with operations on values."""
+    """IR text with operations on values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Lanes(Text):
         return self.kind(value.element, value.uniform)
 
     def vec(self, value: Value) -> str:
-        """Return a value as text of a vector."""
+        """Return the text of a value as a vector."""
         if not value.uniform:
             return value.text
         if value.bits is not None:
@@ -151,7 +151,7 @@ class Lanes(Text):
         return Value(self.call(kind, f"llvm.{name}.{overload}", *arguments), element, uniform)
 
     def by_lanes(self, function: str, element: str, *values: Value) -> Value:
-        """Call a function of vectors; of uniform arguments the result is uniform too."""
+        """Call a function of vectors. The result of uniform arguments is uniform."""
         uniform = all(value.uniform for value in values)
         arguments = [(f"<32 x {value.element}>", self.vec(value)) for value in values]
         text = self.call(f"<32 x {element}>", function, *arguments)
@@ -171,7 +171,7 @@ class Lanes(Text):
         return self.value(f"bitcast <32 x i1> {condition.text} to i32")
 
     def from_bits(self, bits: str) -> Value:
-        """Return an i32 of one bit a lane as a condition."""
+        """Return an i32 with one bit a lane as a condition."""
         if bits == "-1":
             return number("i1", 1)
         return Value(self.value(f"bitcast i32 {bits} to <32 x i1>"), "i1", False)

@@ -1,9 +1,9 @@
-"""Where a kernel's variables lie: shared and local memory, and the module's own window.
+"""Layout of a kernel's variables: shared and local memory, and the module's own window.
 
 Shared variables that the kernel uses start at 0 of the group's shared memory, those with the
-largest alignment first, so that nothing between them is unused; arrays without a size are behind.
-Variables of `.global` and `.const` lie where the loader has put them, which a launch says; those
-that it does not mention lie in a window of addresses that no page table reaches.
+largest alignment first, so that there are no gaps. Arrays without a size follow. Variables of
+`.global` and `.const` are where the loader has placed them; the launch states the addresses. Those
+that it does not mention are in an address window that is outside of all page tables.
 Source: PTX ISA 8.x, "State Spaces".
 """
 
@@ -20,7 +20,7 @@ from nv.virtual.sm.translator.flatten import Flat
 from nv.virtual.sm.translator.procedures import taken
 
 PAGE = 4096
-_FUNCTIONS = 1 << 40  # addresses of functions, where no launch says others: no memory has them
+_FUNCTIONS = 1 << 40  # function addresses, unless a launch states others; not mapped to memory
 
 
 @dataclass
@@ -28,9 +28,9 @@ class Places:
     """Addresses of variables, in their own spaces.
 
     shared_size: static bytes. local_size: of a thread. image: the module window's content.
-    parameter_offsets: of the entry. numbers: of the variables of `.global` and `.const`, in
-    the list of their addresses that each launch has; functions whose address is taken too. stack:
-    threads take what local memory has behind their variables.
+    parameter_offsets: of the entry. numbers: indices of the variables of `.global` and `.const`,
+    and of functions whose address is taken, in each launch's list of addresses. stack: whether
+    threads use the local memory behind their variables.
     """
 
     addresses: dict[str, int] = field(default_factory=dict)
@@ -44,11 +44,11 @@ class Places:
     stack: bool = False
 
     def address_of(self, name: str) -> int | None:
-        """Return the address of a variable in its space, where no launch says another."""
+        """Return the address of a variable in its space, unless a launch states another."""
         return self.addresses.get(name)
 
     def listed(self, known: tuple[tuple[str, int], ...]) -> list[int]:
-        """Return the addresses of the numbered variables for a launch that names some."""
+        """Return the addresses of the numbered variables for a launch that states some of them."""
         found = dict(known)
         return [found.get(name, self.addresses[name]) for name in self.numbers]
 
@@ -70,7 +70,7 @@ def place(module: Module, entry: Function, flat: Flat) -> Places:
     places.parameter_size = at
     known = [*module.variables.values(), *flat.variables]
     for name, offset in places.parameter_offsets.items():
-        # A parameter's address is one of the module window; its first page holds the parameters.
+        # A parameter's address is in the module window, whose first page contains the parameters.
         places.addresses[name] = layout.MODULE_WINDOW + offset
         places.spaces[name] = "param"
     used = {name for instruction in flat.code for name in operands.variables(instruction)}

@@ -28,7 +28,7 @@ def register_of(k: Kernel, operand: Operand) -> tuple[Operand, str]:
 
 
 def computed(k: Kernel, operation: str, a: Value, b: Value) -> Value:
-    """Return the result of an operation on numbers that are far from their element's limits."""
+    """Return the result of an operation on numbers that are far from their type's limits."""
     one = number(a.element, 1)
     if operation in _COMPARISONS:
         return k.cast("zext", k.cmp(_COMPARISONS[operation], a, b), a.element)
@@ -36,7 +36,7 @@ def computed(k: Kernel, operation: str, a: Value, b: Value) -> Value:
         return k.op(operation, a, b)
     if operation in ("min", "max"):
         return k.call_op(f"s{operation}", a, b)
-    if operation == "avrg":  # halves are rounded up, of negative sums towards less
+    if operation == "avrg":  # halves are rounded up, for negative sums down
         total = k.op("add", a, b)
         whole = k.cmp("sge", total, number(a.element, 0))
         total = k.op("add", total, k.cast("zext", whole, a.element))
@@ -46,7 +46,7 @@ def computed(k: Kernel, operation: str, a: Value, b: Value) -> Value:
 
 
 def clamped(k: Kernel, value: Value, bits: int, kind: str) -> Value:
-    """Limit a signed number to what `bits` of a type hold."""
+    """Limit a signed number to the range of `bits` of a type."""
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if kind == "s32" else (0, (1 << bits) - 1)
     least, most = number(value.element, low), number(value.element, high)
     return k.call_op("smin", k.call_op("smax", value, least), most)
@@ -59,7 +59,7 @@ def extracted(k: Kernel, register: Value, bits: int, place: int, kind: str) -> V
 
 
 def _lanes_of(k: Kernel, part: str, count: int, usual: int) -> list[int]:
-    """Return which lane of a and b each lane takes, lowest first. usual: without a selector."""
+    """Return which lane of a and b each lane reads, lowest first. usual: without a selector."""
     if not part:
         return [usual + n for n in range(count)]
     letter, digits = part[0], part[1:]
@@ -119,7 +119,7 @@ def _video(operation: str, lanes: int) -> Handler:
 
 
 def _modifiers(k: Kernel, i: Instruction, operation: str) -> tuple[Sequence[str], set[str], str]:
-    """Return the types of result and sources, the flags, and what is computed."""
+    """Return the types of result and sources, the flags, and the operation."""
     if operation == "set":
         types, what, flags = ("u32", *i.modifiers[:2]), i.modifiers[2:3], set(i.modifiers[3:])
         if not what or what[0] not in _COMPARISONS or flags - {"add"}:

@@ -1,6 +1,7 @@
 """Video instructions on one number: vadd, vsub, vabsdiff, vmin, vmax, vshl, vshr, vmad, vset.
 
-Numbers are extended to 128 bits, where no intermediate result of the ISA's pseudocode overflows.
+Numbers are extended to 128 bits, so that intermediate results of the ISA's pseudocode do not
+overflow.
 Source: PTX ISA 9.1, "Scalar Video Instructions".
 """
 
@@ -19,21 +20,21 @@ _SCALES = {"shr7": 7, "shr15": 15}
 
 
 def _part(k: Kernel, part: str) -> tuple[int, int]:
-    """Return the bits of a part of a register and its place."""
+    """Return the number of bits of a part of a register, and its position."""
     if part and part not in _PARTS:
         raise k.bad(f".{part} is not a part of a register")
     return _PARTS.get(part, (32, 0))
 
 
 def _given(k: Kernel, operand: Operand, kind: str) -> Value:
-    """Return a source or a part of it, extended by its type."""
+    """Return a source operand or a part of it, extended by its type."""
     register, part = register_of(k, operand)
     value = extracted(k, k.source(register, "b32"), *_part(k, part), kind)
     return k.resize(value, _WIDE, kind == "s32")
 
 
 def _finish(k: Kernel, i: Instruction, value: Value, kind: str, flags: set[str]) -> None:
-    """Clamp, do the second operation or merge, and write."""
+    """Clamp, apply the secondary operation or merge, and write the result."""
     target, part = register_of(k, i.operands[0])
     bits, place = _part(k, part)
     second = flags & set(_SECOND)
@@ -54,7 +55,7 @@ def _finish(k: Kernel, i: Instruction, value: Value, kind: str, flags: set[str])
 
 
 def _types(k: Kernel, i: Instruction, *allowed: str) -> tuple[tuple[str, ...], set[str]]:
-    """Return the three types, and the flags behind them."""
+    """Return the three types, and the flags after them."""
     types, flags = i.modifiers[:3], set(i.modifiers[3:])
     if len(types) != 3 or not set(types) <= {"u32", "s32"} or flags - set(allowed):
         raise k.unsupported()
@@ -99,7 +100,7 @@ def _compare(k: Kernel, i: Instruction) -> None:
 
 
 def _multiply_add(k: Kernel, i: Instruction) -> None:
-    """vmad: a product, plus or minus what is added, shifted and limited."""
+    """vmad: a product plus or minus an addend, shifted and clamped."""
     types, flags = _types(k, i, "sat", "po", *_SCALES)
     if len(i.operands) != 4 or len(flags & set(_SCALES)) > 1:
         raise k.bad("expected a result and three operands, and one scale at most")

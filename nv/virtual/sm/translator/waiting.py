@@ -1,10 +1,11 @@
-"""Which loops may wait for memory that other lanes, warps or groups write.
+"""Loops that may wait for memory that other lanes, warps or groups write.
 
-Such a loop ends by what it reads from memory or the clock: in the backward slice of its exits lies
-a load that others' stores must reach, an atomic operation, a test of an mbarrier object or a clock.
-Loops without an exit count too, and those that sleep or load so at all: others run on beside them.
-Source: PTX ISA 8.x, "Memory Consistency Model": a weak load need not see what others store
-meanwhile, but for one behind a fence.
+The exit of such a loop depends on what it reads from memory or the clock: the backward slice of its
+exits contains a load that others' stores must reach, an atomic operation, a test of an mbarrier
+object or a clock. Loops without an exit also count, and loops that sleep or have a volatile load:
+other threads must be able to run beside them.
+Source: PTX ISA 8.x, "Memory Consistency Model": a weak load need not observe concurrent stores of
+others, unless it follows a fence.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ _CLOCKS = ("clock", "globaltimer")
 
 
 def _idles(i: Instruction) -> bool:
-    """Return whether an instruction is one by which threads let time pass."""
+    """Return whether threads use an instruction to let time pass."""
     return i.name == "nanosleep" or (i.name == "ld" and "volatile" in i.modifiers)
 
 
 @dataclass(frozen=True)
 class Waits:
-    """edges: (from, to) of the ways back to the start of loops that may wait."""
+    """edges: (from, to) of the edges back to the start of loops that may wait."""
 
     edges: frozenset[tuple[int, int]]
 
@@ -66,7 +67,7 @@ class _Loop:
                 yield block.end
 
     def may_wait(self) -> bool:
-        """Return whether something that others do may decide when the loop ends."""
+        """Return whether actions of other threads may decide when the loop ends."""
         reads = any(self._observes(i) or _idles(i) for i in self._instructions())
         exits = [number for number in self._numbers if self._leaves(number)]
         if not exits:
@@ -81,7 +82,7 @@ class _Loop:
         return any(s not in self._numbers for s in self._graph.blocks[number].successors)
 
     def _observes(self, i: Instruction) -> bool:
-        """Return whether the result of an instruction depends on what others do meanwhile."""
+        """Return whether the result of an instruction depends on concurrent actions of others."""
         if i.name in ("atom", "mbarrier"):
             return True
         if any(special.startswith(_CLOCKS) for special in specials(i)):
@@ -92,7 +93,7 @@ class _Loop:
         return self._fenced or bool(_STRONG & modifiers)
 
     def _slice_observes(self, exits: list[int]) -> bool:
-        """Walk back from the exits over what decides them: registers and branches."""
+        """Walk back from the exits over the registers and branches that decide them."""
         definitions: dict[str, list[tuple[int, Instruction]]] = {}
         for number in self._numbers:
             for i in self._graph.blocks[number].code:

@@ -1,6 +1,6 @@
 """Instructions of a whole warp: shuffles, votes, matches and reductions.
 
-Lanes that a mask names but that are not there were waited for before, see `flow.Flow.gather`.
+`flow.Flow.gather` has already waited for the lanes of a mask that were elsewhere.
 Source: PTX ISA 8.x, "Data Movement and Conversion Instructions": shfl.sync; "Parallel
 Synchronization and Communication Instructions": vote.sync, match.sync, activemask, redux.sync,
 elect.sync, bar.warp.sync.
@@ -18,7 +18,7 @@ _VECTOR = "<32 x i32>"
 
 
 def pick(k: Kernel, value: Value, lane: Value) -> Value:
-    """Return for each lane the value of the lane it names (0..31)."""
+    """Return, for each lane, the value of the lane that `lane` selects (0..31)."""
     slot = k.value(f"getelementptr i8, ptr %context, i64 {layout.IO}")
     k.do(f"store {_VECTOR} {k.vec(value)}, ptr {slot}, align 64")
     index = k.vec(k.cast("zext", lane, "i64"))
@@ -74,7 +74,7 @@ def _shuffle(k: Kernel, i: Instruction) -> None:
 
 
 def _members(k: Kernel, i: Instruction) -> Value:
-    """Return the lanes that run and that the mask operand names, as i32."""
+    """Return, as i32, the running lanes that are in the mask operand."""
     running = _running(k)
     if "sync" not in i.modifiers:
         return running
@@ -108,7 +108,7 @@ def _active_mask(k: Kernel, i: Instruction) -> None:
 
 
 def _match(k: Kernel, i: Instruction) -> None:
-    """match.any: the lanes with the same value; match.all: the mask if all have the same."""
+    """match.any: return the lanes with the same value; match.all: the mask if all are equal."""
     kind = type_of(k, i)
     if kind not in ("b32", "b64") or "sync" not in i.modifiers:
         raise k.unsupported()
@@ -216,7 +216,7 @@ def _elect(k: Kernel, i: Instruction) -> None:
 
 
 def _barrier_result(k: Kernel, i: Instruction) -> None:
-    """What bar.red has found, behind it: how many lanes, or whether there was none."""
+    """Return the result of bar.red, after the barrier: a number of lanes, or whether it is 0."""
     found = Value(k.state(layout.STATE_REDUCED, "i32"), "i32", True)
     if "popc" in i.modifiers:
         k.write(i.operands[0], found)
@@ -226,7 +226,7 @@ def _barrier_result(k: Kernel, i: Instruction) -> None:
 
 
 def _warp_barrier(k: Kernel, i: Instruction) -> None:
-    """bar.warp.sync: the lanes are here already."""
+    """bar.warp.sync: no-op, because the lanes have already been gathered."""
     if i.name not in ("bar", "barrier") or "warp" not in i.modifiers:
         raise k.unsupported()
 

@@ -26,7 +26,7 @@ _INTEGER_COLUMNS = (8, 24)
 
 @dataclass(frozen=True)
 class _Kind:
-    """columns: of B and D. result: type of D; first, second: of A and B."""
+    """columns: of B and D. result: type of D. first, second: types of A and B."""
 
     columns: int
     result: str
@@ -35,7 +35,7 @@ class _Kind:
 
     @property
     def sums(self) -> int:
-        """Registers of D."""
+        """Number of registers of D."""
         return self.columns // (4 if self.result == "f16" else 2)
 
 
@@ -65,7 +65,7 @@ def _emit(k: Kernel, i: Instruction) -> None:
 
 
 def _whole(k: Kernel) -> str | None:
-    """Check that all lanes or none execute it; return them, or None if that is known."""
+    """Check that all lanes or none execute this; return them, or None if all always do."""
     mask = k.mask()
     if mask == "-1":
         return None
@@ -81,7 +81,7 @@ def _note(k: Kernel, table: int, offset: int) -> str:
 
 
 def _kind(k: Kernel, i: Instruction) -> _Kind:
-    """Read the modifiers. Raises NotSupported for kinds that are not there."""
+    """Read the modifiers. Raises NotSupported for unsupported kinds."""
     modifiers = i.modifiers[3:]
     if len(modifiers) != 4:
         raise k.unsupported()
@@ -120,7 +120,7 @@ def _product(k: Kernel, i: Instruction) -> None:
         turned.append(_immediate(k, rest, (0, 1)) == 1)
     if rest or len(i.operands) < 4:
         raise k.bad("the wrong number of operands")
-    for name in (*a, *d):  # of registers that other products hold these must be finished
+    for name in (*a, *d):  # other products that use these registers must have completed
         for table in k.held.of[name]:
             if table not in (k.held.tables[d], k.held.tables.get(a)):
                 k.touch_table(table)
@@ -147,7 +147,7 @@ def _product(k: Kernel, i: Instruction) -> None:
 
 
 def _places(k: Kernel, registers: tuple[str, ...]) -> str:
-    """Return the constant that holds where registers lie in a warp's state."""
+    """Return the constant that contains the registers' offsets in a warp's state."""
     name = f"@held.{k.held.tables[registers]}"
     if name not in k.helpers:
         listed = ", ".join(f"i32 {k.held.place(register)}" for register in registers)
@@ -175,7 +175,7 @@ def _same(k: Kernel, operand: Operand) -> str:
 
 
 def _adds(k: Kernel, operand: Operand) -> str:
-    """Return scale-d as i64: whether D is added to."""
+    """Return scale-d as i64: whether the product is added to D."""
     if isinstance(operand, Integer):
         return str(int(operand.value != 0))
     value = k.source(operand, "pred")

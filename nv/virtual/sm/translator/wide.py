@@ -1,6 +1,6 @@
-"""Accesses of 128 bits as one: ld, st, atom.exch and atom.cas of .b128.
+"""Accesses of 128 bits as a whole: ld, st, atom.exch and atom.cas of .b128.
 
-Each lane's access is atomic among all worker threads, lanes go one after another.
+Each lane's access is atomic among all worker threads. Lanes go one after another.
 Source: PTX ISA 9.1, ld, st, atom: the type .b128.
 """
 
@@ -50,7 +50,7 @@ def _exchange(k: Kernel, i: Instruction) -> None:
 
 
 def _access(k: Kernel, space: str, where: Value, operation: str, given: Sequence[Value]) -> Value:
-    """Do one of `atomics.WIDE_OPERATIONS` in each lane; return what was there."""
+    """Apply one of `atomics.WIDE_OPERATIONS` in each lane; return the previous values."""
     mask, writes = k.mask(), operation != "load"
     hosts = resolve(k, space, k.varying(where), _BYTES, writes, mask)
     if writes and k.proxies and space in SHARED_SPACES:
@@ -72,5 +72,5 @@ def _access(k: Kernel, space: str, where: Value, operation: str, given: Sequence
 
 
 def handlers() -> dict[str, Handler]:
-    """Return the emitters by name and `_wide`."""
+    """Return the emitters, by name with the suffix `_wide`."""
     return {"ld_wide": _load, "ldu_wide": _load, "st_wide": _store, "atom_wide": _exchange}

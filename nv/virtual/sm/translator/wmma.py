@@ -1,12 +1,16 @@
 """wmma.load, wmma.mma and wmma.store.
 
-The ISA leaves open which lane holds which element of a fragment; chips differ. Here fragments are
-those of mma.sync, side by side: A as blocks of 16 rows (8 of shapes with 8), in each all blocks of
-k with the upper eight rows before the lower; B as blocks of eight columns, in each all blocks of k;
-sums as blocks of 16 rows, in each those of eight columns. Neighbours along k (along the row of
-sums) share a register. That holds for both layouts in memory, and sums of f16 and f32 are in the
-same order. Fragments of f16 have eight registers also where fewer hold the matrix: the others
-repeat these, and wmma.mma does not read them.
+The ISA does not specify which lane holds which element of a fragment, and chips differ. Here
+fragments consist of those of mma.sync, side by side:
+
+- A: blocks of 16 rows (8 for shapes with 8). A block holds all blocks of k, the upper eight rows
+  before the lower.
+- B: blocks of eight columns, each with all blocks of k.
+- Sums: blocks of 16 rows, each with blocks of eight columns.
+
+Neighbours along k (for sums, along the row) share a register. This is the same for both layouts in
+memory, and sums of f16 and f32 have the same order. Fragments of f16 always have eight registers.
+Where fewer hold the matrix, the others repeat these, and wmma.mma does not read them.
 Source: PTX ISA 9.1, "Matrix multiply-accumulate operation using wmma instructions".
 """
 
@@ -55,8 +59,8 @@ _QUIET = ("sync", "aligned")
 @dataclass(frozen=True)
 class _Fragment:
     """A matrix over the registers of 32 lanes. rows, columns: of element 0 of each register that
-    holds something new, by lane. along: its elements follow each other along a row. count: of its
-    registers."""
+    holds new elements, by lane. along: whether its elements are consecutive along a row. count:
+    number of registers."""
 
     bits: int
     rows: list[list[int]]
@@ -66,7 +70,7 @@ class _Fragment:
 
     @property
     def per(self) -> int:
-        """Elements of a register."""
+        """Elements in a register."""
         return max(32 // self.bits, 1)
 
 
@@ -110,8 +114,8 @@ def _sum(shape: str, kind: str) -> _Fragment:
 
 @dataclass(frozen=True)
 class _Access:
-    """Access of wmma.load or wmma.store. lead: elements from a row (column) to the next where no
-    stride says otherwise. by_row: the matrix lies in memory row by row."""
+    """Access of wmma.load or wmma.store. lead: elements from one row (column) to the next without
+    an explicit stride. by_row: whether the matrix is stored by row."""
 
     fragment: _Fragment
     lead: int
@@ -120,12 +124,12 @@ class _Access:
 
     @property
     def straight(self) -> bool:
-        """The elements of a register follow each other in memory."""
+        """Whether the elements of a register are consecutive in memory."""
         return self.fragment.per == 1 or self.by_row == self.fragment.along
 
 
 def _access(k: Kernel, i: Instruction) -> _Access:
-    """Read the modifiers. Raises NotSupported for kinds that are not there."""
+    """Read the modifiers. Raises NotSupported for unsupported kinds."""
     space = space_of(i.modifiers)
     rest = [m for m in i.modifiers[1:] if m not in _QUIET and m.split("::")[0] != space]
     if len(rest) != 4:
@@ -164,7 +168,7 @@ def _addresses(k: Kernel, i: Instruction, access: _Access, at: int) -> tuple[Val
 
 def _place(k: Kernel, access: _Access, where: Value, stride: Value, register: int, element: int
            ) -> Value:  # fmt: skip
-    """Return the address of an element of a register, in each lane."""
+    """Return the address of one element of a register, in each lane."""
     fragment = access.fragment
     rows, columns = fragment.rows[register], fragment.columns[register]
     if fragment.along:
@@ -224,8 +228,8 @@ def _store(k: Kernel, i: Instruction) -> None:
 
 @dataclass(frozen=True)
 class _Product:
-    """A kind of wmma.mma. kind: of A and B; added, result: of C and D. operation: on single bits,
-    "xor" or "and"."""
+    """A kind of wmma.mma. kind: type of A and B. added, result: types of C and D. operation: "xor"
+    or "and", for single bits."""
 
     shape: str
     kind: str
@@ -236,13 +240,13 @@ class _Product:
 
     @property
     def name(self) -> str:
-        """The native function's name."""
+        """Name of the native function."""
         tail = ".sat" if self.saturates else ""
         return f"wmma.{self.shape}.{self.result}.{self.kind}{self.operation}.{self.added}{tail}"
 
 
 def _product(k: Kernel, i: Instruction) -> _Product:
-    """Read the modifiers. Raises NotSupported for kinds that are not there."""
+    """Read the modifiers. Raises NotSupported for unsupported kinds."""
     flags = {m for m in i.modifiers if m in ("satfinite", "rn", "xor", "and", "popc")}
     rest = [m for m in i.modifiers[1:] if m not in _QUIET and m not in flags]
     saturates = "satfinite" in flags
@@ -279,7 +283,7 @@ def _multiply(k: Kernel, i: Instruction) -> None:
 
 
 def _function(product: _Product, declarations: set[str]) -> str:
-    """Return a function that multiplies fragments whose registers lie in memory."""
+    """Return a function that multiplies fragments whose registers are passed in memory."""
     e = Lanes()
     wide = product.kind == "f64"
     vector, element = (WIDE, "i64") if wide else (VECTOR, "i32")
@@ -318,7 +322,7 @@ def _function(product: _Product, declarations: set[str]) -> str:
 def _eight_columns(
     e: Lanes, product: _Product, a: list[Value], b: list[Value], halves: int, c: list[Value]
 ) -> list[Value]:
-    """Return the sums of a block of rows and eight columns, as `accumulate` does."""
+    """Return the sums of a block of rows and eight columns, in the form of `accumulate`."""
     if product.kind == "b1":
         return bit_counts(e, product.operation, a, b, halves, c)
     first = [parts(e, word, product.kind) for word in a]
