@@ -1,8 +1,9 @@
-"""Make qcom/kernels: the driver's own kernels, which copy and fill, as code for each kind of chip.
+"""Make qcom/kernels: the driver's own copy and fill kernels, as code for each kind of chip.
 
     python -m tools.adreno_kernels          needs tinymesa; tests compare when it is installed
 
-Compiled for the oldest chip of a file (qcom.kernels.file_of), whose code all later ones of it run.
+The kernels are compiled for the oldest chip of a file (qcom.kernels.file_of). All later chips of
+the file run that code.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ declare i32 @adreno.thread()
 declare i32 @adreno.group.x()
 attributes #0 = {{ nounwind "adreno-threads"="{threads}" }}
 """
-# Four bytes a thread: as a word where both addresses allow it and four are left, else one by one.
+# Four bytes a thread: as one word if both addresses are aligned and four bytes are left, else
+# bytewise.
 _COPY = """  %in = getelementptr i8, ptr addrspace(1) %from, i64 %wide
   %left = sub i32 %size, %offset
   %a = ptrtoint ptr addrspace(1) %to to i64
@@ -81,7 +83,7 @@ byte0:
 
 
 def sources() -> dict[str, str]:
-    """LLVM IR of each kernel by name."""
+    """Return the LLVM IR of each kernel by name."""
     fill = "  store i32 %value, ptr addrspace(1) %out"
     return {
         "copy": _TEXT.format(
@@ -92,13 +94,13 @@ def sources() -> dict[str, str]:
 
 
 def make(chip: str) -> dict[str, bytes]:
-    """The objects (hcq.ir3object) of a chip by name."""
+    """Return the objects (hcq.ir3object) of a chip by name."""
     target = chips.facts(chip).target()
     return {name: compile_text(text, target) for name, text in sources().items()}
 
 
 def text_of(objects: dict[str, bytes]) -> str:
-    """A file of objects: a name, then its bytes in base64."""
+    """Return the text of a file of objects: each name, followed by its bytes in base64."""
     lines = ["# Made by tools.adreno_kernels; not edited."]
     for name, image in sorted(objects.items()):
         lines += [name, *textwrap.wrap(base64.b64encode(image).decode(), 96)]

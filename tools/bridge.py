@@ -1,4 +1,4 @@
-"""`ugpu bridge`: look at a USB bridge itself, without the card behind it."""
+"""`ugpu bridge`: inspect a USB bridge itself, without the card behind it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def info(name: str, out: Output) -> int:
 
 
 def describe(bridge: Bridge) -> dict[str, object]:
-    """Return the identity that a bridge reports; one transfer."""
+    """Return the identity that a bridge reports; takes one transfer."""
     usb = bridge.usb.identity
     state = bridge.read_xdata(LTSSM, 1)[0]
     return {
@@ -64,7 +64,7 @@ def xdata(name: str, address: str, size: str, bank: int, out: Output) -> int:
 
 
 def power(name: str, out: Output) -> int:
-    """Show what the enclosure's power sensor measures."""
+    """Show the measurements of the enclosure's power sensor."""
     bridge = by_name(_bare(name))
     try:
         measured = ina231.read_power(bridge)
@@ -105,7 +105,7 @@ def flash(
 
 
 def console(path: Path, record: Path | None, most: int | None, out: Output) -> int:
-    """Show what the firmware says on a serial line, or said in a recording of one."""
+    """Show the firmware's output on a serial line, live or from a recording."""
     shown: list[dict[str, object]] = []
     with contextlib.ExitStack() as stack:
         kept = None if record is None else stack.enter_context(_new(record))
@@ -137,7 +137,7 @@ def _new(path: Path, mode: str = "x") -> IO[Any]:  # text or bytes, by `mode`
 
 
 def dump(start: int, data: bytes) -> list[str]:
-    """Lines of 16 bytes with their addresses."""
+    """Return lines of 16 bytes with their addresses."""
     return [
         f"{start + at:04x}  {data[at : at + _ROW].hex(' ')}" for at in range(0, len(data), _ROW)
     ]

@@ -1,4 +1,4 @@
-"""Crash bundles by name: where they are, and which one a word on the command line means."""
+"""Crash bundles by name: their folder, and the bundle that a word on the command line means."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from hcq import bundle
 from hcq.config import config
 from hcq.errors import BadArgument, UsageError
 
-_LEAST = 4  # characters of a name's beginning
+_LEAST = 4  # shortest accepted beginning of a name, in characters
 
 
 def folder() -> Path:
-    """Where bundles are; UsageError where none are written."""
+    """Return the folder of bundles; UsageError if bundles are not written."""
     found = config().crash_folder
     if found is None:
         raise UsageError("no bundles are written: UGPU_CRASHES is 0, or there is no home folder")
@@ -20,8 +20,8 @@ def folder() -> Path:
 
 
 def find(name: str) -> Path:
-    """A bundle by its path, its number in `ugpu crash ls` (1 is the newest), or the beginning of
-    its name."""
+    """Return a bundle by its path, its number in `ugpu crash ls` (1 is the newest), or the
+    beginning of its name."""
     path = Path(name)
     if path.is_file():
         return path
@@ -35,7 +35,7 @@ def find(name: str) -> Path:
 
 
 def file_of(source: str) -> Path | None:
-    """The file that a source names: by its path, or as `find` takes it; None for a device."""
+    """Return the file that a source names, by its path or as in `find`; None for a device."""
     path = Path(source)
     if path.is_file():
         return path

@@ -1,8 +1,7 @@
 """The `ugpu` command. Its verbs are those of `tools/verbs`; all take --json.
 
-Exit codes: 0 done; 1 the work failed or a finding stands in the way; 2 wrong usage;
-130 interrupted; 141 the reader of stdout left. Errors are one line on stderr, and JSON on stdout
-with --json.
+Exit codes: 0 done; 1 the work failed or a finding prevents it; 2 wrong usage; 130 interrupted; 141
+the reader of stdout has exited. Errors are one line on stderr, and JSON on stdout with --json.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line: every registered verb, in the groups of its overview."""
+    """Return the command line's parser: every registered verb, in the groups of its overview."""
     verbs = load()
     top = _Parser(
         prog="ugpu",
@@ -64,14 +63,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _verb_first(words: Sequence[str]) -> list[str]:
-    """`ugpu -v info cpu` as `ugpu info -v cpu`: the options that all verbs take may precede it."""
+    """Turn `ugpu -v info cpu` into `ugpu info -v cpu`: options that all verbs take may come
+    first."""
     shared = (JSON, "--verbose", "-v", "-vv", "-vvv")
     at = next((n for n, word in enumerate(words) if word not in shared), len(words))
     return [*words[at : at + 1], *words[:at], *words[at + 1 :]]
 
 
 def _source_in_place(words: list[str]) -> list[str]:
-    """`ugpu vm walk 0x1000 --from FILE` as `ugpu vm walk FILE 0x1000`, for verbs with a source."""
+    """Turn `ugpu vm walk 0x1000 --from FILE` into `ugpu vm walk FILE 0x1000`, for verbs with a
+    source."""
     at = next((n for n, word in enumerate(words) if word.split("=")[0] == FROM), None)
     verb = load().get(words[0]) if words else None
     if at is None or verb is None or verb.source_at is None or "--" in words[:at]:
@@ -84,13 +85,13 @@ def _source_in_place(words: list[str]) -> list[str]:
         source = rest.pop(at)
     plain = [n for n, word in enumerate(rest) if not word.startswith("-")]
     if len(plain) <= verb.source_at:
-        return [*rest, source]  # argparse says what is missing
+        return [*rest, source]  # argparse reports the missing argument
     place = plain[verb.source_at] + 1
     return [*rest[:place], source, *rest[place:]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; its exit code. Nothing but an error of our own leaves by a traceback."""
+    """Run one verb; return its exit code. Only a bug in ugpu produces a traceback."""
     words = list(sys.argv[1:] if argv is None else argv)
     if sys.stderr is None:
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
@@ -105,7 +106,7 @@ def _run(words: Sequence[str], out: Output) -> int:
     handler: logging.Handler | None = None
     try:
         arguments = parser().parse_args(_source_in_place(_verb_first(words)))
-        out.as_json = arguments.json  # the word may have been a script's
+        out.as_json = arguments.json  # the option may have been the script's
         levels = (config().log_level, "info", "debug", "trace")
         handler = configure(levels[min(arguments.verbose, 3)])
         return REGISTERED[arguments.verb].run(arguments, out)

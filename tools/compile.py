@@ -1,8 +1,8 @@
 """`ugpu compile script.py --target adreno-a740 -o FOLDER`: compile a program's kernels for a device
-that is not here.
+that is not present.
 
-The script runs on the processor (`cpu`), and the kernels of all that it computes are compiled for
-the target into a cache folder. The machine with the device takes them from there, with
+The script runs on the processor (`cpu`). The kernels of everything that it computes are compiled
+for the target into a cache folder. The machine with the device uses them from there, with
 UGPU_CACHE=FOLDER.
 """
 
@@ -29,7 +29,7 @@ ADRENO = "adreno-"
 
 
 def target_named(name: str) -> TargetSpec:
-    """The target of an Adreno GPU (`adreno-a740`), or of a device that can be opened here
+    """Return the target of an Adreno GPU (`adreno-a740`), or of a device that can be opened here
     (as `hcq.open` takes it). UsageError for another name."""
     if name.startswith(ADRENO):
         try:
@@ -46,13 +46,13 @@ def target_named(name: str) -> TargetSpec:
 
 
 def run(script: str, arguments: Sequence[str], target: str, folder: Path, out: Output) -> int:
-    """Run the script as __main__ on `cpu`; its exit code. UsageError for a file that is not there
-    and an unknown target."""
+    """Run the script as __main__ on `cpu`; return its exit code. UsageError for a missing file and
+    for an unknown target."""
     if not os.path.isfile(script):
         raise UsageError(f"file {script} does not exist")
     spec = target_named(target)
     set_default_device("cpu")
-    runtime_of(device_of("cpu")).renew()  # what is planned already would not be seen
+    runtime_of(device_of("cpu")).renew()  # plans made earlier would not be seen
     spoken = contextlib.redirect_stdout(sys.stderr) if out.as_json else contextlib.nullcontext()
     with (
         compiling_ahead(spec, folder) as made,

@@ -22,31 +22,31 @@ from rich.table import Table
 from rich.text import Text
 
 _WIDE = 1 << 12  # columns
-READER_LEFT = 141  # what a shell says of a program that SIGPIPE ended
+READER_LEFT = 141  # a shell's exit code for a program that SIGPIPE ended
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Leave it to Output; rich would end the program."""
+        """Leave the error to Output; rich would end the program."""
         raise
 
 
 class Output:
-    """Writes to stdout. With `as_json`, `say` and `table` are silent and `result` prints JSON.
+    """Write to stdout. With `as_json`, `say` and `table` are silent and `result` prints JSON.
 
-    Where stdout takes no more (a full disk, a reader that left) the work goes on and nothing more
-    is written; `end` says so.
+    If stdout fails (a full disk, a reader that has exited), the work continues without output, and
+    `end` reports the failure.
     """
 
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
         self.console = _Console(highlight=False, soft_wrap=True)
         if not self.console.is_terminal:
-            self.console.width = _WIDE  # whole lines, where there is no screen to fit
-        self.lost: OSError | None = None  # why stdout takes no more
+            self.console.width = _WIDE  # whole lines, without a screen to fit
+        self.lost: OSError | None = None  # why stdout failed
 
     def say(self, line: str = "", style: str = "") -> None:
-        """Print a line for people; plain where stdout is not a terminal."""
+        """Print a line for people; plain if stdout is not a terminal."""
         if not self.as_json:
             with self._writing():
                 self.console.print(Text(line, style=style))
@@ -57,14 +57,14 @@ class Output:
             yield
         except OSError as error:
             self.lost = self.lost or error
-            # What is buffered, and all that comes, goes nowhere; else the interpreter complains.
+            # Discard buffered and later output; otherwise the interpreter reports an error at exit.
             with contextlib.suppress(OSError, ValueError):
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, sys.stdout.fileno())
                 os.close(nowhere)
 
     def end(self, code: int) -> int:
-        """Write out what is buffered. The program's exit code, where its work ended with `code`."""
+        """Flush the output. Return the program's exit code, given the `code` of its work."""
         with self._writing():
             sys.stdout.flush()
         if self.lost is None:
@@ -91,9 +91,9 @@ class Output:
 
     @contextmanager
     def steps(self, title: str, total: int) -> Iterator[Progress | None]:
-        """A progress bar over `total` steps on a terminal; one plain line elsewhere.
+        """Show a progress bar over `total` steps on a terminal, one plain line elsewhere.
 
-        Yields the Progress (task 0 is the bar), or None where nothing is drawn.
+        Yields the Progress (task 0 is the bar), or None if nothing is drawn.
         """
         if self.as_json or not self.console.is_terminal:
             self.say(f"{title} ...")
@@ -111,7 +111,7 @@ class Output:
 
     @contextmanager
     def activity(self, title: str) -> Iterator[Callable[[str], None]]:
-        """One line with the elapsed time on a terminal, erased at the end; nothing elsewhere.
+        """Show one line with the elapsed time on a terminal, erased at the end; nothing elsewhere.
 
         Yields a function that replaces the line's text; any thread may call it.
         """
@@ -129,20 +129,20 @@ class Output:
 
 
 def count(number: int, what: str) -> str:
-    """1 kernel, 2 kernels, 3 launches."""
+    """Return a number with its noun: 1 kernel, 2 kernels, 3 launches."""
     several = what + ("es" if what.endswith("ch") else "s")
     return f"{number} {what if number == 1 else several}"
 
 
 def human(name: str, value: object) -> tuple[str, str]:
-    """Return a fact as people read it: ("vram_bytes", 1 << 30) becomes ("vram", "1 GiB")."""
+    """Return a fact in readable form: ("vram_bytes", 1 << 30) becomes ("vram", "1 GiB")."""
     if name.endswith("_bytes") and isinstance(value, int):
         name, value = name.removesuffix("_bytes"), human_size(value)
     return name if "." in name else name.replace("_", " "), str(value)
 
 
 def human_size(size: float) -> str:
-    """Bytes as people read them: 24 GiB, 256 MiB, 17 KiB."""
+    """Return bytes in readable form: 24 GiB, 256 MiB, 17 KiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":
             return f"{size:.0f} {unit}" if size == int(size) else f"{size:.1f} {unit}"

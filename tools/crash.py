@@ -1,4 +1,4 @@
-"""`ugpu crash`: the bundles of evidence that failures left: list, show, compare, hand on."""
+"""`ugpu crash`: the bundles of evidence of failures: list, show, compare, export."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ls(out: Output) -> int:
 
 
 def show(name: str, parts: list[str], out: Output) -> int:
-    """Show what failed and what the bundle holds; of named parts, the content."""
+    """Show the failure and the bundle's parts; for named parts, their content."""
     found = bundle.read(find(name))
     for part in parts:
         if part not in found.parts:
@@ -97,8 +97,8 @@ def _number(value: object) -> object:
 
 
 def diff(left: str, right: str, out: Output) -> int:
-    """Compare two bundles, or a bundle with a recording of a boot that worked: what failed, then
-    the registers, the first that differs first. Exit code 1 where registers differ."""
+    """Compare two bundles, or a bundle with a recording of a successful boot: the failure, then the
+    registers, the first that differs first. Exit code 1 if registers differ."""
     one = find(left)
     if not _is_recording(right):
         both = [bundle.read(path) for path in (one, find(right))]
@@ -138,7 +138,7 @@ def _differences(
 
 
 def export(name: str, where: str, out: Output) -> int:
-    """Copy a bundle to a new file, or unpack it into a new folder where `where` ends with /."""
+    """Copy a bundle to a new file, or unpack it into a new folder if `where` ends with /."""
     found, target = bundle.read(find(name)), Path(where)
     if not where.endswith(os.sep):
         if target.exists():

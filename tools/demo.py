@@ -1,9 +1,9 @@
 """`ugpu demo`: bring a GPU up, classify real handwritten digits on it, and check the answer.
 
-The 1,797 8x8 digits that ship inside scikit-learn are classified by their nearest neighbour among
-the other 1,796: all pairwise squared distances by matmul, the digit itself left out, argmin.
-Pixels are whole numbers from 0 to 16, so every distance is exact in float32 and the labels must
-equal those NumPy finds, to the last one.
+The 1,797 8x8 digits that ship with scikit-learn are classified by their nearest neighbour among the
+other 1,796: all pairwise squared distances by matmul, the digit itself excluded, argmin. Pixels are
+whole numbers from 0 to 16, so every distance is exact in float32, and the labels must all equal
+those that NumPy finds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .progress import shown
 from .readings import read_sensors
 
 BATCH = 599  # queries per step: 3 steps of the same shape make the 1,797
-FAR = np.float32(1e9)  # the distance that keeps a digit from being its own neighbour
+FAR = np.float32(1e9)  # excludes a digit as its own neighbour
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def load_digits() -> Digits:
 
 
 def neighbours_on(device: Device, pixels: NDArray[np.float32], out: Output) -> NDArray[np.int64]:
-    """Index of each row's nearest other row, computed on `device`. [n] int64."""
+    """Return the index of each row's nearest other row, computed on `device`. [n] int64."""
     count = len(pixels)
     everyone = Tensor(pixels, device=device)
     norms = (everyone * everyone).sum(axis=1).realize()
@@ -78,7 +78,7 @@ def neighbours_on(device: Device, pixels: NDArray[np.float32], out: Output) -> N
 
 
 def neighbours_by_numpy(pixels: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The same, by NumPy."""
+    """Return the same indices, computed by NumPy."""
     norms = (pixels * pixels).sum(axis=1)
     distance = norms[None, :] - 2 * (pixels @ pixels.T)
     np.fill_diagonal(distance, FAR)
@@ -86,7 +86,7 @@ def neighbours_by_numpy(pixels: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 def run(name: str, out: Output) -> int:
-    """Run the demo on the named device; 0 only if every label equals NumPy's."""
+    """Run the demo on the named device; return 0 only if every label equals NumPy's."""
     digits = load_digits()
     out.say(f"ugpu demo on {name}: {len(digits.labels)} handwritten digits, nearest neighbour")
     out.say()

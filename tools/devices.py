@@ -34,7 +34,8 @@ def listed(machine: nvidia.NvidiaMachine | None = None) -> list[DeviceEntry]:
 
 
 def with_way(entry: DeviceEntry, system: System | None = None) -> DeviceEntry:
-    """An entry with the links to the card and its enclosure; as it is for what is on no bus."""
+    """Return an entry with the links to the card and its enclosure; unchanged for a device that is
+    not on a bus."""
     kind, _, address = entry.name.partition(":")
     if kind != "pci":
         return entry
@@ -47,7 +48,7 @@ def with_way(entry: DeviceEntry, system: System | None = None) -> DeviceEntry:
 
 
 def run_watch(out: Output, watcher: Watcher | None = None) -> int:
-    """Show each card that arrives or departs, until Ctrl-C or until stdout takes no more."""
+    """Show each card that arrives or departs, until Ctrl-C or until stdout is closed."""
     with watcher if watcher is not None else Watcher() as watching:
         while out.lost is None:
             for change in watching.changes(_WATCH_S):

@@ -1,6 +1,7 @@
 """`ugpu doctor`: what this machine lacks to reach real hardware, each finding with its remedy.
 
-Reads sysfs and procfs below a root that tests replace; changes nothing, touches no device.
+It reads sysfs and procfs below a root that tests replace. It changes nothing and accesses no
+device.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class PciFunction:
 
     @property
     def chip(self) -> ChipFacts | None:
-        """The facts of its chip, if ugpu supports it."""
+        """The facts of the function's chip, if ugpu supports it."""
         return chips.find(self.vendor, self.device)
 
 
@@ -67,7 +68,7 @@ def pci_functions(root: Path) -> Iterator[PciFunction]:
             kind = _number(entry / "class")
             lines = (entry / "resource").read_text().splitlines()
         except OSError:
-            continue  # hot-unplugged while we looked
+            continue  # hot-unplugged meanwhile
         if kind >> 16 != 0x03 and kind >> 8 != 0x1200:  # display; processing accelerator
             continue
         if vendor not in (0x1002, NVIDIA):
@@ -88,9 +89,9 @@ def pci_functions(root: Path) -> Iterator[PciFunction]:
 
 
 class Doctor:
-    """Looks at one machine. `root` stands for "/".
+    """Check one machine. `root` stands for "/".
 
-    firmware_folders: where the driver would look for images; those of UGPU_FIRMWARE, or
+    firmware_folders: the folders in which the driver looks for images: those of UGPU_FIRMWARE, or
     lib/firmware below `root`, as in `hcq.config`.
     """
 
@@ -117,7 +118,8 @@ class Doctor:
             *self.firmware([found.chip for found in ours]),
         ]
         if not ours and doctor_nvidia.usable(nvidia):
-            # Nothing on this machine needs them: its GPUs are reached through the kernel's driver.
+            # No device on this machine needs them: its GPUs are reached through the kernel's
+            # driver.
             bare_metal = [
                 replace(each, state="note") if each.state == "missing" else each
                 for each in bare_metal
@@ -221,7 +223,8 @@ class Doctor:
             yield Finding("locked memory", "ok", "the limit of locked memory is sufficient for DMA")
 
     def firmware(self, present: Sequence[ChipFacts | None]) -> Iterator[Finding]:
-        """Of each chip that is there, the images that its driver reads; of one where none is."""
+        """Yield findings about the firmware images of each chip that is present, or of the default
+        chip if there is none."""
         wanted = {chip.name: chip for chip in present if chip is not None}
         for chip in wanted.values() or (chips.facts_of(chips.DEFAULT),):
             yield self._images(chip)
@@ -286,7 +289,8 @@ class Doctor:
         yield from self.reachable(function)
 
     def reachable(self, function: PciFunction) -> Iterator[Finding]:
-        """The transport's own checks: link, power, BARs, the group's other members, other users."""
+        """Run the transport's own checks: link, power, BARs, the group's other members, other
+        users."""
         check = f"pci:{function.address}"
         found = pci_function.PciFunction(System(self.root), function.address)
         for look in CHECKS:
@@ -320,7 +324,7 @@ class Doctor:
 
 
 def bind(function: PciFunction) -> str:
-    """The command that hands a function to vfio-pci."""
+    """Return the command that hands a function to vfio-pci."""
     path = f"/sys/bus/pci/devices/{function.address}"
     unbind = f"echo {function.address} > {path}/driver/unbind; " if function.driver else ""
     return (
@@ -337,12 +341,12 @@ def as_json(findings: list[Finding]) -> dict[str, object]:
     }
 
 
-# How a finding is marked: the word, and its style on a terminal.
+# The mark of a finding: the word, and its style on a terminal.
 MARKS = {"ok": ("ok", "green"), "missing": ("MISSING", "red"), "note": ("note", "yellow")}
 
 
 def run(out: Output) -> int:
-    """Show the findings; 1 if one of them stands between this machine and real hardware."""
+    """Show the findings; return 1 if one of them prevents the use of real hardware."""
     with shown(out, "doctor"):
         findings = Doctor().findings()
     for finding in findings:

@@ -1,4 +1,4 @@
-"""`ugpu doctor` on the kernel drivers of Adreno GPUs: what stands between us and `kgsl:<n>`,
+"""`ugpu doctor` on the kernel drivers of Adreno GPUs: obstacles to opening `kgsl:<n>` and
 `msm:<n>`."""
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ _CHECK = "Adreno"
 
 
 def findings(root: Path = Path("/")) -> Iterator[Finding]:
-    """Each node, and a Qualcomm machine without any; nothing on other machines."""
+    """Yield findings on each node, and on a Qualcomm machine without nodes; none on other
+    machines."""
     dev = root / "dev"
     nodes = [(f"kgsl:{path.name.removeprefix('kgsl-3d')}", path) for path in _kgsl(dev)]
     nodes += [(f"msm:{index}", path) for index, path in listed_msm(dev, root / "sys/class/drm")]

@@ -1,4 +1,4 @@
-"""`ugpu doctor` on NVIDIA's stock kernel driver: what stands between us and `nvrm:<n>`."""
+"""`ugpu doctor` on NVIDIA's stock kernel driver: obstacles to opening `nvrm:<n>`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CHECK = "nvidia driver"
 
 
 def findings(machine: NvidiaMachine, *, expected: bool) -> Iterator[Finding]:
-    """Everything about the driver; nothing where there is none and no GPU that wants it."""
+    """Yield findings on the driver; none without a driver and without a GPU that needs it."""
     driver = machine.driver()
     if driver is None:
         if expected:

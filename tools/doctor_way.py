@@ -1,5 +1,5 @@
-"""`ugpu doctor` on the way to a card: Thunderbolt and USB4, ports, links, power, BAR windows,
-lockdown. Reads sysfs; each finding carries the command that mends it."""
+"""`ugpu doctor` on the path to a card: Thunderbolt and USB4, ports, links, power, BAR windows,
+lockdown. It reads sysfs. Each finding has the command that fixes it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from usbgpu.thunderbolt import Enclosure
 from .finding import Finding
 
 LOCKDOWN = "sys/kernel/security/lockdown"
-# Its last byte says whether Secure Boot is on (UEFI Specification, 3.3).
+# The last byte tells whether Secure Boot is on (UEFI Specification, 3.3).
 SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 AUDIO = 0x0403  # class and subclass, PCI Code and ID Assignment
-_HEADER_LINES = 7  # of `resource`: six BARs and the ROM; a bridge's windows come after them
+_HEADER_LINES = 7  # of `resource`: six BARs and the ROM; a bridge's windows follow
 _MEMORY, _PREFETCHABLE = 0x200, 0x2000  # Linux include/linux/ioport.h
-# A cable or a slot with so many errors is worth a look; a few come from plugging in. Our choice.
+# With this many errors the cable or the slot is suspect; plugging in causes a few. Our choice.
 _MANY_ERRORS = 100
 
 
 def machine(system: System) -> Iterator[Finding]:
-    """Findings that do not concern a visible card: enclosures, and the kernel's restrictions."""
+    """Yield findings that do not concern a visible card: enclosures, and the kernel's
+    restrictions."""
     for enclosure in thunderbolt.enclosures(system):
         yield from _enclosure(system, enclosure)
     yield from lockdown(system)
@@ -71,7 +72,8 @@ def _enclosure(system: System, enclosure: Enclosure) -> Iterator[Finding]:
 
 
 def lockdown(system: System) -> Iterator[Finding]:
-    """Restrictions of the kernel that apply even to root. Source: Linux man kernel_lockdown(7)."""
+    """Yield restrictions of the kernel that apply even to root. Source: Linux man
+    kernel_lockdown(7)."""
     mode = (system.read_text(LOCKDOWN) or "").partition("[")[2].partition("]")[0]
     if mode in ("", "none"):
         return
@@ -93,7 +95,7 @@ def _secure_boot(system: System) -> bool:
 
 
 def card(function: PciFunction) -> Iterator[Finding]:
-    """Findings about the path to a supported card."""
+    """Yield findings about the path to a supported card."""
     check = f"pci:{function.address}"
     way = thunderbolt.way_to(function)
     if way.rate:
@@ -121,10 +123,10 @@ def _generation(check: str, function: PciFunction) -> Iterator[Finding]:
 
 
 def _siblings(check: str, function: PciFunction) -> Iterator[Finding]:
-    """A kernel driver bound to another function of our card suspends it by its own rules, and with
-    it the card's power."""
+    """Find kernel drivers of the card's other functions. Such a driver suspends its function by its
+    own rules, and the card's power with it."""
     if function.driver not in (None, "vfio-pci"):
-        return  # all of the card is the kernel's
+        return  # the kernel's drivers own the whole card
     for member in function.card():
         if member.address == function.address or member.driver in (None, "vfio-pci", "pci-stub"):
             continue
@@ -171,7 +173,8 @@ def _link_power(check: str, function: PciFunction) -> Iterator[Finding]:
 
 
 def _link_errors(check: str, function: PciFunction) -> Iterator[Finding]:
-    """Corrected errors of the links, as AER counts them (sysfs-bus-pci-devices-aer_stats)."""
+    """Find links with many corrected errors, as counted by AER
+    (sysfs-bus-pci-devices-aer_stats)."""
     for one in (function, *ports(function)):
         lines = (one.attribute("aer_dev_correctable") or "").splitlines()
         counts = {name: int(text) for name, _, text in (line.rpartition(" ") for line in lines)}
@@ -186,7 +189,8 @@ def _link_errors(check: str, function: PciFunction) -> Iterator[Finding]:
 
 
 def _windows(check: str, function: PciFunction) -> Iterator[Finding]:
-    """BARs without an address or smaller than they could be, and the bridge that has no room."""
+    """Find BARs that have no address or could be larger, and the bridge that lacks room for
+    them."""
     for bar in function.bars():
         if not bar.memory or not bar.size:
             continue
@@ -215,8 +219,8 @@ def _windows(check: str, function: PciFunction) -> Iterator[Finding]:
 
 
 def _absent(check: str, function: PciFunction) -> Iterator[Finding]:
-    """BARs that the kernel gave up on: it lists them as if they did not exist, without a size
-    (Linux drivers/pci/setup-bus.c, reset_resource)."""
+    """Find BARs that the kernel failed to place: it lists them as if they did not exist, without a
+    size (Linux drivers/pci/setup-bus.c, reset_resource)."""
     identity = function.identity()
     known = pci_drivers().get((identity.vendor, identity.device))
     sizes = {bar.index: bar.size for bar in function.bars()}
@@ -237,15 +241,16 @@ def _absent(check: str, function: PciFunction) -> Iterator[Finding]:
 
 
 def _reserve(function: PciFunction, wanted: int) -> str:
-    """The kernel's option (Linux Documentation/admin-guide/kernel-parameters.txt, pci=): room for
-    cards that are plugged in later, else a new layout of what the firmware gave."""
+    """Return the kernel's option (Linux Documentation/admin-guide/kernel-parameters.txt, pci=):
+    room for cards that are plugged in later, or else a new layout of the firmware's assignment."""
     if any(hop.tunnelled for hop in hops(function)):
         return f"pci=realloc,hpmmioprefsize={max(wanted >> 20, 1)}M"
     return "pci=realloc"
 
 
 def _narrowest(function: PciFunction, wanted: int) -> PciFunction | None:
-    """The outermost port above whose window is too small: those below it cannot have more."""
+    """Return the outermost port above the function whose window is too small. The ports below it
+    cannot have a larger window."""
     for port in reversed(ports(function)):
         if 0 <= _window(port) < wanted:
             return port
@@ -253,7 +258,8 @@ def _narrowest(function: PciFunction, wanted: int) -> PciFunction | None:
 
 
 def _window(port: PciFunction) -> int:
-    """Bytes of the larger of a bridge's memory windows; -1 where the kernel does not say."""
+    """Return the bytes of the larger of a bridge's memory windows; -1 if the kernel does not report
+    them."""
     sizes = []
     for line in (port.attribute("resource") or "").splitlines()[_HEADER_LINES:]:
         start, end, flags = (int(word, 16) for word in line.split()[:3])
@@ -269,5 +275,5 @@ def _size(count: int) -> str:
 
 
 def _outside(folder: Path) -> str:
-    """A function's folder as a command names it."""
+    """Return a function's folder for use in a command."""
     return f"/sys/bus/pci/devices/{folder.name}"

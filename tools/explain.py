@@ -1,5 +1,5 @@
-"""`ugpu explain script.py`: run a script and show which kernels it ran and how long each took; on
-request the graphs, schedules and code of its runs."""
+"""`ugpu explain script.py`: run a script and show which kernels it ran and how long each took. On
+request, show the graphs, schedules and code of its runs."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from .progress import shown
 from .scripts import as_program, execute
 
 PARTS = ("graph", "schedule", "kernels", "code")
-ROWS = 12  # of the summary, which is to fit a screen
-LONGEST = 32  # letters of what a kernel computes
+ROWS = 12  # of the summary, which should fit on a screen
+LONGEST = 32  # letters of a kernel's description
 
 
 @dataclass
 class Line:
-    """All launches of one kernel. seconds: in all, by the best of each one's runs."""
+    """All launches of one kernel. seconds: total, by the best run of each launch."""
 
     kernel: KernelReport
     device: str
     launches: int = 0
     seconds: float = 0.0
     first_seconds: float = 0.0
-    timed: int = 0  # of the launches
+    timed: int = 0  # number of timed launches
 
     def rate(self, amount: int) -> float | None:
-        """`amount` a launch, in 1e9 a second."""
+        """Return `amount` per launch, in 1e9 per second."""
         return amount * self.timed / self.seconds / 1e9 if self.seconds and amount else None
 
 
 def run(
     script: str, arguments: Sequence[str], device: str | None, show: Sequence[str], out: Output
 ) -> int:
-    """Run the script as __main__; its own output goes to stderr where stdout is JSON. Returns its
-    exit code. UsageError for a file that is not there or a part that we do not know."""
+    """Run the script as __main__; its own output goes to stderr if stdout is JSON. Return its exit
+    code. UsageError for a missing file or an unknown part."""
     unknown = [part for part in show if part not in PARTS]
     if unknown:
         raise UsageError(f"--show accepts {', '.join(PARTS)}, got {', '.join(unknown)}")
@@ -68,7 +68,7 @@ def run(
 
 
 def summed(runs: Sequence[RunReport]) -> list[Line]:
-    """Each kernel once, what takes longest first."""
+    """Return each kernel once, longest total time first."""
     found: dict[tuple[str, str], Line] = {}
     for report in runs:
         for kernel in report.kernels:

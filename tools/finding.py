@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. state: "ok", "missing" (stops hardware from working) or "note"."""
+    """One result. state: "ok", "missing" (prevents the use of hardware) or "note"."""
 
     check: str
     state: str

@@ -1,8 +1,8 @@
-"""`ugpu fw state|waves|ring|vm|mem`: what goes on inside a chip, or went on when it failed.
+"""`ugpu fw state|waves|ring|vm|mem`: the internal state of a chip, now or when it failed.
 
-Each takes a device, a bundle of evidence or a recording. A device is looked at as it is, without a
-boot and without a change; `--boot` brings it up first. Of a recording, each shows the state at one
-moment (tools.kept), as far as the recording has it.
+Each verb takes a device, a bundle of evidence or a recording. A device is inspected as it is,
+without a boot and without a change; `--boot` brings it up first. From a recording, each verb shows
+the state at one moment (tools.kept), as far as the recording contains it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PAGE_BITS = 12
 
 @contextmanager
 def _chip(name: str, boot: bool) -> Iterator[Any]:
-    """The driver's chip, and the module that looks into it."""
+    """Yield the driver's chip, and the module that inspects it."""
     if not boot:
         with window.open_window(name) as chip:
             yield chip, _module(name, chip)
@@ -50,8 +50,8 @@ def _module(name: str, chip: object) -> window.WindowModule:
 
 
 def opened(source: str, out: Output, at: int | None, boot: bool) -> Bundle | Moment | None:
-    """The file that a source names, None for a device; says what is to be known of a recording.
-    UsageError for a file that is to be booted, BadArgument for one that has registers alone."""
+    """Return the file that a source names, None for a device. Print the note of a recording.
+    UsageError for a file with `boot`, BadArgument for a file that has only registers."""
     found = kept(source, at)
     if found is not None and boot:
         raise UsageError(f"{source} is a file: only devices can be booted")
@@ -66,8 +66,8 @@ def opened(source: str, out: Output, at: int | None, boot: bool) -> Bundle | Mom
 
 
 def part(source: str, found: Bundle | Moment | None, name: str, boot: bool) -> Any:  # JSON
-    """A part of what a bundle has, of a device (None), a bundle or a recording. BadArgument where a
-    bundle lacks it."""
+    """Return a part of a bundle, or the same data from a device (None) or a recording. BadArgument
+    if a bundle lacks it."""
     if isinstance(found, Bundle):
         content = found.parts.get(_PARTS[name])
         if content is None:
@@ -90,7 +90,7 @@ def part(source: str, found: Bundle | Moment | None, name: str, boot: bool) -> A
 def states(
     source: str, out: Output, *, boot: bool = False, at: int | None = None
 ) -> int:  # fmt: skip
-    """Show each firmware's and unit's state; exit code 1 where one is not as it should be."""
+    """Show the state of each firmware and unit; exit code 1 if one is not as it should be."""
     found = part(source, opened(source, out, at, boot), "states", boot)
     marks = {True: "", False: "!", None: "?"}
     rows = [(one["unit"], one["name"], marks[one["ok"]], one["meaning"]) for one in found]
@@ -109,7 +109,7 @@ def states(
 def waves(
     source: str, out: Output, *, boot: bool = False, at: int | None = None, words: bool = False
 ) -> int:
-    """Show the waves that are on the chip. words: with the registers of those that have them."""
+    """Show the waves on the chip. words: with the registers of those that have them."""
     file = opened(source, out, at, boot)
     found = part(source, file, "waves", boot)
     if isinstance(file, Bundle):
@@ -153,7 +153,8 @@ def _show_words(wave: dict[str, Any], out: Output) -> None:
 
 
 def _add_instructions(file: Bundle, waves: list[dict[str, Any]]) -> None:
-    """Add the text of the instruction that each wave is at, where a bundle has its program."""
+    """Add the text of the instruction at each wave's program counter, if a bundle has its
+    program."""
     parts = file.parts
     if "program.bin" not in parts or "program.json" not in parts:
         return
@@ -170,7 +171,7 @@ def _add_instructions(file: Bundle, waves: list[dict[str, Any]]) -> None:
 
 
 def rings(source: str, out: Output, *, boot: bool = False, at: int | None = None) -> int:
-    """Show the active compute queues of the hardware: pointers and what holds them up."""
+    """Show the active hardware compute queues: their pointers and what blocks them."""
     found = part(source, opened(source, out, at, boot), "queues", boot)
     rows: list[tuple[object, ...]] = []
     for queue in found:
@@ -224,7 +225,7 @@ def _kept_walk(file: Bundle, address: int) -> Any:  # JSON
 def _looked_into(
     source: str, file: Moment | None, boot: bool
 ) -> Iterator[tuple[Any, window.WindowModule]]:
-    """The chip of a recording or a device."""
+    """Yield the chip of a recording or a device."""
     with file.chip() if file is not None else _chip(source, boot) as found:
         yield found
 
@@ -233,7 +234,7 @@ def walk(
     source: str, address: int, out: Output, *, vmid: int | None = None, hub: str = "gc",
     boot: bool = False, at: int | None = None,
 ) -> int:  # fmt: skip
-    """Show the page table entries that lead to an address; of a bundle, to that which faulted."""
+    """Show the page table entries that lead to an address; for a bundle, to the faulting one."""
     file = opened(source, out, at, boot)
     if isinstance(file, Bundle):
         found = _kept_walk(file, address)
@@ -254,8 +255,8 @@ def walk(
 def read_memory(
     source: str, address: int, size: int, out: Output, *, boot: bool = False, at: int | None = None
 ) -> int:
-    """Show VRAM by its own addresses, in rows of 16 bytes; of a recording the words that it has.
-    NotRecorded where it has none of them."""
+    """Show VRAM by its own addresses, in rows of 16 bytes; for a recording, the recorded words.
+    NotRecorded if none of them is recorded."""
     if address % 4 or size % 4 or not 0 < size <= _MOST_BYTES:
         raise BadArgument(
             f"expected an address and a size that are multiples of 4, up to {_MOST_BYTES} bytes",
@@ -304,7 +305,8 @@ def write_memory(
     device: str, address: int, words: list[int], out: Output, *, boot: bool = False,
     yes: bool = False, ask: Callable[[str], str] | None = None,
 ) -> int:  # fmt: skip
-    """Write words to VRAM after showing what is there; asks, as nothing protects who uses it."""
+    """Write words to VRAM after showing the old ones. It asks first, because users of the memory
+    are not protected."""
     if address % 4 or any(not 0 <= word < 1 << 32 for word in words):
         raise BadArgument("expected an address that is a multiple of 4, and 32-bit words",
                           address=address)  # fmt: skip

@@ -1,7 +1,7 @@
 """Files that stand for a device: a crash bundle, a recording, registers that `reg --save` wrote.
 
-A source is a device's name, or such a file, by its path or as tools.bundles finds it. Of a
-recording it is the state at one moment: FILE@STAGE at the end of a stage of the boot, `--at N`
+A source is the name of a device, or such a file, by its path or as tools.bundles finds it. A
+recording stands for the state at one moment: FILE@STAGE at the end of a stage of the boot, `--at N`
 after access number N (`ugpu trace show` numbers them), else at the end.
 """
 
@@ -24,7 +24,7 @@ from hcq.window import WindowModule
 from .bundles import file_of
 from .recorded import names_of
 
-_FIRST = "identity "  # of a recording
+_FIRST = "identity "  # beginning of a recording
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Moment:
 
     @property
     def note(self) -> str:
-        """What people should know about it; mostly ""."""
+        """A note about the recording for people; usually ""."""
         return cut_note(self.recording)
 
     def transport(self) -> tuple[RecordedTransport, WindowModule]:
@@ -50,15 +50,15 @@ class Moment:
 
     @contextmanager
     def chip(self) -> Iterator[tuple[object, WindowModule]]:
-        """The driver's chip as it was then, and the module that looks into it."""
+        """Yield the driver's chip as it was then, and the module that inspects it."""
         transport, module = self.transport()
         with module.open_recorded(transport) as chip:
             yield chip, module
 
 
 def kept(source: str, at: int | None = None) -> Bundle | Moment | RegisterFile | None:
-    """What the file that a source names holds; None where it names a device. BadArgument for a
-    file that is something else, UsageError for a moment of anything but a recording."""
+    """Return the content of the file that a source names; None if it names a device. BadArgument
+    for any other file, UsageError for a moment of anything but a recording."""
     name, _, stage = source.partition("@")
     path = file_of(source)
     if path is not None:
@@ -90,7 +90,7 @@ def _read(path: Path) -> Bundle | Recording | RegisterFile:
 
 
 def cut_note(recording: Recording) -> str:
-    """What to say of a recording that was cut off; "" of a whole one."""
+    """Return a note for a recording that was cut off; "" for a complete one."""
     if not recording.cut:
         return ""
     return f"the recording was cut off in line {recording.cut}, which is left out"
@@ -101,7 +101,7 @@ def _unknown(path: Path) -> BadArgument:
 
 
 def recording_of(text: str, path: Path) -> Recording:
-    """Read a recording's text, of a file that was cut off the whole lines; BadArgument."""
+    """Parse a recording's text; of a file that was cut off, its complete lines. BadArgument."""
     try:
         return Recording.load(text, partial=True)
     except UgpuError as error:

@@ -16,7 +16,7 @@ from .console import Output
 
 
 def run(arguments: argparse.Namespace, out: Output) -> int:
-    """Do what the verb's second word says; the exit code."""
+    """Run the verb's second word; return the exit code."""
     with Connection(parse(arguments.daemon), config().token or None) as connection:
         if arguments.what == "ls":
             return _list(connection, out)
@@ -45,7 +45,7 @@ def _list(connection: Connection, out: Output) -> int:
     for each in devices:
         reason = f": {each['reason']}" if each["reason"] else ""
         labels = ", ".join(each["labels"])
-        state = each["state"] + (", resting" if each.get("resting") else "")  # none: an older ugpud
+        state = each["state"] + (", resting" if each.get("resting") else "")  # missing: older ugpud
         out.say(f"{each['name']:<24} {state}{reason}  {labels}{_history(each['history'])}")
         for trouble in each.get("troubles", {}).values():
             out.say(f"  {trouble}")
@@ -66,7 +66,7 @@ def _list(connection: Connection, out: Output) -> int:
 
 
 def _history(found: dict[str, float | None]) -> str:
-    """Return a short text on a card's past failures; empty where there were none."""
+    """Return a short text on a card's past failures; empty if there were none."""
     if not found["failures"]:
         return ""
     parts = ["1 failure" if found["failures"] == 1 else f"{found['failures']} failures"]

@@ -1,7 +1,7 @@
-"""Check whether a ugpud of this machine has leased a card, for verbs that would take it from the
-holder.
+"""Check whether a ugpud of this machine has leased a card, for verbs that would take the card from
+its holder.
 
-A card is found by its PCI address in the name or a label of the daemon's device.
+A card is found by the PCI address in the name or a label of the daemon's device.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ LIMIT_S = 5.0  # TIMEOUT: how long a daemon may take for its lists
 
 
 def sockets() -> list[Path]:
-    """Where daemons of this machine may listen: UGPU_DAEMON, this user's, the machine's."""
-    named = parse(None).path  # empty where UGPU_DAEMON names another machine
+    """Return where daemons of this machine may listen: UGPU_DAEMON, this user's, the machine's."""
+    named = parse(None).path  # empty if UGPU_DAEMON names another machine
     return list(dict.fromkeys([*([Path(named)] if named else []), user_socket(), MACHINE]))
 
 
 def check_unleased(addresses: Sequence[str], found: Iterable[Path], *, rights: bool = True) -> None:
     """Raise DeviceBusy, with lease and holder, while one of the PCI addresses is leased by a daemon
-    at one of the sockets; observers do not block a card. AccessDenied where a daemon may not be
-    asked, unless `rights` is False."""
+    at one of the sockets. Observers do not block a card. AccessDenied if this user may not query a
+    daemon, unless `rights` is False."""
     for path in found:
         try:
             with Connection(Address(str(path)), config().token or None) as connection:

@@ -1,5 +1,5 @@
-"""A SQLite file that several processes append to. A full disk or a damaged file costs history and
-nothing else: the trouble is kept, told once, and the program goes on."""
+"""A SQLite file that several processes append to. A full disk or a damaged file costs only history:
+the fault is stored and reported once, and the program continues."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 class Ledger:
-    """The database at `path`, made where it is missing. tables: SQL that creates them. Thread-safe:
-    each use has a connection of its own. trouble: why the last write failed; empty where it did
-    not."""
+    """The database at `path`, created if it is missing. tables: SQL that creates them. Thread-safe:
+    each use has a connection of its own. trouble: why the last write failed; empty if it
+    succeeded."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Ledger:
                 yield database
 
     def write(self, work: Callable[[sqlite3.Connection], Result]) -> Result | None:
-        """Run `work` in a transaction, and return its result; None where it cannot be written."""
+        """Run `work` in a transaction, and return its result; None if it cannot be written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.opened() as database:

@@ -1,7 +1,8 @@
-"""NVIDIA's stock kernel driver as this machine shows it: its version, GPUs, nodes, MIG instances.
+"""NVIDIA's stock kernel driver on this machine: its version, GPUs, nodes, MIG instances.
 
-Reads procfs, sysfs and /dev below a root that tests replace; opens no node and changes nothing.
-Source of the formats: open-gpu-kernel-modules 580.142, kernel-open/nvidia/nv-procfs.c, nv-caps.c.
+The module reads procfs, sysfs and /dev below a root that tests replace. It opens no node and
+changes nothing. Source of the formats: open-gpu-kernel-modules 580.142,
+kernel-open/nvidia/nv-procfs.c, nv-caps.c.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True)
 class Node:
-    """A device node: whether it is there, and whether this user may open it to read and write."""
+    """A device node: whether it exists, and whether this user may open it to read and write."""
 
     path: Path
     exists: bool
@@ -39,7 +40,7 @@ class MigInstance:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU in the driver's hands. `minor` is the number in nvidia<minor> and in nvrm:<minor>."""
+    """A GPU of the kernel driver. `minor` is the number in nvidia<minor> and in nvrm:<minor>."""
 
     minor: int
     address: str
@@ -59,9 +60,9 @@ class Gpu:
 
 @dataclass(frozen=True)
 class StockDriver:
-    """The loaded driver. `version` is empty where procfs does not tell it.
+    """The loaded driver. `version` is empty if procfs does not report it.
 
-    `is_open` is None where that is not said; `module` is sysfs's version, to compare.
+    `is_open` is None if that is not reported. `module` is sysfs's version, for comparison.
     """
 
     version: str
@@ -75,12 +76,12 @@ class StockDriver:
 
     @property
     def flavour(self) -> str:
-        """Open or closed module, in a word."""
+        """Return the kind of the module: open, closed or unknown."""
         return {None: "unknown", True: "open", False: "closed"}[self.is_open]
 
     @property
     def branch(self) -> str:
-        """The branch whose tables are used, with a remark where it is not its own."""
+        """Return the branch whose tables are used, with a remark if it is not the driver's own."""
         if not self.version:
             return "unknown"
         table = abi.select(self.version)
@@ -109,7 +110,7 @@ def _number_of(name: str) -> int:
 
 
 class NvidiaMachine:
-    """Looks at one machine; `root` stands for "/"."""
+    """Inspect one machine; `root` stands for "/"."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
@@ -140,7 +141,7 @@ class NvidiaMachine:
             facts = _facts(_read(entry / "information"))
             minor = facts.get("Device Minor", "")
             if not minor.isdecimal():
-                continue  # going away, or not a GPU's folder
+                continue  # being removed, or not a GPU's folder
             power = _facts(_read(entry / "power")).get("Runtime D3 status", "")
             found.append(
                 Gpu(
@@ -176,7 +177,7 @@ class NvidiaMachine:
 
 
 def entries(machine: NvidiaMachine | None = None) -> list[DeviceEntry]:
-    """The GPUs of the stock driver as `ugpu ls` lists devices; none is opened."""
+    """Return the GPUs of the stock driver as `ugpu ls` lists devices; none is opened."""
     driver = (machine or NvidiaMachine()).driver()
     if driver is None:
         return []

@@ -1,4 +1,4 @@
-"""`ugpu bind | unbind | eject`: hand a PCI device to VFIO, give it back, take it off the bus."""
+"""`ugpu bind | unbind | eject`: bind a PCI device to VFIO, give it back, remove it from the bus."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(
 
 
 def ours(name: str, system: System) -> PciFunction:
-    """The function of a `pci:` name; DeviceNotFound unless ugpu supports it."""
+    """Return the function of a `pci:` name; DeviceNotFound unless ugpu supports it."""
     function = PciFunction.find(system, name.removeprefix("pci:"))
     identity = function.identity()
     if (identity.vendor, identity.device) not in pci_drivers():
@@ -86,7 +86,7 @@ def _eject(function: PciFunction, dry_run: bool) -> tuple[list[str], Callable[[]
 PLANS = {"bind": _bind, "unbind": _unbind, "eject": _eject}
 
 
-# ---- what `ugpu doctor` asks of a function -----------------------------------------------------
+# ---- checks for `ugpu doctor` ------------------------------------------------------------------
 
 
 def _check_awake(function: PciFunction) -> None:
@@ -97,7 +97,7 @@ def _check_bars(function: PciFunction) -> None:
     identity = function.identity()
     known = pci_drivers()[identity.vendor, identity.device]
     sizes = {bar.index: bar.size for bar in function.bars()}
-    # A BAR without an address is the doctor's own finding; what is left is one that is too small.
+    # The doctor reports a BAR without an address itself; this check finds one that is too small.
     check_bars(function, {bar: size for bar, size in known.least_bars if sizes.get(bar)})
 
 

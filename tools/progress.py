@@ -1,4 +1,4 @@
-"""Progress of work that takes longer than a second: the step that runs, and the time so far."""
+"""Progress of work that takes longer than a second: the current step, and the time so far."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def shown(out: Output, title: str) -> Iterator[None]:
     """On a terminal, show `title`, the current step and the elapsed time until the block ends.
 
     Steps are the events of `hcq.trace`: boot stages, compiled kernels, kernels under search,
-    resets, closing. Prints nothing with --json or where stdout is not a terminal. The line is
-    erased at the end; lines that are printed meanwhile appear above it.
+    resets, closing. Prints nothing with --json or if stdout is not a terminal. The line is erased
+    at the end; lines printed meanwhile appear above it.
     """
     with out.activity(title) as tell:
         steps = _Steps(title)
@@ -31,14 +31,14 @@ def shown(out: Output, title: str) -> Iterator[None]:
 
 
 class _Steps:
-    """Turns events into the text of the line. compiled: kernels so far."""
+    """Convert events into the text of the line. compiled: kernels so far."""
 
     def __init__(self, title: str) -> None:
         self.title = title
         self.compiled = 0
 
     def text(self, event: trace.Event) -> str | None:
-        """The new text; None where the event does not change it."""
+        """Return the new text; None if the event does not change it."""
         facts = event.arguments
         if event.name == "compiler.kernel" and event.phase == "end":
             self.compiled += 1

@@ -1,4 +1,4 @@
-"""One reading of a device's sensors."""
+"""Readings of a device's sensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hcq.device import Device
 
 from .console import human_size
 
-#: suffixes of sensors' names that state the unit
+#: suffixes of sensor names that state the unit
 UNITS = (
     "amperes", "bytes", "celsius", "errors", "hertz", "lanes", "ratio", "threads", "volts", "watts"
 )  # fmt: skip
@@ -40,11 +40,11 @@ class Reading:
                 return f"{100 * self.value:.3g} %"
             case "flag":
                 return "yes" if self.value else "no"
-            case "generation" | "state":  # the name says so
+            case "generation" | "state":  # the name implies it
                 return f"{self.value:.4g}"
         return f"{self.value:.4g} {self.unit}"
 
 
 def read_sensors(device: Device) -> list[Reading]:
-    """Ask every sensor of the device."""
+    """Read every sensor of the device."""
     return [Reading(s.name, s.label, s.unit, s.read()) for s in device.sensors()]

@@ -1,4 +1,4 @@
-"""`ugpu record`: keep all that a driver does to a device, look into it, compare two of them.
+"""`ugpu record`: record everything that a driver does to a device, inspect it, compare two of them.
 
 ugpu record pci:0000:03:00.0 boot.txt                      the boot, and closing again
 ugpu record virtual:CHIP work.txt -- python work.py        whatever device the program opens
@@ -47,8 +47,9 @@ BUSIEST = 8  # registers in a summary
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """device: a name of `ugpu ls`; "": what the program opens. command: a program to run; none
-    opens and closes the device. states: record what its units are at after each stage, too."""
+    """device: a name of `ugpu ls`; "": any that the program opens. command: a program to run;
+    without one the device is opened and closed. states: record the states of its units after each
+    stage too."""
 
     device: str
     path: Path
@@ -57,9 +58,9 @@ class RecordOptions:
 
 
 def run(options: RecordOptions, out: Output, *, hints: bool = True) -> int:
-    """Record, and show the summary; the command's exit code. Refused before anything is opened
-    where the file cannot be written. Where the device does not come up, the recording tells how far
-    it came, and the error is the caller's. hints: say what can be done with it."""
+    """Record, and show the summary; return the command's exit code. Fails before a device is opened
+    if the file cannot be written. If the device does not come up, the recording shows how far it
+    came, and the error is raised. hints: print what can be done with the recording."""
     path = options.path.absolute()
     _check_recordable(options.device)
     if not os.path.isdir(path.parent):
@@ -95,8 +96,8 @@ def run(options: RecordOptions, out: Output, *, hints: bool = True) -> int:
 
 
 def replay(path: Path, out: Output) -> int:
-    """Do again what was recorded, without the device: the program, or opening and closing.
-    TransportError where the driver strays from the recording; a program's own exit code."""
+    """Repeat the recorded work without the device: the program, or opening and closing.
+    TransportError if the driver deviates from the recording. Return the program's own exit code."""
     recording = load(path)
     if recording.command:
         out.say(f"running {' '.join(recording.command)}")
@@ -124,7 +125,7 @@ def replay(path: Path, out: Output) -> int:
 
 
 def show(path: Path, out: Output, *, everything: bool = False) -> int:
-    """The summary, or each entry with the register's name."""
+    """Show the summary, or each entry with the register's name."""
     recording = load(path, partial=out)
     if everything:
         for line in Steps(recording).lines():
@@ -138,7 +139,7 @@ def show(path: Path, out: Output, *, everything: bool = False) -> int:
 
 
 def compare(left: Path, right: Path, out: Output) -> int:
-    """Say where two recordings first differ; 1 if they do."""
+    """Show where two recordings first differ; return 1 if they do."""
     recordings = [load(left, partial=out), load(right, partial=out)]
     found = first_difference(*map(Steps, recordings))
     failures = [_failure(recording) for recording in recordings]
@@ -166,8 +167,9 @@ def compare(left: Path, right: Path, out: Output) -> int:
 
 
 def load(path: Path, partial: Output | None = None) -> Recording:
-    """Read a recording; DeviceNotFound for no file, BadArgument for one that is something else, or
-    that was cut off, unless `partial` can say so."""
+    """Read a recording. DeviceNotFound for a missing file, BadArgument for another kind of file or
+    one that was cut off. With `partial`, a recording that was cut off is accepted and reported
+    there."""
     try:
         text = path.read_text("ascii")
         if partial is None:
@@ -187,7 +189,7 @@ def _stages(recording: Recording) -> list[str]:
 
 
 def _failure(recording: Recording) -> str | None:
-    """Where and how coming up ended; None where it did not."""
+    """Return where and how the boot failed; None if it did not fail."""
     stage = ""
     for entry in recording.entries:
         if isinstance(entry, Stage):
@@ -260,7 +262,7 @@ def _kind(entry: Entry) -> str:
 
 
 def _check_recordable(device: str) -> None:
-    """UsageError for a device that is reached by no PCI transport: there is nothing to record."""
+    """Raise UsageError for a device without a PCI transport: there is nothing to record."""
     virtual = {f"virtual:{chip}": vendor for chip, vendor in virtual_chips().items()}
     through_pci = [name for name, vendor in virtual.items() if vendor in ENDPOINTS]
     through_nodes = [name for name in virtual if name not in through_pci]
@@ -276,7 +278,7 @@ def _check_recordable(device: str) -> None:
 
 
 def _record_command(options: RecordOptions, path: Path) -> int:
-    """Run the program; the recording names it, so that it can be replayed."""
+    """Run the program. The recording names it, so that it can be replayed."""
     try:
         path.open("wb").close()
         path.unlink()

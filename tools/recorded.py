@@ -1,9 +1,9 @@
-"""Recordings by what they mean: steps with the names of registers, and where two first differ.
+"""Recordings by meaning: steps with the names of registers, and the first difference of two.
 
-Two runs of the same driver differ in how often it looked before an answer came, and in when memory
-changed. So in a run of reads each place counts once, with its last answer; what a driver does by
-the clock is left out; and memory is compared only through what the driver then did. Data that was
-read or written is compared to its last byte, however short it is shown.
+Two runs of the same driver differ in how often it polled before an answer came, and in when memory
+changed. Therefore, in a run of reads each place counts once, with its last answer. Accesses that
+depend on the clock are ignored. Memory is compared only through what the driver then did. Data that
+was read or written is compared to its last byte, however short it is displayed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from hcq.transport.recording import (
 from hcq.transport.trace import CONFIG, Access
 
 _CONTEXT = 5  # steps shown before a difference
-_SHOWN = 32  # bytes of data that are shown whole; of longer data the half of that
-_WORDS = 8  # words of data that differ
+_SHOWN = 32  # bytes of data that are displayed whole; of longer data, half as many
+_WORDS = 8  # words that differ in displayed data
 
 
 def register_finder(recording: Recording) -> Callable[[int, int], Register | None]:
-    """A function from (BAR, offset) to the register there, None for what has no name."""
+    """Return a function from (BAR, offset) to the register there, None for an unnamed place."""
     known = pci_drivers().get((recording.identity.vendor, recording.identity.device))
     if known is None or not known.names:
         return lambda window, offset: None
@@ -48,7 +48,7 @@ def register_finder(recording: Recording) -> Callable[[int, int], Register | Non
 
 
 def names_of(recording: Recording) -> Callable[[int, int], str]:
-    """A function from (BAR, offset) to what a person calls that place."""
+    """Return a function from (BAR, offset) to the name of that place."""
     find = register_finder(recording)
 
     def name(window: int, offset: int) -> str:
@@ -62,8 +62,8 @@ def names_of(recording: Recording) -> Callable[[int, int], str]:
 
 @dataclass(frozen=True)
 class Step:
-    """Recorded step: its operation (`verb` and `place`) and operand, a value, or text for longer
-    things. window, offset: of an access; window is None for anything else."""
+    """Recorded step: its operation (`verb` and `place`) and its operand, a value, or text for
+    longer data. window, offset: those of an access; window is None for other steps."""
 
     verb: str
     place: str
@@ -92,7 +92,7 @@ class Steps:
         self._by_clock = frozenset(known.by_clock if known is not None else ())
 
     def __iter__(self) -> Iterator[Step]:
-        reads: dict[str, Step] = {}  # of the current run of reads, the last of each place
+        reads: dict[str, Step] = {}  # the last of each place in the current run of reads
         for entry in driven(self._recording.entries):
             step = self.step(entry)
             if step is None or (step.window, step.offset) in self._by_clock:
@@ -108,7 +108,7 @@ class Steps:
         yield from reads.values()
 
     def step(self, entry: Entry) -> Step | None:
-        """An entry by names; None for other entries (memory, waits, times, looks)."""
+        """Return an entry by names; None for other entries (memory, waits, times, looks)."""
         if isinstance(entry, Content | Wait | Moment | Look):
             return None
         if isinstance(entry, Presence):
@@ -133,7 +133,7 @@ class Steps:
         return Step(verb, f"{entry.width} bytes at {name}", None, "", data, None, 1, *at)
 
     def lines(self) -> Iterator[str]:
-        """Each step with the fields of its register that are not zero."""
+        """Yield each step with the fields of its register that are not zero."""
         for step in self:
             fields = fields_of(step)
             shown = ", ".join(f"{name} {value:#x}" for name, value in fields.items() if value)
@@ -141,16 +141,16 @@ class Steps:
 
 
 def _short(data: bytes | None) -> str:
-    """For people; comparing is done by the bytes."""
+    """Return data as short text for people. Comparisons use the bytes."""
     shown = (data or b"").hex()
     return shown if len(shown) <= 2 * _SHOWN else f"{shown[:_SHOWN]}..."
 
 
 @dataclass(frozen=True)
 class Difference:
-    """same: steps before it that are equal. stage: of coming up, in which it is. left, right: what
-    stands in each; fields: of a register with other values, those that differ; of data, the words.
-    """
+    """The first difference of two recordings. same: number of equal steps before it. stage: the
+    boot stage that contains it. left, right: the differing steps. fields: the fields that differ,
+    for a register; for data, the words."""
 
     same: int
     stage: str
@@ -162,7 +162,7 @@ class Difference:
 
 
 def first_difference(left: Steps, right: Steps) -> Difference | None:
-    """Where two recordings part; None where they do not."""
+    """Return where two recordings first differ; None if they do not."""
     before: list[str] = []
     stage = ""
     ours, theirs = iter(left), iter(right)
@@ -196,7 +196,7 @@ def _what(one: Step | None, two: Step | None) -> str:
 
 
 def fields_of(step: Step | None) -> dict[str, int]:
-    """The fields of a step's register, by name."""
+    """Return the fields of a step's register, by name."""
     if step is None or step.register is None or step.value is None:
         return {}
     return RegisterValue(step.register, step.value & 0xFFFF_FFFF).fields()
@@ -216,7 +216,7 @@ def _differing(one: Step | None, two: Step | None) -> list[str]:
 
 
 def _words(ours: bytes, theirs: bytes) -> list[str]:
-    """Where two blocks differ, by words of four bytes."""
+    """Return where two blocks differ, in words of four bytes."""
     found = []
     for offset in range(0, max(len(ours), len(theirs)), 4):
         one, two = (block[offset : offset + 4] for block in (ours, theirs))

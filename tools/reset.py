@@ -1,8 +1,8 @@
-"""`ugpu reset`: bring a device back, by the mildest rung of the ladder that can help and works.
+"""`ugpu reset`: recover a device by the mildest rung of the ladder that can help and works.
 
-It explains before it acts, and refuses a device that another driver or process owns. A card on the
-PCI bus is looked at first without a boot; then its driver opens it and climbs the rungs that an
-open card has; where that does not help, the rungs of its slot follow, each proven by an open.
+The verb explains before it acts, and refuses a device that another driver or process owns. A card
+on the PCI bus is first inspected without a boot. Then its driver opens it and climbs the rungs of
+an open card. If that does not help, the rungs of its slot follow, each proven by an open.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .pci import ours
 
 Opener = Callable[[str], Device]
 
-# Of an open card; what each is called differs between drivers.
+# Rungs of an open card; their names differ between drivers.
 _OPEN_RUNGS = (
     (Level.QUEUE, "queues", "work of the queues that failed"),
     (Level.BLOCK, "command processors and copy engines", "all work"),
@@ -52,7 +52,7 @@ def run(
     system: System | None = None,
     opener: Opener = hcq.open,
 ) -> int:
-    """Reset a device; 0 when it works afterwards. to: one rung, and no other."""
+    """Reset a device; return 0 if it works afterwards. to: the only rung to take."""
     only = None if to is None else Level.named(to)
     kind, _, _ = name.partition(":")
     if kind == "pci":
@@ -62,7 +62,7 @@ def run(
     return _reset_open(name, out, only, dry_run, opener)
 
 
-# ---- devices that are reset from inside --------------------------------------------------------
+# ---- devices that are reset by their open driver -----------------------------------------------
 
 
 def _refuse_kernel_drivers(name: str, system: System) -> None:
@@ -92,7 +92,7 @@ def _reset_open(name: str, out: Output, only: Level | None, dry_run: bool, opene
 
 
 def prove(device: Device) -> dict[str, object]:
-    """Have every queue of a device copy memory; ChipError where it does not arrive."""
+    """Copy memory with every queue of a device; ChipError if the data does not arrive."""
     pattern = np.arange(_PATTERN // 4, dtype=np.uint32)
     copied = []
     with device.alloc(_PATTERN) as source, device.alloc(_PATTERN) as target:
@@ -113,7 +113,7 @@ def prove(device: Device) -> dict[str, object]:
 
 
 def _launch(device: Device) -> str:
-    """Run a kernel of one thread; what it is that ran."""
+    """Run a kernel of one thread; return a description of it."""
     import ugpu  # loads the compiler, which a plan does not need
     from ugpu import ir
 
@@ -145,7 +145,7 @@ class _Card:
         self.rungs: list[Rung] = [kind(self.function) for kind in _SLOT_RUNGS]
 
     def _check_owner(self) -> None:
-        """DeviceBusy names the kernel driver, or the processes with their numbers."""
+        """Raise DeviceBusy, with the kernel driver or the processes and their numbers."""
         driver = self.function.driver
         if driver not in (None, VFIO_DRIVER, "pci-stub"):
             users = holders(self.function.system, self.function.device_nodes())
@@ -157,7 +157,7 @@ class _Card:
         check_idle(self.function)
 
     def run(self, only: Level | None, dry_run: bool) -> int:
-        """Explain, then climb."""
+        """Explain the plan, then climb."""
         diagnosis = self._diagnose()
         slot = Ladder(self.name, [self._proven(rung) for rung in self.rungs])
         slot_only = only if only is None or only >= Level.FLR else None
@@ -185,7 +185,7 @@ class _Card:
         return 0
 
     def _diagnose(self) -> Diagnosis:
-        """By the named states of the card's units, as it is."""
+        """Diagnose the card by the named states of its units, without a boot."""
         try:
             with window.open_window(self.name) as chip:
                 facts = getattr(chip, "facts", None)
@@ -205,7 +205,7 @@ class _Card:
         return [*found, *slot]
 
     def _climb_open(self, only: Level | None) -> list[Attempt]:
-        """Open the card, which takes it over or boots it, and climb its driver's rungs."""
+        """Open the card, which attaches to it or boots it, and climb its driver's rungs."""
         try:
             with self.opener(self.name) as device:
                 recovery = device.reset(None if only is None else only.label)
@@ -219,7 +219,8 @@ class _Card:
         return [*before, Attempt(last.name, last.level, True, last.seconds, proof=proof)]
 
     def _proven(self, rung: Rung) -> Rung:
-        """A rung of the slot with one more proof: the card's driver opens it, and it works."""
+        """Return a rung of the slot with a further proof: the card's driver opens it, and it
+        works."""
         return _Opened(rung, partial(self._open_and_prove, rung))
 
     def _open_and_prove(self, rung: Rung) -> dict[str, object]:
@@ -229,14 +230,14 @@ class _Card:
 
 
 class _Opened:
-    """A rung with another proof."""
+    """A rung with a different proof."""
 
     def __init__(self, rung: Rung, prove: Callable[[], dict[str, object]]) -> None:
         self.name, self.level, self.cost = rung.name, rung.level, rung.cost
         self.check, self.act, self.prove = rung.check, rung.act, prove
 
 
-# ---- words -------------------------------------------------------------------------------------
+# ---- output ------------------------------------------------------------------------------------
 
 
 def _explain(out: Output, name: str, diagnosis: Diagnosis, planned: Sequence[Planned]) -> None:

@@ -1,4 +1,4 @@
-"""Running a person's script inside one of our programs."""
+"""Run a user's script inside a ugpu program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hcq.errors import UgpuError, UsageError
 
 @contextlib.contextmanager
 def as_program(script: str, arguments: Sequence[str]) -> Iterator[None]:
-    """sys.argv and sys.path as a program of its own would see them."""
+    """Set sys.argv and sys.path as for a separate program."""
     argv, path = sys.argv, sys.path
     sys.argv, sys.path = [script, *arguments], [str(Path(script).parent), *path]
     try:
@@ -24,9 +24,9 @@ def as_program(script: str, arguments: Sequence[str]) -> Iterator[None]:
 
 
 def execute(script: str) -> int:
-    """Run a file as __main__; its exit code. What it raises is shown as Python shows it, from its
-    own lines on, and is exit code 1; ugpu's errors are passed to the caller. UsageError for a file
-    that is not a program."""
+    """Run a file as __main__; return its exit code. An exception is shown as Python shows it, from
+    the script's own lines on, and the exit code is 1. ugpu's errors are passed to the caller.
+    UsageError for a file that is not a Python program."""
     try:
         text = Path(script).read_bytes()
     except OSError as error:
@@ -35,7 +35,7 @@ def execute(script: str) -> int:
         compile(text, script, "exec", dont_inherit=True)
     except SyntaxError as error:
         raise UsageError(f"{script} is not a Python program: {error}") from None
-    except ValueError as error:  # bytes of zero
+    except ValueError as error:  # null bytes
         raise UsageError(f"{script} is not a Python program: {error}") from None
     try:
         runpy.run_path(script, run_name="__main__")
@@ -46,7 +46,7 @@ def execute(script: str) -> int:
         return 1
     except UgpuError:
         raise
-    except Exception as error:  # any: it is a person's script
+    except Exception as error:  # any exception: it is a user's script
         if not (isinstance(error, BrokenPipeError) and _reader_left()):
             traceback.print_exception(_from(error, script))
         return 1
@@ -62,7 +62,7 @@ def _reader_left() -> bool:
 
 
 def _from(error: Exception, script: str) -> Exception:
-    """The error without the frames of ugpu that led to the script."""
+    """Return the error without the frames of ugpu that led to the script."""
     place = error.__traceback__
     while place is not None and place.tb_frame.f_code.co_filename != script:
         place = place.tb_next

@@ -1,8 +1,8 @@
-"""`ugpu serve`: offer a virtual chip to other processes, on a UNIX socket that speaks vfio-user.
+"""`ugpu serve`: offer a virtual chip to other processes, on a UNIX socket with vfio-user.
 
-The chip stays powered from client to client. Its firmware images are written into a folder, since
-a driver in another process needs them: the folder is printed, and is given to the driver with
-`firmware=` or UGPU_FIRMWARE. Ctrl-C or SIGTERM ends the server; its client's device is lost then.
+The chip stays powered from client to client. Its firmware images are written into a folder, because
+a driver in another process needs them. The folder is printed; the driver gets it with `firmware=`
+or UGPU_FIRMWARE. Ctrl-C or SIGTERM ends the server, and its client loses the device.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from hcq.transport.vfio_user.server import Server
 
 from .console import Output
 
-LEAST_GIB, MOST_GIB = 0.25, 1024  # BAR 0 has 256 MiB at least
+LEAST_GIB, MOST_GIB = 0.25, 1024  # BAR 0 has at least 256 MiB
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Options of `ugpu serve`. vram: bytes, 0 for what boards with the chip have. firmware: a
-    folder to write into; None makes one."""
+    """Options of `ugpu serve`. vram: bytes, 0 for the size on boards with the chip. firmware: a
+    folder to write to; None creates one."""
 
     socket: Path
     device: str = f"virtual:{chips.DEFAULT}"
@@ -48,12 +48,12 @@ def vram_bytes(gib: float | None) -> int:
         return 0
     if not LEAST_GIB <= gib <= MOST_GIB:
         raise UsageError(f"--vram: expected {LEAST_GIB} to {MOST_GIB} GiB, got {gib}")
-    return int(gib * 1024) << 20  # the card tells its size in MiB
+    return int(gib * 1024) << 20  # the card reports its size in MiB
 
 
 def write_firmware(facts: ChipFacts, folder: Path) -> None:
-    """Write the images that a driver of the virtual chip needs, by linux-firmware's names.
-    UsageError where that cannot be."""
+    """Write the images that a driver of the virtual chip needs, named as in linux-firmware.
+    UsageError if they cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, image in synthetic_set(facts).items():
@@ -63,7 +63,7 @@ def write_firmware(facts: ChipFacts, folder: Path) -> None:
 
 
 def run(options: ServeOptions, out: Output) -> int:
-    """Serve until told to stop; 0 then."""
+    """Serve until stopped; return 0."""
     names = {f"virtual:{name}": name for name in chips.virtual_names()}
     if options.device not in names:
         raise DeviceNotFound(

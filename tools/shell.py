@@ -1,4 +1,4 @@
-"""`ugpu shell DEVICE`: IPython with the device, its chip and its registers at hand."""
+"""`ugpu shell DEVICE`: IPython with variables for the device, its chip and its registers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _temporary() -> tempfile.TemporaryDirectory[str]:
 
 
 class Session:
-    """The variables of a shell; `boot` fills in what a boot finds out."""
+    """The variables of a shell; `boot` adds those that become known during a boot."""
 
     def __init__(self, out: Output) -> None:
         self.out = out
@@ -50,7 +50,7 @@ class Session:
         self.variables["states"] = self.states
 
     def states(self) -> None:
-        """Show what state each firmware and unit is in."""
+        """Show the state of each firmware and unit."""
         chip: Any = self.variables.get("chip")
         name = str(getattr(getattr(chip, "facts", None), "name", ""))
         if not name:
@@ -63,8 +63,8 @@ class Session:
 
     @contextmanager
     def opened(self, device: str, how: str) -> Iterator[None]:
-        """how: "boot" brings the device up; "steps" stops before the first stage; "look" leaves it
-        as it is."""
+        """Open the device. how: "boot" brings it up; "steps" stops before the first stage; "look"
+        leaves it as it is."""
         if how == "look":
             with window.open_window(device) as chip:
                 self.variables |= _names(chip)
@@ -112,7 +112,7 @@ class _Booting:
 
 
 class _SteppedBoot(Boot):
-    """Also makes what it finds variables of the session."""
+    """A boot that also adds its findings to the session's variables."""
 
     def __init__(self, device: str, session: Session) -> None:
         super().__init__(device, session.out.say)
@@ -128,8 +128,8 @@ class _SteppedBoot(Boot):
 
 
 def run(device: str, out: Output, *, how: str = "boot", commands: Sequence[str] = ()) -> int:
-    """Open the device and give the terminal to IPython, or run `commands` and end: exit code 1
-    where one raises. MissingDependency where IPython is not installed."""
+    """Open the device and give the terminal to IPython, or run `commands` and end: exit code 1 if
+    one raises. MissingDependency if IPython is not installed."""
     session = Session(out)
     try:
         embed = importlib.import_module("IPython.terminal.embed")
@@ -143,7 +143,8 @@ def run(device: str, out: Output, *, how: str = "boot", commands: Sequence[str] 
     settings.HistoryManager.enabled = keep is not None
     settings.TerminalInteractiveShell.confirm_exit = False
     with contextlib.ExitStack() as stack:
-        # History and settings of IPython lie beside the bundles; without such a folder, nowhere.
+        # History and settings of IPython are stored beside the bundles; without that folder, not at
+        # all.
         folder = str(keep / "shell") if keep is not None else stack.enter_context(_temporary())
         os.makedirs(folder, mode=0o700, exist_ok=True)
         stack.enter_context(session.opened(device, how))

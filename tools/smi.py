@@ -1,4 +1,4 @@
-"""`ugpu smi`: what the sensors of every GPU read, as one table."""
+"""`ugpu smi`: the sensor readings of every GPU, as one table."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .devices import listed
 from .progress import shown
 from .readings import Reading, read_sensors
 
-#: kinds of names that are not a GPU of this machine
+#: prefixes of names that are not GPUs of this machine
 NOT_GPUS = ("cpu", "virtual:")
-#: column -> beginnings of the sensors' names that belong there; the rest come last
+#: column -> prefixes of the sensors' names that belong there; the others come last
 COLUMNS = (
     ("temperature", ("temperature",)),
     ("power", ("power",)),
@@ -29,7 +29,7 @@ COLUMNS = (
 
 
 def gpus() -> list[str]:
-    """The names of this machine's own GPUs."""
+    """Return the names of this machine's own GPUs."""
     return [entry.name for entry in listed() if not entry.name.startswith(NOT_GPUS)]
 
 
@@ -42,7 +42,7 @@ def _cell(readings: Iterable[Reading], beginnings: Sequence[str]) -> str:
 
 
 def _which(reading: Reading, beginnings: Sequence[str]) -> str:
-    """The reading's words without those that the column's heading says."""
+    """Return the reading's words without those in the column's heading."""
     return next(
         reading.words.removeprefix(each).strip()
         for each in beginnings
@@ -59,8 +59,8 @@ def _row(name: str, readings: Sequence[Reading]) -> list[str]:
 
 
 def run(names: Sequence[str], out: Output) -> int:
-    """Read the sensors of the named devices, else of every GPU; 1 if one could not be opened. Those
-    that a process of this user has open are requested from it."""
+    """Read the sensors of the named devices, or else of every GPU; return 1 if one could not be
+    opened. A device that a process of this user has open is read through that process."""
     rows: list[list[str]] = []
     results: list[dict[str, object]] = []
     failed = False

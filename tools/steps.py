@@ -1,4 +1,4 @@
-"""A boot in steps: the driver's own, halted after a stage for inspection."""
+"""A boot in steps: the driver's own boot, halted after a stage for inspection."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ Say = Callable[[str], object]
 
 
 class _Abandoned(UgpuError):
-    """Ends the boot from within, where its stepper was closed."""
+    """Ends the boot from within when its stepper is closed."""
 
 
 class Boot:
-    """One boot of `name`, which begins with the first step. Options are those of `hcq.open`.
+    """One boot of `name`, which starts with the first step. Options are those of `hcq.open`.
 
-    `until`, `next` and `finish` let it go on and return once it halts; between them registers may
-    be read and written as the driver would (`blocks`). What the driver raises, they raise. `close`
-    abandons a boot that is not over, or closes the device. say: told of each stage and of changes
-    of watched registers. For use by one thread.
+    `until`, `next` and `finish` continue the boot and return when it halts. Between them, registers
+    may be read and written as the driver would (`blocks`). They raise what the driver raises.
+    `close` abandons an unfinished boot, or closes the device. say: called for each stage and for
+    changes of watched registers. For use by one thread.
     """
 
     def __init__(self, name: str, say: Say = print, **options: object) -> None:
         self.name = name
         self._say = say
         self._options = options
-        self._patterns: list[str] = []  # of what is watched, until the chip's registers are known
+        self._patterns: list[str] = []  # patterns to watch, until the chip's registers are known
         self._begin()
 
     def _begin(self) -> None:
@@ -45,8 +45,8 @@ class Boot:
         self._watched: dict[str, BoundRegister] = {}
         self._seen: dict[str, RegisterValue] = {}
         self._change = threading.Condition()
-        self._running = False  # the boot's thread goes on; else it halts, or is over
-        self._target: str | None = ""  # the stage to halt after; "" each; None does not halt
+        self._running = False  # the boot's thread is running; else it halts, or is over
+        self._target: str | None = ""  # the stage to halt after; "": each; None: do not halt
         self._error: BaseException | None = None
         self._over = self._closed = False
         self._thread: threading.Thread | None = None
@@ -61,22 +61,22 @@ class Boot:
 
     @property
     def at(self) -> str:
-        """The stage that ended last, "" before the first."""
+        """The last stage that ended, "" before the first."""
         return self.stages[-1][0] if self.stages else ""
 
     @property
     def blocks(self) -> Mapping[str, RegisterBlock]:
-        """The chip's registers, from the stage on that finds out where they are."""
+        """The chip's registers, available from the stage that finds their place."""
         return window.blocks_of(self.chip)
 
     def next(self) -> str:
-        """Do one stage; its name, "" where the boot is over."""
+        """Run one stage; return its name, "" if the boot is over."""
         before = len(self.stages)
         self._go("")
         return self.at if len(self.stages) > before else ""
 
     def until(self, stage: str) -> str:
-        """Go on to the end of a stage; BadArgument where the boot ends without it."""
+        """Continue to the end of a stage; BadArgument if the boot ends without it."""
         if stage in [name for name, _ in self.stages]:
             raise BadArgument(f"stage {stage!r} has already run; the boot is at {self.at!r}")
         self._go(stage)
@@ -86,11 +86,11 @@ class Boot:
         return stage
 
     def again(self, stage: str = "") -> str:
-        """Repeat a stage, by default the last one that ended: boot anew and halt after it. Watched
+        """Repeat a stage, by default the last one that ended: boot again and halt after it. Watched
         registers stay watched. BadArgument before the first stage.
 
-        The boot so far is abandoned, or its device closed. A card goes on from there as after a
-        driver that died (docs/recovery.md); a virtual one is a new one.
+        The boot so far is abandoned, or its device closed. A card continues as after a driver that
+        died (docs/recovery.md); a virtual card is a new one.
         """
         target = stage or self.at
         if not target:
@@ -101,13 +101,13 @@ class Boot:
         return self.until(target)
 
     def finish(self) -> Device:
-        """Go on to the end; the device."""
+        """Continue to the end; return the device."""
         self._go(None)
         assert self.device is not None
         return self.device
 
     def watch(self, *patterns: str) -> None:
-        """Tell after each stage which of these registers have changed."""
+        """Report after each stage which of these registers have changed."""
         for pattern in patterns:
             for name in matching(self.blocks, pattern, 64):
                 block, _, register = name.partition(".")

@@ -6,8 +6,8 @@ ugpu trace filter ugpu-trace.txt 'CP_HQD_*'       some of them: by register, fie
 ugpu trace diff good.txt bad.txt                  the first difference
 ugpu trace export ugpu-trace.txt trace.json       for https://ui.perfetto.dev and chrome://tracing
 
-A trace is a recording (hcq.transport.recording): `ugpu record replay` and `ugpu reg --from` take it
-as well.
+A trace is a recording (hcq.transport.recording). `ugpu record replay` and `ugpu reg --from` accept
+it too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .console import Output
 from .recorded import Step, Steps, fields_of
 
 DEFAULT = "ugpu-trace.txt"
-LOOK = "look"  # the stage of accesses that are an observer's
+LOOK = "look"  # the stage of an observer's accesses
 _MICRO = 1e6
 # Tracks of an exported trace.
 _STAGES, _REGISTERS, _MEMORY = 1, 2, 3
@@ -45,9 +45,9 @@ _STAGES, _REGISTERS, _MEMORY = 1, 2, 3
 
 @dataclass(frozen=True)
 class Traced:
-    """An entry of a trace. number: of an access, from 1, or of the last one before; time: seconds
-    since it began; stage: of coming up, "" before and after; step: by names; None for what is
-    none."""
+    """An entry of a trace. number: of an access, from 1; for another entry, that of the last
+    access. time: seconds since the start. stage: the boot stage; "" before and after the boot.
+    step: the entry by names; None if it is not a step."""
 
     number: int
     time: float
@@ -57,7 +57,7 @@ class Traced:
 
     @property
     def fields(self) -> dict[str, int]:
-        """The fields of the register that was accessed, by name."""
+        """The fields of the accessed register, by name."""
         return fields_of(self.step)
 
     def __str__(self) -> str:
@@ -84,8 +84,9 @@ class Traced:
 
 @dataclass(frozen=True)
 class Filter:
-    """Which accesses are meant; a member that is empty takes all. register: patterns of names, any
-    of which fits. field: NAME, which is not zero, or NAME=VALUE. verb: "read" or "write"."""
+    """Selection of accesses; an empty member accepts all. registers: patterns of names, of which
+    one must match. fields: NAME, which must not be zero, or NAME=VALUE; all must match. verb:
+    "read" or "write"."""
 
     registers: Sequence[str] = ()
     fields: Sequence[str] = ()
@@ -95,7 +96,7 @@ class Filter:
     until_s: float = float("inf")
 
     def takes(self, one: Traced) -> bool:
-        """Return whether the filter accepts it."""
+        """Return whether the filter accepts an entry."""
         step = one.step
         if step is None or not self.since_s <= one.time <= self.until_s:
             return False
@@ -120,7 +121,7 @@ def _has(fields: dict[str, int], wanted: str) -> bool:
 
 
 def traced(recording: Recording) -> Iterator[Traced]:
-    """Every entry with its time and stage; an observer's in the stage "look"."""
+    """Yield every entry with its time and stage; an observer's accesses have the stage "look"."""
     steps, number, seconds, stage, looking = Steps(recording), 0, 0.0, "", False
     for entry in recording.entries:
         if isinstance(entry, Look):
@@ -136,8 +137,8 @@ def traced(recording: Recording) -> Iterator[Traced]:
 
 
 def folded(found: Iterator[Traced]) -> Iterator[Traced]:
-    """The same access with the same value several times in a row as one, which says how often; its
-    number is the last one's, its time the first one's."""
+    """Merge successive accesses with the same value into one, which has their count. Its number is
+    the last one's, its time the first one's."""
     held: Traced | None = None
     for one in found:
         if isinstance(one.entry, Wait):
@@ -156,7 +157,8 @@ def folded(found: Iterator[Traced]) -> Iterator[Traced]:
 
 
 def run(path: Path, command: Sequence[str], device: str, out: Output) -> int:
-    """Run a program and keep all that it does to its device; the program's exit code."""
+    """Run a program and record everything that it does to its device; return the program's exit
+    code."""
     code = record.run(record.RecordOptions(device, path, command), out, hints=False)
     out.say(f"look at it:  ugpu trace show {path}")
     out.say(f"export it:   ugpu trace export {path} {path.with_suffix('.json')}")
@@ -164,7 +166,7 @@ def run(path: Path, command: Sequence[str], device: str, out: Output) -> int:
 
 
 def show(path: Path, out: Output, meant: Filter | None = None) -> int:
-    """Print the accesses that are meant, one a line; 1 where there is none."""
+    """Print the selected accesses, one a line; return 1 if there are none."""
     meant = meant or Filter()
     every = meant == Filter()
     entries = folded(traced(record.load(path, partial=out)))
@@ -185,7 +187,7 @@ def show(path: Path, out: Output, meant: Filter | None = None) -> int:
 
 
 def export(path: Path, target: Path, out: Output) -> int:
-    """Write a trace for Perfetto and Chrome (Trace Event Format, JSON). BadArgument where the file
+    """Write a trace for Perfetto and Chrome (Trace Event Format, JSON). BadArgument if the file
     cannot be written."""
     events = trace_events(record.load(path, partial=out))
     try:
@@ -199,8 +201,8 @@ def export(path: Path, target: Path, out: Output) -> int:
 
 
 def trace_events(recording: Recording) -> list[dict[str, object]]:
-    """A recording as events of the Trace Event Format: stages as slices, accesses and changes of
-    memory as instants, each kind on a track of its own. Times in microseconds.
+    """Return a recording as events of the Trace Event Format: stages as slices, accesses and
+    changes of memory as instants, each kind on a track of its own. Times in microseconds.
 
     Source: "Trace Event Format", Google, 2016 (phases X, i and M), which Perfetto imports.
     """
@@ -225,7 +227,7 @@ def trace_events(recording: Recording) -> list[dict[str, object]]:
 
 
 def _came_up(found: Sequence[Traced], begins: Sequence[Traced], end: float) -> float:
-    """When the last stage ended: at its failure; else not known, and the trace's end."""
+    """Return when the last stage ended: at its failure; if that is unknown, at the trace's end."""
     failed = (one.time for one in found if isinstance(one.entry, Failure))
     return next(failed, end) if begins else end
 

@@ -1,4 +1,4 @@
-"""`ugpu tune script.py`: run a script and search the best choices for each kernel that it needs."""
+"""`ugpu tune script.py`: run a script and search the best choices for each of its kernels."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .scripts import as_program, execute
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """beam: how many of the best are varied. budget_s: seconds in all. details: whether every trial
-    is shown."""
+    """beam: how many of the best candidates are varied. budget_s: seconds in total. details:
+    whether every trial is shown."""
 
     device: str | None
     beam: int
@@ -29,8 +29,8 @@ class TuneOptions:
 
 
 def run(script: str, arguments: Sequence[str], options: TuneOptions, out: Output) -> int:
-    """Run the script as __main__ while its kernels are searched. Returns its exit code. UsageError
-    for a file that is not there."""
+    """Run the script as __main__ while its kernels are searched. Return its exit code. UsageError
+    for a missing file."""
     if not os.path.isfile(script):
         raise UsageError(f"file {script} does not exist")
     if options.device:

@@ -1,6 +1,6 @@
-"""`ugpu doctor --write-udev`: rules that let users reach GPUs behind USB bridges and VFIO.
+"""`ugpu doctor --write-udev`: rules that give users access to GPUs behind USB bridges and VFIO.
 
-Source: systemd udev(7), sd-login's "uaccess" tag (rules before 73 count), Linux
+Source: systemd udev(7), sd-login's "uaccess" tag (only rules before 73 are effective), Linux
 Documentation/driver-api/usb/power-management.rst (autosuspend: power/control).
 """
 
@@ -20,7 +20,7 @@ RELOAD = "sudo udevadm control --reload && sudo udevadm trigger"
 
 
 def rules() -> str:
-    """The file's text. Bridges stay awake: autosuspend leaves their link degraded."""
+    """Return the file's text. Bridges stay awake: autosuspend leaves their link degraded."""
     lines = ["# Written by `ugpu doctor --write-udev`."]
     lines += [
         f'SUBSYSTEM=="usb", ENV{{DEVTYPE}}=="usb_device", ATTR{{idVendor}}=="{vendor:04x}", '
@@ -32,9 +32,10 @@ def rules() -> str:
 
 
 def write(path: Path, out: Output) -> int:
-    """Write the rules; AccessDenied with the command that may, UsageError for a bad folder."""
+    """Write the rules; AccessDenied with the command that has the rights, UsageError for an invalid
+    folder."""
     text = rules()
-    partial = path.with_name(path.name + ".partial")  # udev reads names that end in .rules
+    partial = path.with_name(path.name + ".partial")  # udev reads only names that end in .rules
     try:
         partial.write_text(text, encoding="ascii")
         os.replace(partial, path)

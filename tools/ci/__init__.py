@@ -1,1 +1,2 @@
-"""Hardware CI: a pytest plugin and a runner that tell a failing test from a failing device."""
+"""Hardware CI: a pytest plugin and a runner that distinguish a failing test from a failing
+device."""

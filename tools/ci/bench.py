@@ -1,8 +1,8 @@
 """Run a suite of commands on lent devices: `ugpu ci run`.
 
-A command gets the names of its devices in environment variables and opens them itself. Devices are
-tested before the first lease and after each failure; a case that fails is run once more, on another
-device where one fits, and gets a verdict as a test of the pytest plugin does.
+A command gets the names of its devices in environment variables and opens the devices itself. They
+are tested before the first lease and after each failure. A case that fails is run once more, on
+another device if one fits. It gets a verdict as a test of the pytest plugin does.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .pool import Loan, Pool
 from .suite import Case, Suite
 from .verdict import Attempt, Judgement, Verdict, is_over, judge
 
-DEVICES = "UGPU_CI_DEVICES"  # all devices of a case, with spaces between
-_TAIL = 4000  # bytes of a failing command's output that reports show
+DEVICES = "UGPU_CI_DEVICES"  # all devices of a case, separated by spaces
+_TAIL = 4000  # last bytes of a failing command's output, shown in reports
 
 
 @dataclass(frozen=True)
 class Result:
-    """A case with its last run. verdict: None where no device was lent: `error` says why. skipped:
-    the command skipped itself. output: the end of what it wrote. hooks: hooks that failed."""
+    """A case with its last run. verdict: None if no device was lent; then `error` has the reason.
+    skipped: the command skipped itself. output: the end of its output. hooks: hooks that failed."""
 
     case: Case
     attempts: tuple[Attempt, ...] = ()
@@ -50,7 +50,7 @@ class Result:
 
     @property
     def row(self) -> Row:
-        """The case in the page."""
+        """Return the case's row of the page."""
         names = " ".join(self.attempts[-1].devices) if self.attempts else ""
         if self.judgement is None:
             return Row(self.case.name, names, self.seconds, "error", self.error)
@@ -61,9 +61,10 @@ class Result:
 
 @dataclass
 class Bench:
-    """folder: receives output and bundles of each run. environment: of the commands; the variables
-    named `variable` (the first device), UGPU_CI_DEVICES (all), UGPU_CI_CASE, UGPU_CI_LEASE and
-    UGPU_CRASHES are set in it. say: receives a line for each step."""
+    """Runs cases. folder: receives output and bundles of each run. environment: of the commands.
+    These variables are added to it: the variable named `variable` (the first device),
+    UGPU_CI_DEVICES (all), UGPU_CI_CASE, UGPU_CI_LEASE and UGPU_CRASHES. say: receives a line for
+    each step."""
 
     pool: Pool
     suite: Suite
@@ -77,7 +78,7 @@ class Bench:
     _hooks: list[str] = field(default_factory=list)
 
     def run(self, case: Case) -> Result:
-        """Run one case, twice where it fails."""
+        """Run one case, twice if it fails."""
         self._hooks = []
         attempts: list[Attempt] = []
         skipped, error, output, seconds = False, "", "", 0.0
@@ -86,7 +87,7 @@ class Bench:
             try:
                 loan = self._lease(case, avoid, len(attempts))
             except (DeviceNotFound, DeviceBusy) as refusal:
-                # For the second run no device was to be had; the first one's verdict stands.
+                # No device was available for the second run; the first run's verdict stands.
                 error = "" if attempts else refusal.message
                 break
             try:
@@ -117,8 +118,8 @@ class Bench:
         )
 
     def _lease(self, case: Case, avoid: Collection[str], number: int) -> Loan:
-        """Borrow devices, close them for the command and prepare them by the hook; those that it
-        cannot prepare are quarantined, and others are borrowed."""
+        """Borrow devices, close them for the command and prepare them with the hook. Devices that
+        the hook cannot prepare are quarantined, and others are borrowed."""
         while True:
             free = ", ".join(f"{one.name} {one.state}" for one in self.pool.available())
             self.say(f"{case.name}: {case.demand}; {free}")
@@ -134,7 +135,7 @@ class Bench:
             loan.release()
 
     def _hook(self, which: str, words: tuple[str, ...], case: Case, loan: Loan, number: int) -> str:
-        """Run a hook; what is wrong with it. The devices are quarantined then."""
+        """Run a hook; return its fault. A hook that fails quarantines the devices."""
         if not words:
             return ""
         place = self._place(case, number)
@@ -169,7 +170,7 @@ class Bench:
         }  # fmt: skip
 
     def _place(self, case: Case, number: int) -> Path:
-        """The folder of one run of a case, made where it is missing."""
+        """Return the folder of one run of a case; create it if it is missing."""
         safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in case.name)
         place = self.folder / f"{self.suite.cases.index(case) + 1:03d}-{safe}.{number + 1}"
         try:
@@ -185,8 +186,8 @@ class Bench:
 
 
 def results_folder(wanted: Path | None) -> Path:
-    """Return the folder for output and bundles: the one asked for, or a new one. UsageError where
-    it holds other files: old bundles would be evidence of a new run."""
+    """Return the folder for output and bundles: the requested one, or a new one. UsageError if it
+    contains other files: old bundles would be evidence of a new run."""
     if wanted is None:
         return Path(tempfile.mkdtemp(prefix="ugpu-ci-"))
     if wanted.is_dir() and any(wanted.iterdir()):

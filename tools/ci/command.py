@@ -1,4 +1,4 @@
-"""Run one command with a time limit, which it may extend."""
+"""Run one command with a time limit that the command may extend."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from hcq.errors import UsageError
 LEASE = "UGPU_CI_LEASE"  # file to which `ugpu ci extend` appends
 GRACE_S = 5.0  # TIMEOUT: from SIGTERM to SIGKILL; our choice
 
-NOT_STARTED = 127  # as shells have it
+NOT_STARTED = 127  # exit code, as in shells
 
 
 @dataclass(frozen=True)
 class Ended:
-    """code: as subprocess reports it. expired_s: the limit that ended the command, or None."""
+    """The end of a command. code: as subprocess reports it. expired_s: the limit that ended the
+    command, or None."""
 
     code: int
     expired_s: float | None = None
@@ -30,9 +31,10 @@ def run(
     words: Sequence[str], environment: Mapping[str, str], folder: Path, output: Path,
     limit_s: float, extensions: Path | None = None,
 ) -> Ended:  # fmt: skip
-    """Run a command with its output in a file. At its limit the command and all processes of its
-    group are ended, unless it has extended the limit in the file `extensions`. Processes that it
-    leaves in its group end with it. Code NOT_STARTED: it cannot be started, the output says why."""
+    """Run a command with its output in a file. At the limit all processes of the command's group
+    are ended, unless the command has extended the limit in the file `extensions`. Processes that it
+    leaves in its group end with it. Code NOT_STARTED: it cannot be started; the output has the
+    reason."""
     with output.open("ab") as file:
         try:
             process = subprocess.Popen(
@@ -66,7 +68,7 @@ def run(
 
 
 def extend(environment: Mapping[str, str], seconds: float) -> None:
-    """In a command of `ugpu ci run`: extend its limit. UsageError elsewhere."""
+    """Extend the limit of the calling command of `ugpu ci run`. UsageError elsewhere."""
     path = environment.get(LEASE)
     if not path:
         raise UsageError("`ugpu ci extend` is for commands that `ugpu ci run` has started")
@@ -91,7 +93,7 @@ def extended_s(path: Path | None) -> float:
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """Kill what is left of a command's group; its exit code."""
+    """Kill the rest of a command's group; return the command's exit code."""
     _signal(process, signal.SIGKILL)
     return process.wait()
 

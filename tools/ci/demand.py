@@ -14,7 +14,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
 def size_of(text: str | int) -> int:
-    """Bytes of "8G", "512 MiB" or a number; BadArgument for anything else."""
+    """Return the bytes of "8G", "512 MiB" or a number; BadArgument for anything else."""
     if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
         return text
     found = _SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
@@ -25,8 +25,8 @@ def size_of(text: str | int) -> int:
 
 @dataclass(frozen=True)
 class Facts:
-    """A device as demands see it. bus: what its name begins with. memory: bytes; 0 where the
-    device does not say."""
+    """A device's facts for matching. bus: the start of its name. memory: bytes; 0 if the device
+    does not report it."""
 
     name: str
     arch: str
@@ -45,8 +45,8 @@ class Facts:
 
 @dataclass(frozen=True)
 class Demand:
-    """arch, bus: glob patterns. count: devices at the same time. memory: bytes of each. reset: the
-    device is reset before the test."""
+    """arch, bus: glob patterns. count: number of simultaneous devices. memory: bytes of each.
+    reset: whether to reset the device before the test."""
 
     arch: str = "*"
     bus: str = "*"
@@ -56,7 +56,7 @@ class Demand:
 
     @classmethod
     def from_words(cls, **words: object) -> Demand:
-        """From a marker's keywords; BadArgument names the one that is wrong."""
+        """Build a demand from a marker's keywords; BadArgument names the invalid one."""
         unknown = sorted(set(words) - set(cls.__dataclass_fields__))
         if unknown:
             known = ", ".join(cls.__dataclass_fields__)

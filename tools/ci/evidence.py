@@ -15,14 +15,14 @@ from .health import DEVICE_ERRORS
 from .pool import Loan, Pool
 from .verdict import Attempt
 
-SKIPPED = 77  # exit code of a command that skips itself, as automake and Meson have it
+SKIPPED = 77  # exit code of a command that skips itself, as in automake and Meson
 _MOST_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Why a run failed. error: class and message; empty where it passed. The others are those of
-    `Attempt`."""
+    """Why a run failed. error: class and message; empty if the run passed. The other attributes are
+    those of `Attempt`."""
 
     error: str = ""
     device_error: bool = False
@@ -45,8 +45,9 @@ def of_error(error: BaseException | None) -> Evidence:
 
 def of_exit(code: int, *, expired_s: float | None, bundles: Iterable[Path]) -> Evidence:
     """Return the evidence of a command. code: as subprocess reports it. expired_s: the time limit
-    that ended it, None where it ended itself. bundles: what it wrote; the first is of the first
-    failure. Bundles of a command that passed are of failures that it expects."""
+    that ended it, None if it ended by itself. bundles: those that it wrote; the first belongs to
+    the first failure. Bundles of a command that passed belong to failures that the command
+    expects."""
     if expired_s is None and code in (0, SKIPPED):
         return Evidence()
     if expired_s is not None:
@@ -73,7 +74,7 @@ def of_exit(code: int, *, expired_s: float | None, bundles: Iterable[Path]) -> E
 
 
 def attempt(loan: Loan, found: Evidence, pool: Pool) -> Attempt:
-    """Return what a run has shown; the devices of a run that failed are tested."""
+    """Return the outcome of a run. The devices of a failed run are tested."""
     if not found.error:
         return Attempt(loan.names)
     return Attempt(

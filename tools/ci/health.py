@@ -1,4 +1,4 @@
-"""Is a device healthy: a self-test of memory, copies and kernels against known results."""
+"""Test whether a device is healthy: memory, copies and kernels against known results."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hcq.device import Device
 from hcq.errors import DiscoveryError, FirmwareError, LinkError, UgpuError, UnitTimeout
 from hcq.ladder import Level
 
-# Errors that no program can cause: the device, its firmware or its link failed.
+# Errors that no program can cause: the device, its firmware or its link has failed.
 DEVICE_ERRORS = (LinkError, FirmwareError, DiscoveryError, UnitTimeout)
 PATTERNS = (0x00000000, 0xFFFFFFFF, 0xAAAAAAAA, 0x55555555)
 BYTES = 1 << 20
 LIMIT_S = 10.0
-LOOKS = 40  # at the clock of a device that is kept busy, at least
-CLOCKS_S = 1.0  # so long at least: sensors are read anew ten times a second
+LOOKS = 40  # least number of clock readings of a busy device
+CLOCKS_S = 1.0  # least duration of these readings: sensors are updated ten times a second
 
 
 @dataclass(frozen=True)
 class Health:
-    """trouble: what the self-test found; empty for a healthy device."""
+    """The result of a self-test. trouble: the fault found; empty for a healthy device."""
 
     trouble: str = ""
 
@@ -32,7 +32,7 @@ class Health:
 
 
 def check(device: Device) -> Health:
-    """Reset the device where it has failed, and test it. Never raises but for Ctrl-C."""
+    """Reset the device if it has failed, and test it. Raises nothing but KeyboardInterrupt."""
     limit_s, device.limit_s = device.limit_s, LIMIT_S
     try:
         if device.failure is not None:
@@ -49,7 +49,7 @@ def check(device: Device) -> Health:
 
 
 def _memory(device: Device) -> str:
-    """Patterns, addresses as values, and a copy within the device."""
+    """Test patterns, addresses as values, and a copy within the device."""
     words = np.arange(BYTES // 4, dtype=np.uint32)
     with device.alloc(BYTES) as first, device.alloc(BYTES) as second:
         for pattern in (*(np.full_like(words, value) for value in PATTERNS), words * 2654435761):
@@ -70,7 +70,7 @@ def _memory(device: Device) -> str:
 
 
 def _kernels(device: Device) -> str:
-    """A product and a sum whose results are exact in float32."""
+    """Test a product and a sum whose results are exact in float32."""
     left = (np.arange(64 * 48) % 7 - 3).reshape(64, 48).astype(np.float32)
     right = (np.arange(48 * 32) % 5 - 2).reshape(48, 32).astype(np.float32)
     found = (Tensor(left, device=device) @ Tensor(right, device=device)).numpy()
@@ -81,10 +81,10 @@ def _kernels(device: Device) -> str:
 
 
 def _clocks(device: Device) -> str:
-    """The graphics clock of a busy device runs, where the device measures it, and leaves its lowest
-    level, where the driver tells the levels: what it reaches above that depends on the load, on
-    power and on temperature. An idle one may be gated, and the firmware averages over a while: so
-    several looks, for a while."""
+    """Test the graphics clock of a busy device. It must run, if the device measures it, and leave
+    its lowest level, if the driver reports the levels. How far it rises above that depends on the
+    load, on power and on temperature. An idle clock may be gated, and the firmware averages over a
+    while, so several readings over some time are needed."""
     clock = next(
         (each for each in device.sensors() if (each.name, each.label) == ("clock_hertz", "gfx")),
         None,

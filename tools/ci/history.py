@@ -1,7 +1,6 @@
 """History of tests and devices over many runs: one SQLite file.
 
-A full disk, or a file that is damaged, loses history and nothing else: it is reported and the run
-goes on.
+A full disk or a damaged file costs only history: the fault is reported and the run continues.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ CREATE INDEX IF NOT EXISTS attempt_device ON attempt(device);
 
 @dataclass(frozen=True)
 class Line:
-    """A test or a device. runs: how often it ran; bad: flaky verdicts of a test, runs in which a
-    device was sick."""
+    """A test or a device. runs: number of its runs; bad: flaky verdicts of a test, or runs in which
+    a device was sick."""
 
     name: str
     runs: int
@@ -38,7 +37,8 @@ class Line:
 
 
 class History:
-    """The database at `path`, made where it is missing. Processes may write at the same time."""
+    """The database at `path`, created if it is missing. Several processes may write at the same
+    time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,13 +46,13 @@ class History:
 
     @property
     def trouble(self) -> str:
-        """Why nothing is written any more."""
+        """Why writing has stopped."""
         return self._ledger.trouble
 
     def add(
         self, run: str, test: str, attempts: Sequence[Attempt], judgement: Judgement, time: float
     ) -> None:
-        """Write one test's runs; a failure is told once and ends writing."""
+        """Write one test's runs. A failure is reported once and stops further writing."""
 
         def insert(database: sqlite3.Connection) -> None:
             number = database.execute(
@@ -72,7 +72,7 @@ class History:
             self._ledger.write(insert)
 
     def recent(self, most: int) -> list[dict[str, object]]:
-        """The last `most` verdicts, the newest first, each with the devices of its attempts."""
+        """Return the last `most` verdicts, newest first, each with the devices of its attempts."""
         if not self.path.is_file():
             return []
         with self._ledger.opened() as database:
@@ -86,7 +86,7 @@ class History:
             return [dict(zip(names, row, strict=True)) for row in rows]
 
     def flaky(self) -> list[Line]:
-        """Tests with flaky verdicts, the worst first."""
+        """Return tests with flaky verdicts, worst first."""
         return self._lines(
             "SELECT test, count(*), sum(verdict = ?) AS bad FROM judged GROUP BY test "
             "HAVING bad > 0 ORDER BY 1.0 * bad / count(*) DESC, test",
@@ -94,7 +94,7 @@ class History:
         )
 
     def weak(self) -> list[Line]:
-        """Devices that were sick in a run, the worst first."""
+        """Return devices that were sick in a run, worst first."""
         return self._lines(
             "SELECT device, count(*), sum(sick) AS bad FROM attempt GROUP BY device "
             "HAVING bad > 0 ORDER BY 1.0 * bad / count(*) DESC, device",

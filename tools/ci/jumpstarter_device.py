@@ -1,9 +1,9 @@
 """Devices of a ugpud in Jumpstarter: the exporter's driver and its client.
 
-An exporter's configuration names `ugpu_tools.ci.jumpstarter_device.UGpu`; Jumpstarter's controller
-leases the exporter, and within that lease the client takes the device's own: `lease` goes through
-Jumpstarter's connection to the ugpud, so that the device's holder needs no way of its own to the
-machine. Who comes by this way has the rights of the exporter's user at the ugpud.
+An exporter's configuration names `ugpu_tools.ci.jumpstarter_device.UGpu`. Jumpstarter's controller
+leases the exporter, and within that lease the client takes the device's own lease. `lease` uses
+Jumpstarter's connection to the ugpud, so that the device's holder needs no connection of its own to
+the machine. A client on this path has the rights of the exporter's user at the ugpud.
 
 Source: Jumpstarter 0.9, jumpstarter.driver (export, exportstream), jumpstarter.client.
 """
@@ -36,8 +36,8 @@ WAIT_S = 60.0  # TIMEOUT: for the device; Jumpstarter's lease is one user's
 
 @dataclass(kw_only=True)
 class UGpu(Driver):  # type: ignore[misc]
-    """A device that a ugpud of this machine owns. device: its name there. daemon: the ugpud's UNIX
-    socket; empty: the usual one."""
+    """A device of a ugpud on this machine. device: its name there. daemon: the ugpud's UNIX socket;
+    empty: the usual one."""
 
     device: str
     daemon: str = ""
@@ -54,7 +54,7 @@ class UGpu(Driver):  # type: ignore[misc]
 
     @export  # type: ignore[untyped-decorator]
     def state(self) -> dict[str, Any]:
-        """The device as `ugpu lease ls --json` has it; BadArgument where there is none."""
+        """Return the device as in `ugpu lease ls --json`; BadArgument if it does not exist."""
         with Connection(parse(self.daemon or None)) as connection:
             found: list[dict[str, Any]] = connection.call("devices").arguments[0]
         card = next((each for each in found if each["name"] == self.device), None)
@@ -65,7 +65,8 @@ class UGpu(Driver):  # type: ignore[misc]
 
     @export  # type: ignore[untyped-decorator]
     def check(self) -> str:
-        """Lease the device and run its self-test; what is wrong with it, empty where nothing is."""
+        """Lease the device and run its self-test. Return the fault found; empty if there is
+        none."""
         try:
             card = self.state()
             if card["state"] in ("quarantined", "off"):
@@ -93,7 +94,7 @@ class UGpu(Driver):  # type: ignore[misc]
 
 
 class UGpuClient(DriverClient):  # type: ignore[misc]
-    """The device, at a client of Jumpstarter."""
+    """The device on the side of Jumpstarter's client."""
 
     def state(self) -> dict[str, Any]:
         """See UGpu.state."""
@@ -120,7 +121,8 @@ class UGpuClient(DriverClient):  # type: ignore[misc]
 
     @contextmanager
     def forwarded(self) -> Iterator[str]:
-        """A UNIX socket of this machine that leads to the ugpud, for tools such as `ugpu top`."""
+        """Yield a UNIX socket of this machine that leads to the ugpud, for tools such as `ugpu
+        top`."""
 
         async def handle(stream: ByteStream) -> None:
             async with self.stream_async("connect") as far, forward_stream(stream, far):
@@ -131,7 +133,7 @@ class UGpuClient(DriverClient):  # type: ignore[misc]
         try:
             yield str(path)
         finally:
-            listener.__exit__(None, None, None)  # not the error: it would come back in a group
+            listener.__exit__(None, None, None)  # no error: it would be raised in a group
 
     def cli(self) -> Any:
         """`j <name> state|check|reset` in Jumpstarter's shell."""

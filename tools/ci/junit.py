@@ -12,12 +12,12 @@ from hcq.errors import HostError
 from .bench import Result
 from .verdict import Verdict
 
-# What XML 1.0 cannot hold: section 2.2 of its specification.
+# Characters that XML 1.0 cannot represent: section 2.2 of its specification.
 _INVALID = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def write(path: Path, name: str, results: Sequence[Result]) -> None:
-    """Write the report. HostError where it cannot be written."""
+    """Write the report. HostError if it cannot be written."""
     failures = sum(bool(one.attempts) and not one.passed for one in results)
     suite = ElementTree.Element(
         "testsuite",

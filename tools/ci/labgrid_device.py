@@ -21,14 +21,14 @@ from hcq.remote.lease import LeasedDevice
 
 from .health import check
 
-WAIT_S = 60.0  # TIMEOUT: for the lease; ours, as a place is one user's
+WAIT_S = 60.0  # TIMEOUT: for the lease; our choice, since a place has one user
 
 
 @target_factory.reg_resource
 @attr.s(eq=False)
 class NetworkUGpu(Resource):  # type: ignore[misc]
-    """A device that a ugpud owns. daemon: where that listens, for this client. device: its name
-    there. health, reason: state and reason as `ugpu lease ls` shows them."""
+    """A device of a ugpud. daemon: the address at which this client reaches the ugpud. device: its
+    name there. health, reason: state and reason as in `ugpu lease ls`."""
 
     daemon: str = attr.ib(validator=attr.validators.instance_of(str))
     device: str = attr.ib(validator=attr.validators.instance_of(str))
@@ -47,7 +47,7 @@ class UGpuDriver(Driver):  # type: ignore[misc]
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def on(self) -> LeasedDevice:
-        """Lease the device; what was leased before stays."""
+        """Lease the device; an existing lease is kept."""
         if self.device is None:
             self.device = hcq.lease(self.gpu.device, daemon=self.gpu.daemon, wait_s=WAIT_S)
         return self.device
@@ -58,18 +58,18 @@ class UGpuDriver(Driver):  # type: ignore[misc]
         self.on().reset()
 
     def off(self) -> None:
-        """Give the lease back; idempotent."""
+        """Release the lease. Idempotent."""
         device, self.device = self.device, None
         if device is not None:
             device.close()
 
     def on_deactivate(self) -> None:
-        """Give the lease back."""
+        """Release the lease."""
         self.off()
 
 
 class Status(enum.Enum):
-    """off: not leased. booted: leased. ready: its self-test has passed too."""
+    """off: not leased. booted: leased. ready: leased, and its self-test has passed."""
 
     unknown = 0
     off = 1
@@ -80,14 +80,14 @@ class Status(enum.Enum):
 @target_factory.reg_driver
 @attr.s(eq=False)
 class UGpuStrategy(Strategy):  # type: ignore[misc]
-    """Brings the device to a state: off, booted or ready."""
+    """Bring the device to a state: off, booted or ready."""
 
     bindings: ClassVar = {"gpu": UGpuDriver}
     status: Status = attr.ib(default=Status.unknown)
 
     @never_retry  # type: ignore[untyped-decorator]
     def transition(self, status: Status | str) -> None:
-        """Go to a state. StrategyError where the device cannot be leased, or fails its test."""
+        """Change to a state. StrategyError if the device cannot be leased or fails its test."""
         if not isinstance(status, Status):
             if status not in Status.__members__:
                 raise StrategyError(f"state must be off, booted or ready, got {status!r}")

@@ -1,4 +1,4 @@
-"""A labgrid exporter that knows devices of a ugpud, and hands out healthy ones alone.
+"""A labgrid exporter for devices of a ugpud that hands out only healthy ones.
 
 usage: python -m ugpu_tools.ci.labgrid_exporter -c COORDINATOR:PORT resources.yaml
 
@@ -7,9 +7,9 @@ usage: python -m ugpu_tools.ci.labgrid_exporter -c COORDINATOR:PORT resources.ya
         daemon: /run/ugpud/ugpud.sock
         device: "pci:0000:03:00.0"
 
-The options are those of labgrid-exporter, which has no way to add a kind of resource: it would
-export one that it does not know as available for ever. labgrid's coordinator does not ask whether a
-resource is available before it gives a place to a user; therefore the exporter refuses.
+The options are those of labgrid-exporter. That program cannot be extended by a kind of resource: it
+exports an unknown kind as always available. labgrid's coordinator does not check whether a resource
+is available before it gives a place to a user. Therefore this exporter refuses.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from hcq.errors import UgpuError
 from hcq.remote.address import parse
 from hcq.remote.connection import Connection
 
-LIMIT_S = 2.0  # TIMEOUT: of ugpud's answer, which it has in a millisecond; the exporter waits
-PERIOD_S = 1.0  # between two questions; labgrid polls four times as often
+LIMIT_S = 2.0  # TIMEOUT: for ugpud's answer, which takes a millisecond; the exporter waits
+PERIOD_S = 1.0  # between two requests; labgrid polls four times as often
 _HEALTHY = ("ready", "leased")
 
 
 class Watch:
-    """One device, as its ugpud last described it. state, reason: of `ugpu lease ls`; "no answer"
-    where the daemon is not there or does not have the device."""
+    """One device in the last report of its ugpud. state, reason: as in `ugpu lease ls`; "no answer"
+    if the daemon is not running or does not have the device."""
 
     def __init__(self, daemon: str, device: str) -> None:
         self.daemon, self.device = daemon, device
@@ -41,11 +41,11 @@ class Watch:
 
     @property
     def avail(self) -> bool:
-        """Return whether the device can be used, by a holder or by the next one."""
+        """Return whether the device is usable: it is free, or in use by a holder."""
         return self.state in _HEALTHY
 
     def poll(self) -> None:
-        """Ask again where the last answer is old."""
+        """Ask again if the last answer is old."""
         if self._asked is None or time.monotonic() - self._asked >= PERIOD_S:
             self.ask()
 
@@ -79,8 +79,8 @@ class UGpuExport(exporter.ResourceExport):  # type: ignore[misc]
         }  # fmt: skip
 
     def acquire(self, place_name: str) -> None:
-        """Give the device to a place. BrokenResourceError, which refuses it, where it is not ready
-        now."""
+        """Assign the device to a place. BrokenResourceError, which refuses it, if the device is not
+        ready now."""
         self.local.ask()
         if self.local.state != "ready":
             why = f": {self.local.reason}" if self.local.reason else ""
@@ -91,7 +91,7 @@ class UGpuExport(exporter.ResourceExport):  # type: ignore[misc]
 
 
 def main() -> None:
-    """Run labgrid's exporter with our kind of resource."""
+    """Run labgrid's exporter with the additional kind of resource."""
     exporter.exports["UGpu"] = UGpuExport
     exporter.main()
 

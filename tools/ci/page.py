@@ -1,4 +1,4 @@
-"""The page with a run's tests on GPUs: one HTML file without scripts or other files."""
+"""The page about a run's tests on GPUs: one HTML file without scripts or other files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ td { overflow-wrap: anywhere; }
 
 @dataclass(frozen=True)
 class Row:
-    """A test's last run. devices: names with spaces between. verdict: a value of `Verdict`, or
+    """A test's last run. devices: names separated by spaces. verdict: a value of `Verdict`, or
     "skipped"."""
 
     test: str
@@ -34,7 +34,7 @@ class Row:
 
 
 def write(path: Path, tests: Iterable[Row]) -> None:
-    """Write the page. HostError where it cannot be written."""
+    """Write the page. HostError if it cannot be written."""
     rows = [
         (one.verdict, (one.test, one.devices, f"{one.seconds:.2f} s", one.verdict, one.reason,
                        one.bundle))

@@ -1,8 +1,8 @@
 """The pytest plugin: `@pytest.mark.gpu(...)`, the fixture `gpu`, and verdicts.
 
-A test that fails on a borrowed device is run once more, on another device where one fits, and
-gets a verdict: test, device or flaky (tools.ci.verdict). A verdict "device" or "flaky" whose
-second run passed is a pass; the verdict is in the JUnit report (property `gpu_verdict`), at the end
+A test that fails on a borrowed device is run once more, on another device if one fits. It gets a
+verdict: test, device or flaky (tools.ci.verdict). With a verdict "device" or "flaky" whose second
+run passed, the test passes. The verdict is in the JUnit report (property `gpu_verdict`), at the end
 of the output, in the HTML page and in the history.
 """
 
@@ -27,7 +27,7 @@ class Borrowed:
     """State of one run of one test: its loan, the devices to avoid, and the error it met."""
 
     avoid: tuple[str, ...] = ()
-    loan: Any = None  # Loan: imported where a test borrows
+    loan: Any = None  # Loan: imported only by tests that borrow
     error: BaseException | None = None
 
 
@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker; begin a run."""
+    """Register the marker; start a run."""
     config.addinivalue_line(
         "markers",
         "gpu(arch='*', bus='*', count=1, memory=0, reset=False): devices that the fixture `gpu` "
@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pool_of(config: pytest.Config) -> Any:
-    """The devices of this process."""
+    """Return the devices of this process."""
     if _POOL not in config.stash:
         from .pool import Pool, lock_folder
 
@@ -112,7 +112,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def _borrows(item: pytest.Item) -> bool:
-    """Return whether a test uses this module's fixture, and not another of its name."""
+    """Return whether a test uses this module's fixture, and not another of the same name."""
     info = getattr(item, "_fixtureinfo", None)
     found = info.name2fixturedefs.get("gpu") if info is not None else None
     return found is not None and found[-1].func.__module__ == __name__
@@ -141,8 +141,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         finally:
             if borrowed.loan is not None:
                 borrowed.loan.release()
-        # Without a loan the test was skipped, or no device was to be had; for the second run, the
-        # first one's reports say more.
+        # Without a loan the test was skipped, or no device was available. In the second run, the
+        # first run's reports say more.
         reports = made if borrowed.loan is not None or not attempts else reports
         if borrowed.loan is None or is_over(attempts):
             break
@@ -192,7 +192,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def _rows(stats: Mapping[str, Iterable[Any]]) -> list[Any]:
-    """The page's rows (tools.ci.page.Row), of pytest's reports."""
+    """Return the page's rows (tools.ci.page.Row) from pytest's reports."""
     from .page import Row
 
     rows = []

@@ -1,8 +1,8 @@
 """Devices to lend to tests, one borrower at a time on this machine.
 
-A device is lent by a lock on a file of its name, which the system drops with the process that
-holds it: no lock is ever stale. A device that was found sick has a quarantine file with the reason
-for the rest of the run, in all its processes.
+The loan of a device is a lock on a file of its name. The system releases it with the process that
+holds it, so a lock is never stale. A sick device has a quarantine file with the reason, which is
+valid for the rest of the run, in all its processes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def lock_folder(environment: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True)
 class Available:
-    """A device of a pool. state: "free", "lent" or "quarantined". detail: who has it, or why."""
+    """A device of a pool. state: "free", "lent" or "quarantined". detail: the holder, or the
+    reason."""
 
     name: str
     state: str
@@ -64,23 +65,23 @@ class Loan:
         return tuple(self.lent)
 
     def close(self) -> None:
-        """Close the devices and keep their locks, so that another process can open them. What a
-        device reports at its end is lost."""
+        """Close the devices and keep their locks, so that another process can open them. Errors
+        that a device reports on closing are ignored."""
         self.closed = True
         for device in self.lent.values():
             with contextlib.suppress(UgpuError):
                 device.close()
 
     def release(self) -> None:
-        """Close the devices, then let go of them."""
+        """Close the devices, then release their locks."""
         self.close()
         while self.locks:
             os.close(self.locks.pop())
 
 
 class Pool:
-    """names: devices by the names that `hcq.open` takes, in the order of preference. folder: of
-    locks and quarantine files, of this user alone. run: an id that all processes of a run share."""
+    """names: devices by the names that `hcq.open` takes, in order of preference. folder: for locks
+    and quarantine files, private to this user. run: an id that all processes of a run share."""
 
     def __init__(
         self,
@@ -102,8 +103,8 @@ class Pool:
         self._tested: set[str] = set()
 
     def take(self, demand: Demand, *, avoid: Collection[str] = (), limit_s: float = 600.0) -> Loan:
-        """Borrow devices that fit and are healthy; those of `avoid` only where no others do.
-        DeviceNotFound where too few fit; DeviceBusy where others keep them for `limit_s`."""
+        """Borrow healthy devices that fit. Devices in `avoid` are taken only if no others fit.
+        DeviceNotFound if too few fit; DeviceBusy if they are in use by others for `limit_s`."""
         end = self._clock.now() + limit_s
         ordered = sorted(self.names, key=lambda name: name in avoid)
         while True:
@@ -128,7 +129,8 @@ class Pool:
             self._clock.sleep(PAUSE_S)
 
     def _borrow(self, name: str, demand: Demand, loan: Loan) -> str:
-        """Add a device to a loan, or say why not: LENT where another process has it."""
+        """Add a device to a loan, or return the reason if that fails: LENT if another process has
+        it."""
         if reason := self.quarantined(name):
             return reason
         known = self._facts.get(name)
@@ -150,7 +152,7 @@ class Pool:
         return ""
 
     def _open(self, name: str, demand: Demand) -> tuple[Device | None, str]:
-        """Open a device that is locked: itself where it fits and is healthy, else the reason."""
+        """Open a locked device. Return the device if it fits and is healthy, else the reason."""
         try:
             device = self._opener(name)
         except DeviceBusy:
@@ -199,12 +201,12 @@ class Pool:
         return found
 
     def examine(self, loan: Loan) -> str:
-        """Test the devices of a loan after a failure; what the first sick one has. A sick device
-        goes to quarantine. Closed devices are opened again; one that a process left behind still
-        has is not sick, but is tested before it is lent again."""
+        """Test the devices of a loan after a failure; return the fault of the first sick one. A
+        sick device is quarantined. Closed devices are opened again. A device that is still held by
+        a process left behind is not sick, but is tested before the next loan."""
         found = ""
         for name in loan.names:
-            self._tested.discard(name)  # tested again before it is lent again
+            self._tested.discard(name)  # tested before the next loan
             try:
                 if loan.closed:
                     loan.lent[name] = self._opener(name)
@@ -231,7 +233,7 @@ class Pool:
                 file.write(reason)
 
     def quarantined(self, name: str) -> str:
-        """Why a device is kept out of this run; empty where it is not."""
+        """Return why a device is kept out of this run; empty if it is not."""
         try:
             return (self.folder / self._file(name, f"{self.run}.sick")).read_text("utf-8")
         except FileNotFoundError:

@@ -1,13 +1,13 @@
-"""Keep a Ray node's resources true: the healthy devices of its ugpud, and no others.
+"""Keep a Ray node's resources up to date: only the healthy devices of its ugpud.
 
 usage: python -m ugpu_tools.ci.ray_agent --address HEAD:6379 [--node ID] [--daemon WHERE]
 
 Each device counts in the resource "ugpu" and in "ugpu:LABEL" for each of its labels, while ugpud
-says that it is ready or leased. One that is quarantined, recovers or is gone does not, nor does any
-while ugpud does not answer: Ray then places nothing there.
+reports it as ready or leased. A device that is quarantined, recovering or gone does not count. If
+ugpud does not answer, no device counts, and Ray places no work on the node.
 
 Ray has no documented way to change a custom resource of a running node (ray.experimental's
-set_resource is gone). This uses the call with which Ray's own autoscaler resizes nodes.
+set_resource is gone). This module uses the call with which Ray's own autoscaler resizes nodes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .ray_fleet import RESOURCE
 
 log = logging.getLogger(__name__)
 
-LIMIT_S = 2.0  # TIMEOUT: of ugpud's answer, which it has in a millisecond
+LIMIT_S = 2.0  # TIMEOUT: for ugpud's answer, which takes a millisecond
 RAY_LIMIT_S = 10.0  # TIMEOUT: of the head node's; our choice
 PERIOD_S = 1.0
 _HEALTHY = ("ready", "leased")
@@ -48,8 +48,8 @@ def counted(devices: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 class Agent:
-    """Of one node. node: its id in hexadecimal; default: the only node with this machine's
-    address. HostError where Ray cannot be asked, DeviceNotFound where it has no such node."""
+    """The agent of one node. node: its id in hexadecimal; default: the only node with this
+    machine's address. HostError if Ray does not answer, DeviceNotFound if it has no such node."""
 
     def __init__(self, address: str, node: str = "", daemon: str | None = None) -> None:
         self.daemon = daemon
@@ -83,7 +83,7 @@ class Agent:
         self.node = node
 
     def healthy(self) -> dict[str, float]:
-        """Ask ugpud; nothing where it does not answer."""
+        """Ask ugpud for the healthy devices; empty if it does not answer."""
         try:
             with Connection(parse(self.daemon), config().token or None) as connection:
                 found = counted(connection.call("devices", limit_s=LIMIT_S).arguments[0])
@@ -96,7 +96,7 @@ class Agent:
         return found
 
     def publish(self) -> dict[str, float]:
-        """Have Ray know what is healthy now; return it. HostError where Ray refuses."""
+        """Report the healthy devices to Ray; return them. HostError if Ray refuses."""
         found = self.healthy()
         if found != self._last:
             self._set(found)
@@ -105,7 +105,7 @@ class Agent:
         return found
 
     def close(self) -> None:
-        """Take all resources away."""
+        """Remove all resources."""
         self._set({})
 
     def _set(self, wanted: Mapping[str, float]) -> None:
@@ -134,7 +134,7 @@ class Agent:
 
 
 def _own_address() -> str:
-    import ray.util  # what the agent itself does not need
+    import ray.util  # the agent itself does not need it
 
     found: str = ray.util.get_node_ip_address()
     return found

@@ -5,9 +5,9 @@
     ray.init("auto")
     print(run(function, 3, device="gfx1100"))      # function(gpu, 3) on a node with such a device
 
-Ray places the actor by resources that `ugpu_tools.ci.ray_agent` keeps true on each node: "ugpu" and
-"ugpu:LABEL" for each label of a device. A device that fails and a node that dies cost an attempt;
-the next one is made on another node.
+Ray places the actor by resources that `ugpu_tools.ci.ray_agent` keeps up to date on each node:
+"ugpu" and "ugpu:LABEL" for each label of a device. A device that fails and a node that dies use up
+an attempt; the next attempt is made on another node.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from hcq.remote import failures
 
 RESOURCE = "ugpu"
 Result = TypeVar("Result")
-# what another node may do better; the rest blames the caller
+# errors that another node may avoid; the others are the caller's
 _RETRIED = (LinkError, ChipError, FirmwareError, DeviceBusy, DeviceNotFound)
 #: a result, or an error as hcq.remote.failures writes it: UgpuErrors do not survive pickling
-Reply = tuple[Any, list[Any] | None]  # Any: what the function returns; what msgpack carries
+Reply = tuple[Any, list[Any] | None]  # Any: the function's result, and msgpack's types
 
 
 def resources(device: str) -> dict[str, float]:
@@ -61,7 +61,7 @@ class Holder:
         return found
 
     def run(self, function: Callable[..., object], args: tuple[object, ...]) -> Reply:
-        """Lease the device, unless that was done, and call function(gpu, *args)."""
+        """Lease the device, unless it is leased already, and call function(gpu, *args)."""
         try:
             if self._gpu is None:
                 self._gpu = self._lease()
@@ -83,21 +83,21 @@ def run(
     attempts: int = 3,
     wait_s: float = 60.0,
 ) -> Result:
-    """Run `function(gpu, *args)` on a device of the cluster and return its result; `gpu` is an
-    hcq.Device that is leased. What the function raises is raised here.
+    """Run `function(gpu, *args)` on a device of the cluster and return its result; `gpu` is a
+    leased hcq.Device. Exceptions of the function are raised here.
 
     device: a label of the device ("gfx1100"), "*" for any. memory: as for hcq.lease. attempts: how
-    many nodes are tried where the device or the node fails. wait_s: for a node with a free device.
+    many nodes are tried if the device or the node fails. wait_s: for a node with a free device.
 
-    DeviceBusy: no node has one within `wait_s`; DeviceLost: the last node died; or the last error
-    of a device, with the nodes that were tried as the fact `nodes`.
+    DeviceBusy: no node has a free device within `wait_s`; DeviceLost: the last node died; or the
+    last error of a device. The fact `nodes` lists the nodes that were tried.
     """
     tried: list[str] = []
     last: UgpuError | None = None
     for _ in range(attempts):
         if last is not None and not _others(tried, device):
             break
-        # A node that failed us is not asked again, also where its agent has not noticed yet.
+        # A failed node is not used again, even if its agent has not noticed the failure yet.
         selector = {"ray.io/node-id": f"!in({','.join(tried)})"} if tried else {}
         actor = (
             ray.remote(Holder)
@@ -132,6 +132,6 @@ def run(
 def _others(tried: list[str], device: str) -> bool:
     """Return whether a node that was not tried has such a device, free or not."""
     wanted = resources(device).keys()
-    # ray.nodes() keeps what each node had when it started.
+    # ray.nodes() keeps the resources that each node had when it started.
     totals = state.total_resources_per_node()
     return any(wanted <= found.keys() for node, found in totals.items() if node not in tried)

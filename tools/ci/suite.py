@@ -2,7 +2,7 @@
 
     limit_s = 600                  # of a run of each case; a case may set its own
     before = ["./power", "on"]     # runs before each lease
-    after = ["./power", "off"]     # runs after each lease, whatever became of the case
+    after = ["./power", "off"]     # runs after each lease, whatever the result of the case
     hook_limit_s = 60
 
     [[case]]
@@ -10,7 +10,7 @@
     command = ["./bench", "--copies"]
     arch = "gfx11*"                # and bus, count, memory, reset: as for @pytest.mark.gpu
 
-Commands are lists of words; no shell reads them.
+Commands are lists of words and are not run by a shell.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Suite:
-    """Cases in their order. before, after: hooks of a lease, empty for none. folder: commands run
-    there."""
+    """Cases in order. before, after: hooks of a lease; empty: none. folder: the commands' working
+    directory."""
 
     cases: tuple[Case, ...]
     before: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class Suite:
 
 
 def read(path: Path) -> Suite:
-    """Read a suite's file; UsageError names what is wrong in it."""
+    """Read a suite's file; UsageError names the fault in it."""
     try:
         table = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Was it the test or was it the device: a verdict from one or two runs of a test."""
+"""The verdict on a test, from one or two runs: whether the test or the device failed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ MOST_RUNS = 2
 
 
 class Verdict(enum.Enum):
-    """PASSED needs none. FLAKY: failed once for no reason that shows, and then passed."""
+    """The cause of a failure; PASSED: none. FLAKY: failed once without a visible cause, then
+    passed."""
 
     PASSED = "passed"
     TEST = "test"
@@ -20,8 +21,8 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One run of a test. error: its class and message; empty where it passed. device_error: the
-    error is of a kind that no program causes. trouble: the device that failed its self-test
+    """One run of a test. error: its class and message; empty if it passed. device_error: whether
+    the error is of a kind that no program causes. trouble: the device that failed its self-test
     afterwards, and how. bundle: the evidence of the device's first failure, a path or empty."""
 
     devices: tuple[str, ...]
@@ -37,26 +38,26 @@ class Attempt:
 
     @property
     def sick(self) -> bool:
-        """Return whether the device is known to have failed, whatever the test did."""
+        """Return whether the device is known to have failed, regardless of the test."""
         return self.device_error or bool(self.trouble)
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict, and what it rests on."""
+    """A verdict and its reasons."""
 
     verdict: Verdict
     reason: str
 
 
 def is_over(attempts: Sequence[Attempt]) -> bool:
-    """Return whether the last run passed, or was the second one: no other follows."""
+    """Return whether no further run follows: the last one passed, or was the second one."""
     return attempts[-1].passed or len(attempts) == MOST_RUNS
 
 
 def judge(attempts: Sequence[Attempt]) -> Judgement:
-    """Return the verdict of a test's runs, in their order; the second is on another device where
-    there is one."""
+    """Return the verdict on a test's runs, in order; the second is on another device if there is
+    one."""
     first, last = attempts[0], attempts[-1]
     if first.passed:
         return Judgement(Verdict.PASSED, "")

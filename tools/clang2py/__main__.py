@@ -31,7 +31,7 @@ FOLDERS = (*PLAN.folders, NVIDIA_FOLDER, ADRENO_FOLDER)
 
 
 def check(root: Path) -> int:
-    """Compare every generated file with its manifest; 0 if all are as generated."""
+    """Compare every generated file with its manifest; return 0 if all are as generated."""
     said = [line for folder in FOLDERS for line in complaints(root / folder)]
     for line in said:
         print(f"regen: {line}", file=sys.stderr)
@@ -61,11 +61,11 @@ def _mesa(root: Path, given: Path | None, cache: Path) -> list[Path]:
 
 
 def regenerate(options: argparse.Namespace) -> int:
-    """Generate everything below the root and say what changed; 0 unless it could not be done."""
+    """Generate everything below the root and print the changes; return 0 on success."""
     begin = time.monotonic()
     changed: list[Path] = []
     try:
-        # Only these need libclang, an optional package, so it is not imported on top.
+        # Only these modules need libclang, an optional package. So it is not imported at the top.
         if options.only in (None, "linux"):
             changed += _linux(options.root, options.kernel_src, options.cache)
         if options.only in (None, "nvidia"):
@@ -89,7 +89,7 @@ def regenerate(options: argparse.Namespace) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the program; the exit code is 0, 1 (a table was edited) or 2 (cannot generate)."""
+    """Run the program; return the exit code: 0, 1 (a table was edited) or 2 (cannot generate)."""
     parser = argparse.ArgumentParser(prog="python -m tools.clang2py", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--check", action="store_true", help="only compare with the manifests")

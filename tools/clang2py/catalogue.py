@@ -54,24 +54,24 @@ class HeaderTable:
     folder: str = AMD_FOLDER
     licence: str = AMD_LICENCE
     before: str = TYPES
-    #: further headers the header includes: they count as inputs
+    #: further headers that the header includes: they count as inputs
     includes: Sequence[str] = ()
     include_folder: str = ""
-    #: only names and numbers: the header drags in the kernel's insides
+    #: only names and numbers: the header includes kernel internals
     names_only: bool = False
-    #: structures of the kernel's own memory, of no meaning outside it
+    #: structures of the kernel's own memory, without meaning outside of it
     leave_out: Sequence[str] = ()
     word_bits: int = 32
     #: structure -> size in bytes, from the interface's description: a wrong variant stops here
     sizes: tuple[tuple[str, int], ...] = ()
-    #: SDMA packet headers describe packets by macros and remarks
+    #: SDMA packet headers describe packets by macros and comments
     packets: bool = False
     #: whether editors get a stub of its names
     completed: bool = True
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The header, then what it includes."""
+        """The header and its includes."""
         return (self.header, *self.includes)
 
 
@@ -115,7 +115,7 @@ HEADER_TABLES = (
     HeaderTable(
         "discovery",
         f"{AMD}/include/discovery.h",
-        # Without this macro the header silently leaves its bitfields out.
+        # Without this macro the header silently omits its bitfields.
         before=TYPES + "#define LITTLEENDIAN_CPU 1\n",
         sizes=(
             ("ip_v4", 8),
@@ -157,7 +157,8 @@ HEADER_TABLES = (
     HeaderTable("smu13_driver_if_v13_0_7", f"{POWER}/smu13_driver_if_v13_0_7.h"),
     HeaderTable("soc15_hw_ip", f"{AMD}/include/soc15_hw_ip.h"),
     HeaderTable("soc15_ih_clientid", f"{AMD}/include/soc15_ih_clientid.h"),
-    # 11,000 names of which a compute driver needs a dozen: no stub, which would be half a megabyte.
+    # 11,000 names, of which a compute driver needs a dozen: no stub, which would be half a
+    # megabyte.
     HeaderTable("soc21_enum", f"{AMD}/include/soc21_enum.h", completed=False),
     HeaderTable("irqsrcs_gfx_11_0_0", f"{SOURCES}/gfx/irqsrcs_gfx_11_0_0.h"),
     HeaderTable("irqsrcs_sdma0_5_0", f"{SOURCES}/sdma0/irqsrcs_sdma0_5_0.h"),

@@ -31,11 +31,11 @@ from clang.cindex import (
 from hcq.errors import UsageError
 
 STUBS = Path(__file__).parent / "stubs"
-#: members of no size that our stub of DECLARE_FLEX_ARRAY must add to be valid C
+#: zero-size members that our stub of DECLARE_FLEX_ARRAY must add to be valid C
 EMPTY = "ugpu_empty_"
 _INPUT = "ugpu-input.c"
 _ROUNDS = 8
-#: a macro that is two numbers and a colon: the bits of a field, high and low
+#: a macro of two numbers and a colon: the bits of a field, high and low
 _RANGE = re.compile(r"\(?(\d+):(\d+)\)?")
 _RECORDS = (CursorKind.STRUCT_DECL, CursorKind.UNION_DECL)
 _SIGNED = {
@@ -59,15 +59,13 @@ _UNSIGNED = {
 
 
 class HeaderError(UsageError):
-    """A header does not parse, or holds something that the tables cannot say."""
+    """A header cannot be parsed, or contains something that the tables cannot express."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One structure: `members` are (name, type, byte offset, bit, bitfield width or 0).
-
-    `spelling` is its type in C; one without a name is called after the member it stands in.
-    """
+    """One structure. members: (name, type, byte offset, bit, bitfield width or 0). spelling: its
+    type in C; an unnamed structure is named after the member that contains it."""
 
     name: str
     size: int
@@ -77,7 +75,7 @@ class Row:
 
 @dataclass
 class Header:
-    """All that one header defines."""
+    """All definitions of one header."""
 
     rows: dict[str, Row] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
@@ -90,13 +88,13 @@ class Header:
 
 
 class Reader:
-    """Reads one header of a source tree.
+    """Read one header of a source tree.
 
-    `before` is C text put in front of it: types it takes for granted, macros that choose a variant.
-    With `names_only` its own includes are dropped, errors are borne and no structure is read, only
-    names and their numbers: for headers that pull in the kernel. `word_bits` bounds the fields of
-    placing macros that do not mask their argument. With `below`, what every header under that
-    folder defines counts, not only what this header itself does.
+    `before` is C text that precedes the header: types that it expects, macros that choose a
+    variant. With `names_only` the header's own includes are dropped, errors are tolerated, and only
+    names and their numbers are read, no structures: for headers that include the kernel.
+    `word_bits` bounds the fields of placing macros that do not mask their argument. With `below`,
+    the definitions of every header under that folder count, not only those of this header.
     """
 
     def __init__(
@@ -126,7 +124,7 @@ class Reader:
         self._header = Header()
 
     def read(self) -> Header:
-        """Read everything; HeaderError where the header cannot be trusted."""
+        """Read everything; HeaderError if the header cannot be trusted."""
         unit = self._parse(self._source, detailed=True)
         errors = [d for d in unit.diagnostics if d.severity >= Diagnostic.Error]
         if errors and not self.names_only:
@@ -177,7 +175,7 @@ class Reader:
             raise HeaderError(f"{self.path}: {name} is both {known[0]} and {value}")
 
     def _record(self, record: Type, fallback: str) -> str:
-        """Add a record and what it holds; return the name it goes by."""
+        """Add a record and its nested records; return its name."""
         declared = record.get_declaration()
         name = str(declared.spelling)
         spelling = str(record.spelling)
@@ -185,7 +183,7 @@ class Reader:
             name, spelling = fallback, "" if "." in fallback else fallback
         if name in self._header.rows:
             return name
-        self._header.rows[name] = Row(name, -1, ())  # keeps a structure that names itself finite
+        self._header.rows[name] = Row(name, -1, ())  # keeps self-referential structures finite
         members = tuple(self._members(record, 0, name))
         self._header.rows[name] = Row(name, record.get_size(), members, spelling)
         return name
@@ -215,7 +213,7 @@ class Reader:
                 yield member.spelling, self._type(kind, f"{owner}.{member.spelling}"), at // 8, 0, 0
 
     def _type(self, kind: Type, path: str) -> str:
-        """Say a member's type as the tables do."""
+        """Return a member's type in the notation of the tables."""
         kind = kind.get_canonical()
         if kind.kind == TypeKind.CONSTANTARRAY:
             element = self._type(kind.element_type, path)
@@ -280,18 +278,18 @@ class Reader:
             everything &= (1 << 64) - 1
             if zero[name] != 0 or one[name] != 1 << lsb or everything & ((1 << lsb) - 1):
                 continue
-            # A macro that masks nothing reaches past the word; the word ends it.
+            # A macro without a mask reaches past the word; the field ends with the word.
             everything &= (1 << self.word_bits) - 1
             width = everything.bit_length() - lsb
             if everything == ((1 << width) - 1) << lsb and width > 0:
                 self._header.placements[name] = (lsb, width)
 
     def _evaluate(self, expressions: Mapping[str, str]) -> dict[str, int]:
-        """Let the compiler compute integer constant expressions; what is none is dropped.
+        """Let the compiler compute integer constant expressions; drop expressions that are not.
 
-        Each expression becomes an enumerator of type unsigned long long on a line of its own, and
-        another that says whether it is negative; lines with errors are taken out and the rest is
-        parsed again.
+        Each expression becomes an enumerator of type unsigned long long on a line of its own. A
+        second enumerator tells whether it is negative. Lines with errors are removed and the rest
+        is parsed again.
         """
         live = list(expressions)
         first_line = self._source.count("\n") + 1

@@ -1,8 +1,8 @@
-"""Hold the rows that libclang gave against a second compiler: gcc must agree on every number.
+"""Check the rows from libclang with a second compiler: gcc must agree on every number.
 
-A C program is written from the rows: `_Static_assert` for each size and each offset, and code that
-sets each bitfield to all ones and looks which bits of memory changed. It must compile, and run
-without a complaint.
+A C program is generated from the rows. It has a `_Static_assert` for each size and each offset, and
+code that sets each bitfield to all ones and checks which bits of memory changed. It must compile,
+and run without reporting an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ static void check_bits(const unsigned char *raw, unsigned long size, unsigned lo
 
 
 def _type(row: Row, rows: Mapping[str, Row]) -> str:
-    """Spell a row's type in C; an unnamed one is the type of the member it stands in."""
+    """Return a row's type in C; that of an unnamed row is the type of the member that contains
+    it."""
     if row.spelling:
         return row.spelling
     owner, _, member = row.name.rpartition(".")
@@ -42,7 +43,7 @@ def _type(row: Row, rows: Mapping[str, Row]) -> str:
 
 
 def _statements(row: Row, spelled: str) -> Iterator[tuple[str, str]]:
-    """Statements outside of functions, and inside of one."""
+    """Yield the statements outside of functions, and those inside of one."""
     yield f'_Static_assert(sizeof({spelled}) == {row.size}, "size of {row.name}");', ""
     for name, _, offset, bit, width in row.members:
         if width:
@@ -58,7 +59,7 @@ def _statements(row: Row, spelled: str) -> Iterator[tuple[str, str]]:
 
 
 def program(header: Path, rows: Mapping[str, Row], *, before: str = "") -> str:
-    """Write the checking program of a header's rows."""
+    """Return the checking program of a header's rows."""
     outside, inside = [], []
     for row in rows.values():
         for first, second in _statements(row, _type(row, rows)):
@@ -70,7 +71,7 @@ def program(header: Path, rows: Mapping[str, Row], *, before: str = "") -> str:
 
 
 def gcc() -> str | None:
-    """Where gcc is, or None."""
+    """Return the path of gcc, or None."""
     return shutil.which("gcc")
 
 
@@ -82,7 +83,8 @@ def crosscheck(
     before: str = "",
     include: Sequence[Path] = (),
 ) -> None:
-    """Compile and run the checking program; HeaderError says where the two compilers differ."""
+    """Compile and run the checking program; HeaderError names the places where the compilers
+    differ."""
     with tempfile.TemporaryDirectory() as name:
         source, binary = Path(name) / "check.c", Path(name) / "check"
         source.write_text(program(header, rows, before=before), encoding="utf-8")

@@ -24,7 +24,7 @@ _WORD_BYTES = 4
 
 
 def read_packets(text: str, constants: Mapping[str, tuple[int, str]]) -> dict[str, Row]:
-    """Make a row of each packet; `constants` holds the numbers the compiler computed."""
+    """Return a row for each packet. constants: the numbers that the compiler computed."""
     members: dict[str, list[tuple[str, str, int, int, int]]] = {}
     packet = word = ""
     for remark in _REMARK.finditer(text):

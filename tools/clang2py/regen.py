@@ -1,4 +1,4 @@
-"""Generate every table from a kernel tree, in memory, then write what differs."""
+"""Generate every table from a kernel tree, in memory, then write the files that differ."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def register_table(tree: KernelTree, table: RegisterTable) -> Outputs:
 
 
 def read_header(folder: Path, table: HeaderTable) -> Header:
-    """Read one C header; HeaderError where a structure has not the size it must have.
+    """Read one C header; HeaderError if a structure does not have its required size.
 
-    Where gcc is installed it must agree with libclang on every size, offset and bit.
+    If gcc is installed, it must agree with libclang on every size, offset and bit.
     """
     path = folder / table.header
     include = [folder / table.include_folder] if table.include_folder else []
@@ -64,7 +64,7 @@ def read_header(folder: Path, table: HeaderTable) -> Header:
 
 
 def header_table(tree: KernelTree, table: HeaderTable) -> tuple[Outputs, bool]:
-    """Generate the tables and the stub of one C header; say whether it has structures."""
+    """Generate the tables and the stub of one C header; return also whether it has structures."""
     header = read_header(tree.folder, table)
     sources = _sources(tree, table.inputs)
     remark = "NAME value [enumeration]; NAME() lsb width"
@@ -112,7 +112,8 @@ def _manifest(
 
 
 def write_folder(place: Path, outputs: Outputs, manifest: Manifest) -> list[Path]:
-    """Make a folder hold these files and no other; return those that changed, came or went."""
+    """Make a folder contain exactly these files; return those that were changed, added or
+    removed."""
     changed = []
     place.mkdir(parents=True, exist_ok=True)
     for name in generated_files(place):

@@ -1,15 +1,15 @@
-"""Read AMD register headers: a fast tokenizer, as they are tens of megabytes of literal defines.
+"""Read AMD register headers with a fast tokenizer: they are tens of megabytes of literal defines.
 
 Two headers describe one block (Linux, drivers/gpu/drm/amd/include/asic_reg):
 
     <block>_offset.h     regNAME offset, regNAME_BASE_IDX segment; ixNAME for registers behind an
                          index register; cfgNAME for PCI configuration space in bytes, which is
-                         reached by another way and not read here
+                         accessed differently and not read here
     <block>_sh_mask.h    NAME__FIELD__SHIFT and NAME__FIELD_MASK
 
-The vendor makes mistakes. The bits of a field come from its mask; each place where the shift says
-something else is listed in the catalogue with what is known, so that a new contradiction stops the
-generator.
+The vendor's headers have errors. The bits of a field come from its mask. Each field whose shift
+contradicts its mask is listed in the catalogue with the known facts, so that a new contradiction
+stops the generator.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SEGMENT = "_BASE_IDX"
 
 
 class VendorError(UsageError):
-    """A header says something that cannot be, and the catalogue does not know of it."""
+    """A header contains a contradiction that the catalogue does not list."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class RegisterSource:
 
     #: fields (NAME__FIELD) whose shift contradicts the mask; the mask is believed
     wrong_shifts: Collection[str] = ()
-    #: registers the header gives no segment, and the segment that is believed
+    #: registers without a segment in the header, and the assumed segment
     missing_segments: Mapping[str, int] | None = None
 
 
 def defines(text: str) -> dict[str, int]:
-    """All literal defines of a header; a define of another shape is a VendorError."""
+    """Return all literal defines of a header; VendorError for a define of another form."""
     found = {match[1]: int(match[2], 0) for match in _DEFINE.finditer(text)}
     strange = {match[1] for match in _ANY_DEFINE.finditer(text)} - found.keys()
     if strange:
@@ -56,7 +56,7 @@ def defines(text: str) -> dict[str, int]:
 def _places(
     offsets: Mapping[str, int], prefix: str, source: RegisterSource
 ) -> dict[str, tuple[int, int]]:
-    """Name (without prefix) to offset and segment."""
+    """Map each name (without prefix) to offset and segment."""
     places = {}
     believed = source.missing_segments or {}
     for name, offset in offsets.items():
@@ -73,7 +73,8 @@ def _places(
 
 
 def _split(name: str, registers: Mapping[str, object]) -> tuple[str, str] | None:
-    """Split REGISTER__FIELD where the left part is a register; both may hold double underscores."""
+    """Split REGISTER__FIELD where the left part is a register; both may contain double
+    underscores."""
     at = name.find("__")
     while at > 0:
         if name[:at] in registers:
@@ -85,7 +86,7 @@ def _split(name: str, registers: Mapping[str, object]) -> tuple[str, str] | None
 def _fields(
     masks: Mapping[str, int], places: Mapping[str, object], source: RegisterSource
 ) -> dict[str, list[Field]]:
-    """Fields of each register that has a place; fields of registers without one are dropped."""
+    """Return the fields of each register that has a place; those of other registers are dropped."""
     fields: dict[str, list[Field]] = {}
     for macro, mask in masks.items():
         if not macro.endswith(_MASK) or macro.endswith(_SHIFT):

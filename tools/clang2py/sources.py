@@ -1,7 +1,7 @@
-"""Where the headers come from: a kernel tree the user has, or Debian's source package of the
+"""Sources of the headers: a kernel tree that the user has, or Debian's source package of the
 kernel.
 
-Downloads stay in a cache folder; nothing is installed and nothing needs root.
+Downloads stay in a cache folder. Nothing is installed, and nothing needs root.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class KernelTree:
 
 
 def given_tree(folder: Path, needed: Sequence[str]) -> KernelTree:
-    """Use a tree the user has unpacked; UsageError where a header is missing."""
+    """Use a tree that the user has unpacked; UsageError if a header is missing."""
     missing = [path for path in needed if not (folder / path).is_file()]
     if missing:
         raise UsageError(f"{folder} is not a usable Linux source tree", missing=missing[0])
@@ -61,10 +61,10 @@ def _unpack(package: Path, folder: Path, needed: Sequence[str], name: str) -> No
 
 
 def debian_tree(cache: Path, name: str, needed: Sequence[str]) -> KernelTree:
-    """Fetch a source package by apt-get, without root, and unpack the needed headers of it.
+    """Fetch a source package by apt-get, without root, and unpack the needed headers.
 
-    The package's version is whatever the archive offers today: point releases replace each other.
-    HostError where the download fails.
+    The package's version is the archive's current one: point releases replace each other. HostError
+    if the download fails.
     """
     cache.mkdir(parents=True, exist_ok=True)
     print(f"regen: fetching {name} (about 150 MB) into {cache}")

@@ -1,4 +1,4 @@
-"""The daemon's own access to a device under a lease: copies, and counters of the holder's."""
+"""The daemon's own access to a device under a lease: copies, and the holder's counters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hcq.transfer import Transfer
 
 
 class Spot(Timeline):
-    """A counter in memory of the lease; the host does not touch its value."""
+    """A counter in memory of the lease. The host does not access its value."""
 
     def __init__(self, core: Core, memory: Buffer) -> None:
         self.core = core
@@ -21,8 +21,8 @@ class Spot(Timeline):
 
 
 class Lane(Transfer):
-    """Copies through the queue that is the daemon's, where the device has one to spare: the
-    client's may wait for something that only a later message brings."""
+    """Copies through a queue of the daemon's own, if the device has one to spare: the client's
+    queues may wait for something that only a later message brings."""
 
     def __init__(self, core: Core, queue: HardwareQueue) -> None:
         super().__init__(core)

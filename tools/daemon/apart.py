@@ -1,9 +1,10 @@
-"""A device in a process of its own, for one shared lease: where a driver cannot keep its holders
-apart in one process (`Driver.sole_holder`), but another process can open the device too.
+"""A device in a process of its own, for one shared lease. It is used if a driver cannot isolate
+holders in one process (`Driver.sole_holder`), but another process can open the device too.
 
-The process is a ugpud with this device and one client (tools.daemon.inner): the daemon, which
-drives the device over their connection as clients do (hcq.remote). It ends with the connection, and
-what kernels do to it ends no other lease. It is not a sandbox: it has the rights of ugpud's user.
+The process is a ugpud with this device and one client (tools.daemon.inner). The client is the
+daemon, which drives the device over their connection as other clients do (hcq.remote). The process
+ends with the connection. Kernels that disturb it end no other lease. It is not a sandbox: it has
+the rights of ugpud's user.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from .config import DeviceSettings
 log = logging.getLogger(__name__)
 
 _START = "import sys; sys.path[:] = {path!r}; from tools.daemon.inner import main; main()"
-# TIMEOUT: of a process whose device has been closed; then it is killed
+# TIMEOUT: for the exit of a process whose device has been closed; then it is killed
 ENDS_S = 10.0
 OWN = 1 << 20  # bytes beyond the holder's, for the daemon's timelines
 
 
 class ApartDriver(RemoteDriver):
-    """The daemon's side. Owns the process."""
+    """The daemon's side of the process. Owns the process."""
 
     def __init__(
         self, name: str, connection: Connection, grant: Grant, process: subprocess.Popen[bytes]
@@ -59,8 +60,8 @@ class ApartDriver(RemoteDriver):
 
 
 def open_apart(settings: DeviceSettings, name: str, memory: int, drain_s: float) -> Device:
-    """Open a device in a new process; closing it ends the process. memory: bytes that it may have.
-    HostError where no process can be made; what opening the device raises."""
+    """Open a device in a new process; closing the device ends the process. memory: bytes available
+    to it. HostError if the process cannot be started; errors of opening the device are raised."""
     ours, theirs = socket.socketpair()
     code = _START.format(path=sys.path)
     facts = json.dumps([settings.name, settings.options, memory + OWN, drain_s])
@@ -71,7 +72,7 @@ def open_apart(settings: DeviceSettings, name: str, memory: int, drain_s: float)
             process = subprocess.Popen(
                 [sys.executable, "-c", code, str(number), facts],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[number],
-                start_new_session=True,  # a Ctrl-C is for ugpud, which ends its leases
+                start_new_session=True,  # Ctrl-C reaches only ugpud, which ends its leases
             )  # fmt: skip
         connection = Connection(Address(f"process {process.pid} of {name}", made=ours))
         try:
@@ -92,7 +93,7 @@ def open_apart(settings: DeviceSettings, name: str, memory: int, drain_s: float)
 
 
 def _reap(process: subprocess.Popen[bytes]) -> int:
-    """Return the status of a process that is to end; negative: a signal."""
+    """Return the exit status of a process that is about to end; negative: a signal."""
     try:
         return process.wait(ENDS_S)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,5 @@
-"""Between holders: overwrites what kernels left in registers, local memory and scratch."""
+"""Cleaning between holders: overwrite data that kernels left in registers, local memory and
+scratch."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from .events import NOT_CLEANED, tell
 
 log = logging.getLogger(__name__)
 
-# TIMEOUT: of kernels that take microseconds; they wait for units that other holders occupy
+# TIMEOUT: of kernels that take microseconds but wait for units that other holders occupy
 CLEAN_LIMIT_S = 20.0
 
 
 def clean(device: Device) -> None:
-    """Have the device overwrite it, and wait for the end; nothing where the driver has no means
-    (`Driver.clean`). An event says what it could not overwrite. UgpuError where the device has
-    failed, or does not come to an end."""
+    """Overwrite the leftover data and wait for the end. Do nothing if the driver has no means to
+    (`Driver.clean`). An event names what could not be overwritten. UgpuError if the device has
+    failed or does not finish."""
     core = core_of(device)
     with core.lock:
         core.check_usable()

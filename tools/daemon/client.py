@@ -1,4 +1,4 @@
-"""One connection: says who it is, asks for leases, and has its lease's work done."""
+"""One connection: identifies the client, requests leases, and runs the work of its lease."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# TIMEOUT: from connecting to "hello"; who connects and says nothing takes a place
+# TIMEOUT: from connecting to "hello"; a silent connection occupies a place
 HELLO_LIMIT_S = 10.0
-# what a client may ask while its lease's device has failed
+# what a client may request while its lease's device has failed
 AFTER_FAILURE = ("reset", "plan", "free", "unload", "drop")
-LOOK_S = 0.05  # between looks at whether a process whose connection broke is still there
+LOOK_S = 0.05  # between checks whether a process whose connection broke still exists
 MOST_WATCHES = 64  # threads that wait for a client's timelines
 
 
 @dataclass(frozen=True)
 class Peer:
-    """The identity of a client. rights: of a user of the UNIX socket; None: a token must say. pid:
-    of a process of this machine, 0: not known."""
+    """The identity of a client. rights: those of a user of the UNIX socket; None: a token is
+    required. pid: of a process on this machine; 0: not known."""
 
     name: str
     rights: Rights | None
@@ -71,15 +71,15 @@ class Peer:
 
 
 class Client:
-    """Runs in a thread of its own, which alone touches the lease's objects; `end_lease` comes from
-    others."""
+    """The server side of one connection. It runs in a thread of its own, the only one that accesses
+    the lease's objects. `Daemon.end_lease` comes from other threads."""
 
     def __init__(self, daemon: Daemon, channel: Channel, peer: Peer) -> None:
         self.daemon = daemon
         self.session = Session(channel)
         self.number = 0  # of the session
         self._resuming = threading.Condition()
-        self._next: tuple[Channel, int, Message] | None = None  # a connection that goes on here
+        self._next: tuple[Channel, int, Message] | None = None  # a connection that resumes this one
         self._over = False
         self.peer = peer
         self.name = peer.name
@@ -87,7 +87,7 @@ class Client:
         self.holder: Holder | None = None
         self.lease: Lease | None = None
         self._waiter: Waiter | None = None
-        self._asked = 0  # the call that the waiter's lease replies to
+        self._asked = 0  # the call that the granted lease answers
         self._watches = 0
         self._lock = threading.Lock()
         self._calls: dict[str, Callable[[list[Any], Bytes], object]] = {
@@ -120,8 +120,8 @@ class Client:
     # ---- the connection ----------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until the client goes; then clean up behind it."""
-        handed = False  # the connection goes on as that of another Client
+        """Serve until the client disconnects, then clean up."""
+        handed = False  # another Client takes over the connection
         try:
             if not self._greet():
                 handed = True
@@ -152,11 +152,11 @@ class Client:
 
     @property
     def channel(self) -> Channel:
-        """The present connection."""
+        """The current connection."""
         return self.session.channel
 
     def _receive(self) -> Message:
-        """Return the next message, also of a connection that goes on with a broken one."""
+        """Return the next message, even if another connection replaces a broken one."""
         while True:
             try:
                 message = self.session.receive()
@@ -168,7 +168,7 @@ class Client:
             return message
 
     def _resume(self) -> bool:
-        """Wait for the client to connect again; whether it did."""
+        """Wait for the client to reconnect; return whether it did."""
         if not self.session.keeps:
             return False
         end = time.monotonic() + self.daemon.settings.grace_s
@@ -192,20 +192,20 @@ class Client:
         return True
 
     def adopt(self, channel: Channel, acknowledged: int, reply: Message) -> None:
-        """Go on with another connection, in which `reply` is the first message; from its thread.
-        DeviceLost where the session is over."""
+        """Continue with another connection, whose first message is `reply`. Called from that
+        connection's thread. DeviceLost if the session is over."""
         with self._resuming:
             if self._over:
                 raise _lost()
             former, self._next = self._next, (channel, acknowledged, reply)
             self._resuming.notify_all()
-        self.channel.close()  # where that has not been noticed
+        self.channel.close()  # in case the break has not been noticed
         if former is not None:
             former[0].close()
             former[0].release()
 
     def cut(self) -> None:
-        """End the session, which cannot be resumed. Idempotent, from any thread."""
+        """End the session so that it cannot be resumed. Idempotent, from any thread."""
         with self._resuming:
             self._over = True
             late, self._next = self._next, None
@@ -215,8 +215,8 @@ class Client:
             late[0].release()
 
     def _greet(self) -> bool:
-        """Take "hello"; the client's rights follow from its token, or from who it is. False where
-        the connection goes on with an earlier one's session."""
+        """Receive "hello". The client's rights follow from its token, or from its identity. Return
+        False if the connection resumes the session of an earlier one."""
         message = self.channel.receive(HELLO_LIMIT_S)
         if message is None:
             raise WireError("expected a message after connecting, got none", limit_s=HELLO_LIMIT_S)
@@ -272,7 +272,7 @@ class Client:
                 held = self._held()
                 if held.work.failed is not None and operation not in AFTER_FAILURE:
                     if not message.call:
-                        return  # the client was told
+                        return  # the client has been notified
                     if operation != "diagnose":
                         raise held.work.failed
                 work = self._work.get(operation)
@@ -305,7 +305,7 @@ class Client:
             self.session.send(Message("reply", [found], call))
 
     def notify(self, operation: str, *arguments: object) -> None:
-        """Send an event; a client that is gone is noticed by the thread that receives."""
+        """Send an event. If the client is gone, the receiving thread notices it."""
         given = list(arguments)
         if given and isinstance(given[0], UgpuError):
             given = failures.to_wire(given[0])
@@ -342,7 +342,7 @@ class Client:
             self._waiter = waiter
 
     def granted(self, lease: Lease) -> None:
-        """The table gave a lease: set up and reply. In a thread of the daemon's."""
+        """Set up a granted lease and reply. In a thread of the daemon."""
         self._waiter = None
         owned = self.daemon.owned_by(lease.card)
         try:
@@ -356,7 +356,7 @@ class Client:
             if lease.request.kind in ("exclusive", "shared"):
                 holder = self.daemon.hold(self, owned, lease)
                 if holder is None:
-                    return  # the client has gone meanwhile
+                    return  # the client has disconnected meanwhile
                 work = holder.work
                 for queue, timeline in zip(work.hardware, work.timelines, strict=True):
                     timelines.setdefault(queue.kind.value, []).append(timeline.address)
@@ -378,7 +378,7 @@ class Client:
             self.daemon.end(self, str(error))
 
     def refused(self, error: UgpuError) -> None:
-        """The table has nothing for the waiter."""
+        """Reply with the error of a request that was not granted."""
         self._waiter = None
         try:
             self._reply(self._asked, error)
@@ -386,11 +386,11 @@ class Client:
             self.channel.close()
 
     def position(self, place: int) -> None:
-        """Tell a waiter its place in the queue."""
+        """Report a waiter's place in the queue to the client."""
         self.notify("position", place)
 
     def leave(self) -> Waiter | None:
-        """The waiter that this client has in the table, if any; it has none afterwards."""
+        """Detach and return this client's waiter in the table, if any."""
         waiter, self._waiter = self._waiter, None
         return waiter
 
@@ -432,7 +432,7 @@ class Client:
         return [[s.name, s.unit, s.label, s.read()] for s in device.sensors()]
 
     def _watch(self, call: int, given: list[Any]) -> None:
-        """Wait in another thread, which replies: this one goes on taking messages."""
+        """Wait in another thread, which replies; this thread continues to receive messages."""
         held = self._held()
         with self._lock:
             if self._watches >= MOST_WATCHES:
@@ -461,7 +461,7 @@ def _lost() -> DeviceLost:
 
 
 def _plain(found: dict[str, object]) -> dict[str, object]:
-    """A grant without tuples and sets, which msgpack does not tell from lists."""
+    """Return a grant without tuples and sets, which msgpack does not distinguish from lists."""
     target = dict(found["target"])  # type: ignore[call-overload]  # a dataclass's map
     target["max_grid"] = list(target["max_grid"])
     return {**found, "target": target}

@@ -1,5 +1,5 @@
-"""Command words of a client to commands for a device. The client is not trusted: every operation,
-kernel, address and size is checked before a command is made."""
+"""Translate a client's command words into commands for a device. The client is not trusted: every
+operation, kernel, address and size is checked before a command is created."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Scope(Protocol):
     target: TargetSpec
 
     def kernel(self, handle: int) -> Kernel:
-        """Return a loaded kernel; BadArgument."""
+        """Return a loaded kernel; BadArgument if it does not exist."""
         ...
 
     def check(self, address: int, size: int) -> None:
-        """BadArgument unless the bytes lie in memory of the lease."""
+        """Raise BadArgument unless the bytes lie in memory of the lease."""
         ...
 
     def timeline(self, address: int) -> Timeline:
@@ -52,15 +52,16 @@ class Scope(Protocol):
 
 @dataclass
 class Decoded:
-    """commands; and for each place that is filled in later the bytes that commands touch from
-    there on, 0 for an argument of a kernel, which only the kernel reads."""
+    """commands: the decoded commands. extents: for each place that is filled in later, the number
+    of bytes that commands access from its address; 0 for a kernel argument, which only the kernel
+    reads."""
 
     commands: list[Command] = field(default_factory=list)
     extents: dict[int, int] = field(default_factory=dict)
 
 
 class Decoder:
-    """Takes one image apart. places: slot, first bit and width by the word that a replay fills."""
+    """Decode one image. places: slot, first bit and width, by the word that a replay fills."""
 
     def __init__(
         self,
@@ -158,7 +159,7 @@ class Decoder:
             raise NotSupported("cooperative launches", target=target.name)
 
     def _references(self, start: int, size: int) -> tuple[Reference, ...]:
-        """The places inside an argument block."""
+        """Return the places inside an argument block."""
         found = []
         for word in range(start, start + -(-size // 4)):
             for slot, lsb, width in self._places.pop(word, ()):
@@ -205,7 +206,7 @@ class Decoder:
         return self._words[self._at - 1]
 
     def _peek(self, at: int) -> int:
-        """A 64-bit number further on, which must not be filled in later."""
+        """Return a 64-bit number further on, which must not be filled in later."""
         if at + 2 > len(self._words):
             raise BadArgument("a command of a submission is truncated")
         return self._words[at] | self._words[at + 1] << 32
@@ -217,7 +218,7 @@ class Decoder:
         return self._word(), self._word(), self._word()
 
     def _place(self) -> int | None:
-        """The slot of a 64-bit operand here that is filled in later."""
+        """Return the slot of the 64-bit operand at this position if it is filled in later."""
         found = self._places.pop(self._at, None)
         if found is None:
             return None

@@ -1,30 +1,30 @@
-"""The configuration of ugpud: one TOML file, checked as a whole before anything is opened.
+"""The configuration of ugpud: one TOML file, checked completely before any device is opened.
 
 [daemon]
-socket = "/run/ugpud/ugpud.sock"    # a UNIX socket; its file mode says who may connect
+socket = "/run/ugpud/ugpud.sock"    # a UNIX socket; its file mode decides who may connect
 mode = "0660"
 state = "/var/lib/ugpud"            # tokens, history
 log = "auto"                        # "journal", "stderr"; auto: journal under systemd
-clients = 1100                      # connections at a time
-message = "64M"                     # bytes of one message, at most
-rest_s = 5                          # without a lease until a card rests (GFXOFF); 0: never
-hotplug = ["pci:*", "usb:*"]        # GPUs that are taken when they arrive; default: those below
+clients = 1100                      # simultaneous connections
+message = "64M"                     # largest message, in bytes
+rest_s = 5                          # time without a lease until a card rests (GFXOFF); 0: never
+hotplug = ["pci:*", "usb:*"]        # GPUs to adopt on arrival; default: only those listed below
 
 [lease]
 usual_s = 3600                      # of a lease that names no limit
 longest_s = 86400
-grace_s = 30                        # for a connection that broke to be made again; 0: none
-drain_s = 5                         # for work under way when a lease ends; then a reset
+grace_s = 30                        # for a broken connection to be re-established; 0: none
+drain_s = 5                         # for unfinished work when a lease ends; then a reset
 waiters = 1000
 preempt = false
 
 [recovery]
 rounds = 3                          # attempts at one failure, each harsher, before the quarantine
-pause_s = 5                         # before the second one, doubled before each further one
-trips = 5                           # failures within window_s, before a card is not tried again
+pause_s = 5                         # before the second attempt, doubled before each further one
+trips = 5                           # failures within window_s before a card is not tried again
 window_s = 3600
 reboot = "systemctl reboot"         # the last resort; default: not allowed
-reboot_every_s = 86400              # at most
+reboot_every_s = 86400              # the shortest time between two reboots
 
 [tcp]
 listen = "0.0.0.0:7847"
@@ -33,9 +33,9 @@ key = "/etc/ugpud/key.pem"
 
 [page]                              # the web page: docs/page.md
 listen = "127.0.0.1:7848"
-certificate = "/etc/ugpud/cert.pem" # with key: TLS, which any other address than loopback asks for
+certificate = "/etc/ugpud/cert.pem" # with key: TLS, required for any address but loopback
 key = "/etc/ugpud/key.pem"
-verdicts = "/var/lib/ci/gpu.sqlite" # the history of hardware CI that is shown; default: none
+verdicts = "/var/lib/ci/gpu.sqlite" # the history of hardware CI to show; default: none
 
 [otlp]                              # metrics and events to an OpenTelemetry collector
 endpoint = "http://127.0.0.1:4318"  # OTLP over HTTP
@@ -47,8 +47,8 @@ certificate = "/etc/ugpud/ca.pem"   # of the collector's authority; default: the
 name = "pci:0000:03:00.0"           # as for hcq.open
 count = 1                           # of virtual devices
 label = "bench-1"
-memory = "8G"                       # that leases may have; default: what the device reports
-shares = 8                          # holders of shared leases at a time; 0: none
+memory = "8G"                       # available to leases; default: what the device reports
+shares = 8                          # simultaneous holders of shared leases; 0: none
 options = { vram = 1073741824 }     # as for hcq.open
 """
 
@@ -77,8 +77,8 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True)
 class DeviceSettings:
-    """One [[device]]. memory: 0: what the device reports. shares: holders of shared leases at a
-    time, where the driver can have several."""
+    """One [[device]]. memory: bytes; 0: what the device reports. shares: simultaneous holders of
+    shared leases, if the driver supports several."""
 
     name: str
     count: int = 1
@@ -90,7 +90,7 @@ class DeviceSettings:
 
 @dataclass(frozen=True)
 class TcpSettings:
-    """[tcp]: where to listen, and the certificate that is shown there."""
+    """[tcp]: the address to listen at, and the certificate that the server presents."""
 
     host: str
     port: int
@@ -100,8 +100,8 @@ class TcpSettings:
 
 @dataclass(frozen=True)
 class PageSettings:
-    """[page]: where the web page listens; a certificate and its key for TLS; verdicts: the history
-    of hardware CI (tools.ci.history)."""
+    """[page]: the address that the web page listens at; a certificate and its key for TLS;
+    verdicts: the history of hardware CI (tools.ci.history)."""
 
     host: str
     port: int
@@ -122,7 +122,7 @@ class OtlpSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """The whole file."""
+    """The whole configuration file."""
 
     devices: tuple[DeviceSettings, ...]
     socket: Path
@@ -143,7 +143,7 @@ class Settings:
 
 
 def read(path: Path | None) -> Settings:
-    """Read a file; None: the machine's. HostError, BadArgument say what is wrong, and where."""
+    """Read a file; None: the machine's. HostError and BadArgument state the fault and its place."""
     found = path or next((each for each in FILES if each.exists()), None)
     if found is None:
         raise HostError(
@@ -157,7 +157,7 @@ def read(path: Path | None) -> Settings:
 
 
 def parse(text: str, name: str = "ugpud.toml") -> Settings:
-    """Check a configuration; BadArgument names the file and key."""
+    """Check a configuration. BadArgument names the file and the key."""
     try:
         given = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -290,7 +290,7 @@ _KINDS = {
 
 
 class _Section:
-    """One table, whose keys are taken one after the other; what is left is unknown."""
+    """One table. Its keys are taken one by one; any key that remains is unknown."""
 
     def __init__(self, file: str, title: str, given: dict[str, Any]) -> None:
         self._file = file
@@ -302,7 +302,7 @@ class _Section:
         """Return the error for one key."""
         return BadArgument(f"{self._file}: {self._title}{key}: expected {expected}, got {value!r}")
 
-    def take(self, key: str, kind: type, usual: Any) -> Any:  # Any: of the kind
+    def take(self, key: str, kind: type, usual: Any) -> Any:  # Any: a value of `kind`
         self._known.append(key)
         value = self._given.pop(key, usual)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -326,7 +326,7 @@ class _Section:
         return value
 
     def address(self, key: str, port: int) -> tuple[str, int]:
-        """An address and a port; port: the usual one, on loopback."""
+        """Return an address and a port. port: the default port, on loopback."""
         text: str = self.take(key, str, f"127.0.0.1:{port}")
         host, _, number = text.rpartition(":")
         if not host or not number.isascii() or not number.isdecimal() or int(number) >= 1 << 16:
@@ -363,7 +363,7 @@ class _Section:
         return value
 
     def end(self, known: Sequence[str] = ()) -> None:
-        """BadArgument for keys that were not taken. known: others that there are."""
+        """Raise BadArgument for keys that were not taken. known: further valid keys."""
         if self._given:
             every = dict.fromkeys((*self._known, *known))
             unknown, there = ", ".join(sorted(self._given)), ", ".join(every)

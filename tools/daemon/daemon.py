@@ -1,8 +1,8 @@
-"""The daemon itself: its devices, its table of leases, its clients.
+"""The daemon: its devices, its table of leases, its clients.
 
-Threads: one for each connection, one that keeps time, and a few for jobs that take a while (booting
-a device, ending a lease). `lock` guards the table; a device is touched under its own lock by jobs,
-and by the holder of its lease.
+There is one thread for each connection, one that keeps time, and a few for jobs that take a while
+(booting a device, ending a lease). `lock` guards the table. A device is accessed by jobs, under the
+device's own lock, and by the holder of its lease.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ from .ward import Ward
 
 log = logging.getLogger(__name__)
 
-_STACK = 512 << 10  # bytes of a connection's thread: a thousand may wait
-NOTE_S = 60.0  # between two notes of the time in service
+_STACK = 512 << 10  # bytes per connection's thread: a thousand may wait
+NOTE_S = 60.0  # between two records of the time in service
 
 
 class Daemon(Ward):
-    """Owns devices and serves clients. `start`, then `serve` for each connection; `close`."""
+    """Own devices and serve clients. Call `start`, then `serve` for each connection, then
+    `close`."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class Daemon(Ward):
         system: System | None = None,
         opener: Callable[..., Device] = hcq.open,
     ) -> None:
-        """system, opener: the machine's bus, and hcq.open; replaced by tests."""
+        """system, opener: the machine's bus, and hcq.open. Tests replace them."""
         super().__init__(settings, now, system, opener)
         self.tokens = Tokens(settings.state / "tokens.json")
         self.clients: set[Client] = set()
@@ -62,12 +63,12 @@ class Daemon(Ward):
     # ---- life --------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Boot all devices, each in a job; those that do not boot are quarantined."""
+        """Boot all devices, each in a job. Devices that do not boot are quarantined."""
         threads.start(self._keeper)
         self.start_cards()
 
     def close(self) -> None:
-        """End all leases, close all devices. Idempotent."""
+        """End all leases and close all devices. Idempotent."""
         self._plugs.close()
         with self._tick:
             self._closed = True
@@ -100,7 +101,7 @@ class Daemon(Ward):
     # ---- clients -----------------------------------------------------------------------------
 
     def serve(self, channel: Channel, peer: Peer) -> None:
-        """Serve a connection in a thread of its own; refuse it where there are too many."""
+        """Serve a connection in its own thread; refuse it if there are too many."""
         client = Client(self, channel, peer)
         with self._tick:
             full = len(self.clients) >= self.settings.clients
@@ -124,7 +125,7 @@ class Daemon(Ward):
             threading.stack_size(former)
 
     def gone(self, client: Client) -> None:
-        """A connection has ended: so does what it holds and waits for. In the client's thread."""
+        """End everything that a closed connection holds and waits for. In the client's thread."""
         with self._tick:
             waiter = client.leave()
             if waiter is not None:
@@ -136,20 +137,21 @@ class Daemon(Ward):
         self.left(client)
 
     def left(self, client: Client) -> None:
-        """A connection's thread ends; what it had is cleaned up, or another's."""
+        """Forget a client whose thread ends. Its resources are cleaned up, or another client has
+        them."""
         with self._tick:
             self.clients.discard(client)
             self._tick.notify_all()
 
     def remember(self, client: Client) -> None:
-        """Give a client a session that it can come back to, where the policy has a grace."""
+        """Give a client a session that it can resume, if the policy grants a grace period."""
         if self.settings.grace_s:
             client.number = secrets.randbits(63) | 1
             with self._tick:
                 self._sessions[client.number] = client
 
     def session(self, number: int, rights: Rights) -> Client:
-        """Return the client that a connection goes on with; DeviceLost where there is none."""
+        """Return the client whose session a connection resumes; DeviceLost if there is none."""
         with self._tick:
             found = self._sessions.get(number)
         if found is None or found.rights != rights:
@@ -164,7 +166,7 @@ class Daemon(Ward):
 
     def ask(self, client: Client, request: LeaseRequest, rights: Rights) -> Waiter | None:
         """Queue a client's request; `client.granted` or `client.refused` is called, now or later.
-        None where it is served already."""
+        Return None if the request is already served."""
         given: list[Lease] = []
 
         def give(lease: Lease) -> None:
@@ -194,7 +196,8 @@ class Daemon(Ward):
             return granted
 
     def release(self, client: Client, number: int | None, rights: Rights) -> None:
-        """End a lease: the client's own (None), or another's, by an admin."""
+        """End a lease: the client's own (None), or that of another holder if the client is an
+        admin."""
         with self._tick:
             lease = self._lease(client, number, rights)
         if lease is client.lease:
@@ -203,8 +206,8 @@ class Daemon(Ward):
             lease.finish(f"released by {client.name}")
 
     def end_lease(self, number: int, rights: Rights) -> None:
-        """End any holder's lease. AccessDenied unless an admin asks; BadArgument if the lease does
-        not exist."""
+        """End any holder's lease. AccessDenied unless the caller is an admin; BadArgument if the
+        lease does not exist."""
         with self._tick:
             lease = self.table.find(number, rights)
             if not rights.covers(lease.card):
@@ -220,7 +223,7 @@ class Daemon(Ward):
         return self.table.find(number, rights)
 
     def _end_told(self, client: Client, lease: Lease, reason: str) -> None:
-        """End a client's lease for it: it is told, and cut off."""
+        """End a client's lease: notify the client and close its connection."""
         if client.lease is lease:
             client.notify("ended", reason)
             tell(log, LEASE_ENDED, f"lease {lease.number} of {client.name} ends: {reason}",
@@ -230,8 +233,8 @@ class Daemon(Ward):
             client.channel.farewell()  # its thread cleans up
 
     def end(self, client: Client, reason: str) -> None:
-        """Clean up behind a lease: work is drained or the device reset, memory freed, the device
-        checked; then the next waiter gets it. In the client's thread, or before that runs."""
+        """Clean up after a lease: drain its work or reset the device, free its memory, check the
+        device. Then the next waiter gets it. In the client's thread, or before that thread runs."""
         with self._tick:
             lease, client.lease = client.lease, None
             holder, client.holder = client.holder, None
@@ -271,7 +274,7 @@ class Daemon(Ward):
              holder=client.name, serial=self.owned_by(lease.card).serial)  # fmt: skip
 
     def _end_holder(self, owned: Owned, holder: Holder) -> None:
-        """End a lease's work and free what it had. UgpuError where the device has to be seen to."""
+        """End a lease's work and free its resources. UgpuError if the device needs recovery."""
         drained = holder.close(self.settings.drain_s)
         there = not owned.gone and (holder.tenant or owned.device is holder.device)
         try:
@@ -286,15 +289,16 @@ class Daemon(Ward):
                 log.info("%s: %s", holder.device.name, error)  # its process ends, with all it had
                 holder.free_all()
                 return
-            # Closing it ends its work too. The card is cleaned when its other holders are gone.
+            # Closing the tenant ends its work too. The card is cleaned when its other holders are
+            # gone.
             log.warning("%s: %s", holder.device.name, error)
             with self._tick:
                 owned.card.unclean = f"not cleaned after {holder.device.name}: {error}"
         holder.free_all()
 
     def hold(self, client: Client, owned: Owned, lease: Lease) -> Holder | None:
-        """Make what a lease with queues has on its device, a shared one on a tenant of it. None
-        where the lease is over by then."""
+        """Create the holder of a lease with queues on its device; a shared lease gets a tenant of
+        the device. Return None if the lease is over by then."""
         device = owned.device
         assert device is not None
         tenant = lease.request.kind == "shared"
@@ -320,7 +324,7 @@ class Daemon(Ward):
         return None
 
     def hand_out(self, owned: Owned, lease: Lease) -> Handout:
-        """Leave a device's chip to the holder of a lease."""
+        """Hand a device's chip to the holder of a lease."""
         folder = self.settings.socket.parent / f"lease-{lease.number}"
         with owned.lock:
             return owned.hand_out(folder, self.settings.mode)
@@ -331,10 +335,10 @@ class Daemon(Ward):
             while self.clients:
                 self._tick.wait()
 
-    # ---- what clients ask --------------------------------------------------------------------
+    # ---- requests of clients -----------------------------------------------------------------
 
     def listed(self) -> dict[str, object]:
-        """Return all leases, and those who wait, in the order in which they are served."""
+        """Return all leases, and the waiting requests in the order in which they are served."""
         with self.lock:
             now = self.now()
             waiting = sorted(self.table.waiters, key=self.table.position)
@@ -353,7 +357,7 @@ class Daemon(Ward):
             }
 
     def device_of(self, client: Client) -> Device:
-        """Return the device that a client has leased, or observes."""
+        """Return the device that a client has leased or observes."""
         lease = client.lease
         device = None if lease is None else self.owned_by(lease.card).device
         if device is None:

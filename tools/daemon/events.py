@@ -1,9 +1,9 @@
 """Events of the daemon's cards, with fields: one catalogue for all outlets.
 
-An event is a record of `logging` whose `event` attribute tells its kind and fields. A plain log
-shows its text and remedy; the journal (tools.daemon.journal), the page and OpenTelemetry
-(tools.daemon.feed) carry the fields. `python -m tools.daemon.events` prints the catalogue that
-journalctl -x shows, tools/daemon/system/ugpud.catalog.
+An event is a record of `logging` whose `event` attribute holds its kind and fields. A plain log
+shows the event's text and remedy. The journal (tools.daemon.journal), the page and OpenTelemetry
+(tools.daemon.feed) carry the fields. `python -m tools.daemon.events` prints the catalogue for
+journalctl -x, which is tools/daemon/system/ugpud.catalog.
 
 Source: systemd.journal-fields(7); systemd's "Message catalogs".
 """
@@ -23,8 +23,8 @@ ATTRIBUTE = "event"
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of event. message_id: 128 bits, never changed, never used again for another kind.
-    remedy: what to do, where an event has none of its own."""
+    """A kind of event. message_id: 128 bits, never changed, never reused for another kind. remedy:
+    default for events without one of their own."""
 
     name: str
     message_id: str
@@ -118,13 +118,13 @@ JOURNAL_LOST = Kind(
     "journald did not take entries in time; they are lost.",
 )  # fmt: skip
 KINDS = tuple(each for each in list(globals().values()) if isinstance(each, Kind))
-# Those that hold for a while: `ugpu_card_trouble` is 1 meanwhile.
+# Kinds that describe a lasting state; `ugpu_card_trouble` is 1 while it lasts.
 TROUBLES = (MISSING, LINK_DEGRADED, ECC_UNCORRECTED, ECC_TREND)
 
 
 @dataclass(frozen=True)
 class Event:
-    """The event of a log record. fields: lower snake case; remedy: empty where there is none."""
+    """The event of a log record. fields: lower snake case; remedy: empty if there is none."""
 
     kind: Kind
     text: str
@@ -133,8 +133,8 @@ class Event:
 
 
 def tell(log: logging.Logger, kind: Kind, text: str, /, **fields: object) -> None:
-    """Log an event. fields: facts such as device, reason, lease; `error` becomes its class, its
-    text and its remedy; None and empty ones are left out."""
+    """Log an event. fields: facts such as device, reason, lease. `error` becomes its class, its
+    text and its remedy. Fields that are None or empty are omitted."""
     if not log.isEnabledFor(kind.level):
         return
     error = fields.pop("error", None)
@@ -151,7 +151,7 @@ def tell(log: logging.Logger, kind: Kind, text: str, /, **fields: object) -> Non
 
 
 def event_of(record: logging.LogRecord) -> Event | None:
-    """Return the event that a log record tells; None for a plain line."""
+    """Return the event of a log record; None for a plain line."""
     found = getattr(record, ATTRIBUTE, None)
     return found if isinstance(found, Event) else None
 

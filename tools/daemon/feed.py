@@ -1,7 +1,8 @@
-"""The daemon's events as they happen, numbered, the last ones kept: for the page and OpenTelemetry.
+"""The daemon's events as they happen, numbered, with the last ones kept, for the page and
+OpenTelemetry.
 
-An event's id names the run of the daemon and a number, so that a browser that comes back gets what
-it missed, and all that is kept after a restart of the daemon.
+An event's id contains the daemon's run and a number. A browser that reconnects gets the events that
+it missed; after a restart of the daemon it gets all that are kept.
 
 Source of ids and their return: WHATWG HTML, "Server-sent events", Last-Event-ID.
 """
@@ -23,7 +24,7 @@ Told = dict[str, object]
 
 
 class Feed(logging.Handler):
-    """Takes events from the daemon's log. Thread-safe."""
+    """Collect events from the daemon's log. Thread-safe."""
 
     def __init__(self, kept: int = KEPT) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A chip that is handed out as a vfio-user socket, for a driver that the holder brings."""
+"""A chip that is handed out as a vfio-user socket, for a driver that the holder provides."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 
 def chip_of(name: str, options: dict[str, object]) -> Chip | None:
-    """Build the chip of a virtual AMD device, which then stays powered from driver to driver; None
-    for any other device, and where `options` are more than the size of its memory."""
+    """Build the chip of a virtual AMD device, which stays powered when drivers change. Return None
+    for any other device, and if `options` has more than the size of its memory."""
     known = {f"virtual:{each}": each for each in chips.virtual_names()}
     vram = options.get("vram", 0)
     if name not in known or set(options) - {"vram"} or not isinstance(vram, int):
@@ -31,10 +31,11 @@ def chip_of(name: str, options: dict[str, object]) -> Chip | None:
 
 
 class Handout:
-    """A chip at a socket. `close` takes it back: the driver at the other end loses it."""
+    """A chip at a socket. `close` takes it back, and the driver at the other end loses it."""
 
     def __init__(self, chip: Chip, folder: Path, mode: int) -> None:
-        """folder: gets the socket and the firmware images; HostError where it cannot be."""
+        """folder: receives the socket and the firmware images; HostError if that is not
+        possible."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -52,7 +53,7 @@ class Handout:
             raise
 
     def close(self) -> None:
-        """End the service, and its client's connection."""
+        """End the service and its client's connection."""
         self._server.stop()
         self._thread.join()
         self.socket.unlink(missing_ok=True)

@@ -1,7 +1,8 @@
 """History of the daemon's cards over months: service, leases, failures, in one SQLite file.
 
-Mean time between failures (MTBF) is time in service by failures; mean time to recover (MTTR) is of
-those that were recovered; the flake rate is failures by leases.
+Mean time between failures (MTBF) is the time in service divided by the failures. Mean time to
+recover (MTTR) counts only failures that were recovered. The flake rate is failures divided by
+leases.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ CREATE INDEX IF NOT EXISTS incident_device ON incident(device);
 
 @dataclass(frozen=True)
 class Record:
-    """One card's history. None: nothing that it could be computed from."""
+    """One card's history. None: there is no data to compute the value from."""
 
     failures: int = 0
     leases: int = 0
@@ -44,13 +45,13 @@ class Record:
     flake_ratio: float | None = None
 
     def to_map(self) -> dict[str, object]:
-        """Return it for clients."""
+        """Return the record for clients."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Quarantine:
-    """Why a card is not used. operator: an operator ordered it, else recovery failed."""
+    """Why a card is not used. operator: an operator ordered it; otherwise recovery failed."""
 
     reason: str
     operator: bool
@@ -69,7 +70,7 @@ class CardHistory:
 
     @staticmethod
     def at(path: Path) -> CardHistory:
-        """Return the history in a file, which need not be there."""
+        """Return the history in a file, which need not exist."""
         try:
             boot = _BOOT_ID.read_text("ascii").strip()
         except OSError:
@@ -78,12 +79,12 @@ class CardHistory:
 
     @property
     def trouble(self) -> str:
-        """Why the last write failed; empty where it did not."""
+        """Why the last write failed; empty if it succeeded."""
         return self._ledger.trouble
 
     def serve(self, leases: Iterable[tuple[str, int]]) -> None:
-        """Note that cards have been in service until now; leases: how many, of each card's name,
-        since the daemon started."""
+        """Record that cards have been in service until now. leases: name of each card and number of
+        its leases since the daemon started."""
         rows = [(name, self._since, self._wall(), count) for name, count in leases]
         self._ledger.write(
             lambda database: database.executemany(
@@ -92,7 +93,7 @@ class CardHistory:
         )
 
     def failed(self, device: str, reason: str) -> int | None:
-        """Note a failure; its number for `ended`, None where that cannot be written."""
+        """Record a failure; return its number for `ended`, None if it cannot be written."""
         return self._ledger.write(
             lambda database: (
                 database.execute(
@@ -103,7 +104,7 @@ class CardHistory:
         )
 
     def ended(self, number: int | None, outcome: str, tried: str) -> None:
-        """Note what became of a failure: "recovered" or "quarantined", and what was tried."""
+        """Record the outcome of a failure, "recovered" or "quarantined", and what was tried."""
         if number is not None:
             self._ledger.write(
                 lambda database: database.execute(
@@ -113,7 +114,7 @@ class CardHistory:
             )
 
     def quarantine(self, device: str, reason: str, *, operator: bool) -> bool:
-        """Store a quarantine until `lift`; False where it cannot be written."""
+        """Store a quarantine until `lift`; return False if it cannot be written."""
         row = device, self._wall(), reason, operator, self._boot
         written = self._ledger.write(
             lambda database: database.execute(
@@ -123,15 +124,15 @@ class CardHistory:
         return written is not None
 
     def lift(self, device: str) -> bool:
-        """Remove a stored quarantine; False where it cannot be written."""
+        """Remove a stored quarantine; return False if it cannot be written."""
         written = self._ledger.write(
             lambda database: database.execute("DELETE FROM quarantine WHERE device = ?", (device,))
         )
         return written is not None
 
     def quarantines(self) -> dict[str, Quarantine]:
-        """Return the stored quarantines by device. One of a failed recovery does not outlast the
-        machine's boot, since a reboot is the ladder's last rung."""
+        """Return the stored quarantines by device. A quarantine after a failed recovery does not
+        outlast the machine's boot, because a reboot is the ladder's last rung."""
         found: dict[str, Quarantine] = {}
         if not self._ledger.path.is_file():
             return found
@@ -144,8 +145,8 @@ class CardHistory:
         return found
 
     def may_reboot(self, device: str, reason: str, every_s: float) -> bool:
-        """Note a reboot of the machine, and return True; False where the last one is less than
-        `every_s` ago, or this one cannot be written: it might be repeated for ever."""
+        """Record a reboot of the machine and return True. Return False if the last reboot is less
+        than `every_s` ago, or if this one cannot be written: it might be repeated forever."""
         now = self._wall()
 
         def take(database: sqlite3.Connection) -> bool:
@@ -158,7 +159,7 @@ class CardHistory:
         return bool(self._ledger.write(take))
 
     def records(self) -> dict[str, Record]:
-        """Return the history of each card; empty where it cannot be read."""
+        """Return the history of each card; empty if it cannot be read."""
         found: dict[str, Record] = {}
         if not self._ledger.path.is_file():
             return found

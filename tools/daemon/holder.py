@@ -1,6 +1,6 @@
 """The resources of a lease's holder on a device: memory, programs, and its work (Work).
 
-One thread, the connection's, calls all methods but `close`.
+The connection's thread calls all methods but `close`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .work import Notify, Work
 
 log = logging.getLogger(__name__)
 
-GRANULE = 4096  # bytes that allocations are counted in
-MOST_OBJECTS = 1 << 16  # buffers, programs: each; a client's limit
+GRANULE = 4096  # bytes; allocations are multiples of this
+MOST_OBJECTS = 1 << 16  # buffers, and as many programs, per client
 
 
 class Holder:
-    """The device's side of one lease that has queues. tenant: the device is the lease's alone
-    (hcq.driver, open_tenant), and closes with it."""
+    """The device's side of one lease with queues. tenant: the device belongs to this lease alone
+    (hcq.driver, open_tenant) and is closed with it."""
 
     def __init__(self, device: Device, quota: int, notify: Notify, *, tenant: bool = False) -> None:
         self.device = device
@@ -39,10 +39,10 @@ class Holder:
         self.target = device.target
         self.quota = quota
         self.used = 0
-        self.loaded = False  # a program: kernels may have run
-        self._starts: list[int] = []  # addresses of buffers, in order
+        self.loaded = False  # a program was loaded: kernels may have run
+        self._starts: list[int] = []  # sorted addresses of buffers
         self._buffers: dict[int, Buffer] = {}
-        self._addresses: dict[int, int] = {}  # by the number that the client knows
+        self._addresses: dict[int, int] = {}  # by the client's number
         self._numbers = itertools.count(1)  # of memory and programs
         self._programs: dict[int, Program] = {}
         self._kernels: dict[int, Kernel] = {}
@@ -57,7 +57,7 @@ class Holder:
     # ---- memory ------------------------------------------------------------------------------
 
     def allocate(self, size: int, placement: str) -> list[int]:
-        """Return number and address of memory that is all zeros; OutOfMemory beyond the quota."""
+        """Return number and address of zeroed memory; OutOfMemory beyond the quota."""
         try:
             where = Placement(placement)
         except ValueError:
@@ -84,8 +84,8 @@ class Holder:
         return [number, address]
 
     def free(self, number: int) -> None:
-        """Give memory back once the work that was submitted has ended; ignores a number that is
-        not known, since a client that was cut off tells twice."""
+        """Free memory once the work submitted so far has ended. An unknown number is ignored,
+        because a client whose connection broke may send the request twice."""
         address = self._addresses.pop(number, None)
         if address is None:
             return
@@ -115,7 +115,7 @@ class Holder:
         return out
 
     def check(self, address: int, size: int) -> None:
-        """BadArgument unless the bytes are memory of the lease."""
+        """Raise BadArgument unless the bytes are memory of the lease."""
         self._owner(address, size)
 
     def _owner(self, address: int, size: int) -> Buffer:
@@ -134,7 +134,7 @@ class Holder:
         return buffer[start : start + size]
 
     def _scrub(self, buffer: Buffer) -> None:
-        """Overwrite what may be another holder's."""
+        """Overwrite data that may belong to another holder."""
         if buffer.view is not None:
             buffer.view[:] = bytes(buffer.size)
             return
@@ -174,7 +174,7 @@ class Holder:
         return [number, *place, kernels]
 
     def unload(self, number: int) -> None:
-        """Free a program, as `free` does; its kernels cannot be launched any more."""
+        """Free a program, as `free` does. Its kernels cannot be launched any more."""
         program = self._programs.pop(number, None)
         if program is None:
             return
@@ -198,8 +198,8 @@ class Holder:
         return self.work.timeline(address) or Spot(self.core, self._part(address, SIZE))
 
     def watch(self, address: int, value: int, limit_s: float) -> bool:
-        """Wait until memory of the lease holds at least `value`; whether it does within `limit_s`.
-        In a thread of its own."""
+        """Wait until memory of the lease holds at least `value`; return whether it does within
+        `limit_s`. In a thread of its own."""
         part = self._part(address, 8)
         patience = self.core.driver.clock.patience(limit_s)
         while True:
@@ -219,8 +219,8 @@ class Holder:
     # ---- the end -----------------------------------------------------------------------------
 
     def close(self, drain_s: float) -> bool:
-        """Wait for the work for up to `drain_s`, then free everything; whether the device is as
-        it was before: not where work hangs or the device has failed."""
+        """Stop submissions and wait for the work for up to `drain_s`. Return whether the device is
+        as it was before: False if work hangs or the device has failed."""
         self.work.stop()
         clean = self.device.failure is None
         try:
@@ -232,7 +232,7 @@ class Holder:
         return clean
 
     def free_all(self) -> None:
-        """Free all of the lease's objects; the device works and is idle, or is closed."""
+        """Free all objects of the lease. The device must be working and idle, or closed."""
         self.work.free()
         self._kernels.clear()
         programs, buffers = list(self._programs.values()), list(self._buffers.values())

@@ -1,5 +1,5 @@
-"""Cards that come and go while the daemon runs: what the buses show (PCI, and USB for cards behind
-bridges), told to the daemon."""
+"""Hot plugging: report to the daemon which cards appear on the buses (PCI, and USB for cards behind
+bridges) and which disappear."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from usbgpu.usb import UsbIdentity
 
 log = logging.getLogger(__name__)
 
-LOOK_S = (
-    0.5  # the longest wait for a change; `close` takes as long. Bridges are looked for as often
-)
+LOOK_S = 0.5  # the longest wait for a change and for `close`; bridges are searched for as often
 USB = "sys/bus/usb/devices"
 # Classes that GPUs have: display controllers, processing accelerators. Source: PCI Code and ID
 # Assignment Specification, base classes.
@@ -29,8 +27,8 @@ _GPU_CLASSES = ("0x03", "0x12")
 
 
 class Bridges:
-    """USB bridges that are plugged in, by the names that `hcq.open` takes. names: those that the
-    daemon has; beside them each bridge counts by its serial number, or its port."""
+    """USB bridges that are plugged in, by the names that `hcq.open` takes. names: the daemon's
+    bridges. Any other bridge is named by its serial number or its port."""
 
     def __init__(self, system: System, names: Callable[[], Sequence[str]]) -> None:
         self._folder = system.path(USB)
@@ -39,7 +37,7 @@ class Bridges:
         self._known = self._look()
 
     def identity(self, name: str) -> UsbIdentity | None:
-        """Return the bridge of a name, None where it is not plugged in."""
+        """Return the bridge of a name, None if it is not plugged in."""
         try:
             return found.choose(name.removeprefix("usb:"), self._folder)
         except DeviceNotFound:
@@ -55,14 +53,14 @@ class Bridges:
 
     def changes(self) -> list[tuple[str, bool]]:
         """Return names of bridges that left (False) or came (True) since the last call, departures
-        first. One that was plugged again between two calls is both."""
+        first. A bridge that was replugged between two calls is in both groups."""
         before, self._known = self._known, self._look()
         gone = [name for name, each in before.items() if self._known.get(name) != each]
         came = [name for name, each in self._known.items() if before.get(name) != each]
         return [*((name, False) for name in gone), *((name, True) for name in came)]
 
     def _look(self) -> dict[str, UsbIdentity]:
-        """The system gives a bridge another address each time it is plugged in."""
+        """Find the bridges. The system gives a bridge a new address each time it is plugged in."""
         names = [name for name, _ in found.listed(self._folder)]
         names += [name for name in self._names() if name.startswith("usb:")]
         looked = {name: self.identity(name) for name in names}
@@ -70,9 +68,9 @@ class Bridges:
 
 
 class Plugs:
-    """Watches the buses in a thread, from `start` to `close`. adopt: patterns of names ("pci:*",
-    "usb:*") of GPUs that the daemon takes though its file does not name them. arrived, departed:
-    called with the name that `hcq.open` takes. names: of the cards that the daemon has."""
+    """Watch the buses in a thread, from `start` to `close`. adopt: patterns of names ("pci:*",
+    "usb:*") of GPUs that the daemon takes although its file does not name them. arrived, departed:
+    called with the name that `hcq.open` takes. names: of the daemon's cards."""
 
     def __init__(
         self,
@@ -92,7 +90,7 @@ class Plugs:
         self._thread = threading.Thread(target=self._run, name="ugpud bus", daemon=True)
 
     def start(self) -> None:
-        """Watch from now on. On a machine without a PCI bus, bridges alone."""
+        """Start watching. On a machine without a PCI bus, watch bridges only."""
         try:
             self._watcher = Watcher(self._system)
         except OSError as error:
@@ -100,7 +98,7 @@ class Plugs:
         threads.start(self._thread)
 
     def close(self) -> None:
-        """End the thread; idempotent."""
+        """End the thread. Idempotent."""
         self._stopped.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -119,7 +117,7 @@ class Plugs:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._adopt)
 
     def adopts(self, name: str) -> bool:
-        """Return whether a card that the configuration file does not name is to be used."""
+        """Return whether to use a card that the configuration file does not name."""
         if not self.fits(name):
             return False
         if name.startswith("usb:"):
@@ -128,7 +126,7 @@ class Plugs:
             path = self._system.path(f"{DEVICES}/{name.removeprefix('pci:')}/class")
             return path.read_text("ascii").startswith(_GPU_CLASSES)
         except OSError:
-            return False  # it departs just now
+            return False  # it is leaving now
 
     def _run(self) -> None:
         watcher = self._watcher

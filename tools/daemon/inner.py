@@ -1,5 +1,5 @@
 """The process of one shared lease (tools.daemon.apart): a ugpud with one device and one client,
-whose connection is passed to it. It ends when the client has left."""
+whose connection is passed to it. It ends when the client disconnects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .daemon import Daemon
 from .leases import Policy
 from .listen import peer_of
 
-_FOREVER_S = 1e9  # the lease at the outer daemon has the limit
+_FOREVER_S = 1e9  # the outer daemon's lease has the limit
 
 
 def main() -> None:
@@ -38,4 +38,4 @@ def main() -> None:
             daemon.serve(Channel(connection, STRANGER), peer_of(connection))
             daemon.wait_until_left()
     sys.stderr.flush()
-    os._exit(0)  # threads inside kernels that hang would be waited for
+    os._exit(0)  # a normal exit would wait for threads in hung kernels

@@ -1,12 +1,12 @@
 """Log records and events as entries of systemd's journal, with fields.
 
-The protocol is a datagram for each entry: lines KEY=value, and for values of several lines KEY, the
-length in 64 bits and the value. An entry that is too large for a datagram is put into a sealed
-memfd whose descriptor is sent alone. The socket does not block: while journald does not take
-entries, they are counted and dropped, and the count is an entry of its own (`journal.lost`).
+Each entry is a datagram of lines KEY=value. A value of several lines is written as KEY, its length
+in 64 bits, and the value. An entry that is too large for a datagram is put into a sealed memfd, and
+only the memfd's descriptor is sent. The socket does not block: while journald does not accept
+entries, they are counted and dropped, and the count is written as an entry (`journal.lost`).
 
-systemd-python was not taken for these: it needs libsystemd's headers and a compiler at
-installation, and blocks while journald is stopped.
+systemd-python is not used because it needs libsystemd's headers and a compiler at installation, and
+blocks while journald is stopped.
 
 Source: systemd, "Native Journal Protocol" (docs/JOURNAL_NATIVE_PROTOCOL.md),
 systemd.journal-fields(7), systemd.exec(5) on JOURNAL_STREAM, memfd_create(2), fcntl(2).
@@ -31,7 +31,7 @@ from .events import JOURNAL_LOST, event_of
 
 SOCKET = Path("/run/systemd/journal/socket")
 CHOICES = ("auto", "journal", "stderr")
-# As libsystemd asks for, so that bursts fit. Source: systemd, sd-journal/journal-send.c
+# The size that libsystemd sets, so that bursts fit. Source: systemd, sd-journal/journal-send.c
 _SEND_BUFFER = 8 << 20
 _TOO_LARGE = (errno.EMSGSIZE, errno.ENOBUFS)
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -41,8 +41,9 @@ _DEBUG = 7
 
 
 def wanted(choice: str, environ: Mapping[str, str]) -> bool:
-    """Return whether records go to the journal: "journal" and "stderr" say so; "auto": where stderr
-    is the journal's stream, as JOURNAL_STREAM tells a service of systemd."""
+    """Return whether records go to the journal: always for "journal", never for "stderr". "auto"
+    chooses the journal if stderr is the journal's stream. systemd names that stream to its services
+    in JOURNAL_STREAM."""
     if choice not in CHOICES:
         raise BadArgument(f"log must be one of {', '.join(CHOICES)}, got {choice!r}")
     if choice != "auto":
@@ -68,8 +69,8 @@ def encoded(fields: Mapping[str, str]) -> bytes:
 
 
 class JournalHandler(logging.Handler):
-    """Sends records to journald. path: its socket, looked up anew for each entry, so that journald
-    may restart. lost: entries that it did not take since the last one that it took."""
+    """Send records to journald. path: its socket, looked up again for each entry, so that journald
+    may restart. lost: entries dropped since the last accepted one."""
 
     def __init__(self, path: Path = SOCKET) -> None:
         super().__init__()

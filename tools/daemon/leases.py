@@ -1,14 +1,14 @@
-"""Bookkeeping of leases, waiting requests and time limits; the caller supplies the time.
+"""Bookkeeping of leases, waiting requests and time limits. The caller supplies the time.
 
     off -> booting -> ready <-> leased
               |         |         |
               +---------+---------+--> recovering -> ready, or quarantined (with a reason)
 
-A quarantined device is recovered again when an operator asks for it.
+A quarantined device is recovered again only when an operator requests it.
 
-A device is leased to one holder alone, to several that share it, or watched by observers, who never
-stand in the way. Waiters are served by priority, then by the order in which they came; a waiter
-that no ready device fits does not hold up those behind it.
+A device is leased exclusively to one holder, leased to several holders that share it, or observed.
+Observers never block other leases. Waiters are served by priority, then in order of arrival. A
+waiter that no ready device fits does not delay the waiters behind it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class State(enum.Enum):
 @dataclass
 class Card:
     """A device as the table sees it. labels: other names that a pattern may match. memory: bytes
-    that leases may have. shares: how many may share it; 0: it cannot be shared, for the reason in
-    `alone`; -1: known when it has been opened. transport: whether it can be handed out as a
-    vfio-user socket. reason: of the quarantine, or of the recovery. unclean: why what a lease left
-    on it may still be there; until that is overwritten, none holds it but those who do. served:
-    leases so far."""
+    available to leases. shares: how many holders may share it; 0: it cannot be shared, for the
+    reason in `alone`; -1: not known until it has been opened. transport: whether it can be handed
+    out as a vfio-user socket. reason: of the quarantine, or of the recovery. unclean: why data of
+    an ended lease may still be on the device; until that data is overwritten, only the current
+    holders may use the device. served: leases so far."""
 
     name: str
     labels: tuple[str, ...] = ()
@@ -63,15 +63,15 @@ class Card:
 
     @property
     def quota_left(self) -> int:
-        """Bytes that no lease has been promised."""
+        """Bytes that are not promised to any lease."""
         return self.memory - sum(lease.memory for lease in self.leases if lease.holds)
 
     def share(self, request: LeaseRequest) -> int:
-        """Bytes of a shared lease: those that it names, else an equal part."""
+        """Bytes of a shared lease: the requested number, or else an equal part."""
         return request.memory or self.memory // max(1, self.shares)
 
     def to_map(self) -> dict[str, object]:
-        """Return it for clients."""
+        """Return the card's facts for clients."""
         return {
             "name": self.name,
             "labels": list(self.labels),
@@ -84,8 +84,8 @@ class Card:
 
 @dataclass(eq=False)
 class Lease:
-    """A lease that is held. ends: by the table's clock. end: called, once, with the reason, where
-    the table ends it (time is up, taken away, device lost)."""
+    """A lease that is held. ends: by the table's clock. end: called once, with the reason, when the
+    table ends the lease (its time is up, it was taken away, the device is lost)."""
 
     number: int
     card: Card
@@ -95,10 +95,10 @@ class Lease:
     ends: float
     end: Callable[[str], None]
     since: float = 0.0
-    told: bool = False  # it was ended, and its device is not clean yet
+    told: bool = False  # its end was announced, its device is not clean yet
 
     def finish(self, reason: str) -> None:
-        """End it, unless that was done."""
+        """End the lease, unless it has been ended already."""
         if not self.told:
             self.told = True
             self.end(reason)
@@ -109,7 +109,7 @@ class Lease:
         return self.request.kind != "observer"
 
     def to_map(self, now: float) -> dict[str, object]:
-        """Return it for clients."""
+        """Return the lease's facts for clients."""
         return {
             "lease": self.number,
             "device": self.card.name,
@@ -124,7 +124,7 @@ class Lease:
 
 @dataclass(eq=False)
 class Waiter:
-    """A request that waits. give: called with the lease, once."""
+    """A waiting request. give: called once, with the lease."""
 
     request: LeaseRequest
     rights: Rights
@@ -137,8 +137,9 @@ class Waiter:
 
 @dataclass(frozen=True)
 class Policy:
-    """usual_s: of a lease whose request names no limit; longest_s: that any may have. waiters: at
-    most so many. preempt: a request of higher priority ends leases of lower priority."""
+    """usual_s: duration of a lease whose request names no limit. longest_s: the longest duration of
+    any lease. waiters: the most waiting requests. preempt: whether a request of higher priority
+    ends leases of lower priority."""
 
     usual_s: float = 3600.0
     longest_s: float = 86400.0
@@ -147,7 +148,7 @@ class Policy:
 
 
 class Table:
-    """All cards, leases and waiters. Not thread-safe: its user has a lock."""
+    """All cards, leases and waiters. Not thread-safe: the caller holds a lock."""
 
     def __init__(self, cards: list[Card], policy: Policy, now: Callable[[], float]) -> None:
         self.cards = cards
@@ -168,8 +169,8 @@ class Table:
         give: Callable[[Lease], None],
         end: Callable[[str], None],
     ) -> Waiter:
-        """Queue a request; `give` is called at once where a device is free. Raises where it never
-        can be served; DeviceBusy where it is not served at once and does not wait."""
+        """Queue a request; `give` is called immediately if a device is free. Raises if the request
+        can never be served; DeviceBusy if no device is free and the request does not wait."""
         rights.check(request)
         self._check_possible(request, rights)
         waiter = Waiter(
@@ -189,24 +190,25 @@ class Table:
         return waiter
 
     def position(self, waiter: Waiter) -> int:
-        """Return a waiter's place in the queue, from 1; 0 where it does not wait any more."""
+        """Return a waiter's place in the queue, from 1; 0 if it is not waiting any more."""
         ordered = self._ordered()
         return ordered.index(waiter) + 1 if waiter in ordered else 0
 
     def leave(self, waiter: Waiter) -> None:
-        """A waiter does not want to wait any more; idempotent."""
+        """Remove a waiter from the queue. Idempotent."""
         if waiter in self.waiters:
             self.waiters.remove(waiter)
 
     def extend(self, lease: Lease, limit_s: float) -> float:
-        """Have a lease end `limit_s` from now; return the seconds that are granted. It may be less
-        than asked for, never more than the policy's longest."""
+        """Let a lease end `limit_s` from now; return the granted seconds. They may be fewer than
+        requested and never exceed the policy's longest."""
         granted = min(limit_s or self.policy.usual_s, self.policy.longest_s)
         lease.ends = self.now() + granted
         return granted
 
     def release(self, lease: Lease) -> None:
-        """A lease is over, and its device is clean; serves the next. Idempotent."""
+        """Remove a lease that is over and whose device is clean, and serve the next waiter.
+        Idempotent."""
         if self.leases.pop(lease.number, None) is None:
             return
         lease.card.leases.remove(lease)
@@ -215,7 +217,8 @@ class Table:
         self.serve()
 
     def find(self, number: int, rights: Rights) -> Lease:
-        """Return a lease by its number; for those who may end or extend others' leases."""
+        """Return a lease by its number. AccessDenied unless the rights allow changing other
+        holders' leases."""
         lease = self.leases.get(number)
         if lease is None:
             raise BadArgument(f"lease {number} does not exist; see `ugpu lease ls`")
@@ -229,8 +232,7 @@ class Table:
     # ---- time and devices --------------------------------------------------------------------
 
     def tick(self) -> list[Waiter]:
-        """End leases whose time is up; return the waiters who have waited long enough, and wait no
-        more."""
+        """End leases whose time is up; remove and return the waiters whose waiting time is over."""
         now = self.now()
         for lease in list(self.leases.values()):
             if lease.ends <= now:
@@ -241,14 +243,15 @@ class Table:
         return late
 
     def next_deadline(self) -> float | None:
-        """When `tick` has something to do."""
+        """Return the time at which `tick` is next needed; None if there is none."""
         times = [lease.ends for lease in self.leases.values() if not lease.told]
         times += [waiter.until for waiter in self.waiters]
         return min(times, default=None)
 
     def changed(self, card: Card, state: State, reason: str = "") -> None:
-        """A device got into another state. Its leases end where it is quarantined or off, and the
-        shared ones where it is recovered: a harsh rung of the ladder ends their work anyway."""
+        """Record a device's new state. If it is quarantined or off, all its leases end. If it is
+        being recovered, its shared leases end, because a harsh rung of the ladder ends their work
+        anyway."""
         card.state, card.reason = state, reason
         for lease in list(card.leases):
             shared = state is State.RECOVERING and lease.request.kind == "shared"
@@ -259,8 +262,8 @@ class Table:
         self.serve()
 
     def serve(self) -> None:
-        """Give devices to waiters, as far as they go. A device that is shared takes no further
-        holder while an earlier waiter wants it alone."""
+        """Give free devices to waiters. A shared device takes no further holder while an earlier
+        waiter wants it exclusively."""
         kept: list[Card] = []
         for waiter in self._ordered():
             request = waiter.request
@@ -275,10 +278,10 @@ class Table:
                 kept += self._fitting(request, waiter.rights)
 
     def busy(self, waiter: Waiter) -> DeviceBusy:
-        """Return the error of a waiter who waited in vain."""
+        """Return the error for a waiter whose waiting time is over."""
         return self._busy(waiter.request)
 
-    # ---- how ---------------------------------------------------------------------------------
+    # ---- implementation ----------------------------------------------------------------------
 
     def _ordered(self) -> list[Waiter]:
         return sorted(self.waiters, key=lambda each: (-each.request.priority, each.order))
@@ -299,7 +302,7 @@ class Table:
         return lease
 
     def _free(self, request: LeaseRequest, rights: Rights) -> Iterator[Card]:
-        """Devices that the request can have now."""
+        """Yield the devices that the request can have now."""
         for card in self._fitting(request, rights):
             holders = [lease for lease in card.leases if lease.holds]
             if request.kind == "observer":
@@ -315,7 +318,7 @@ class Table:
                     yield card
 
     def _fitting(self, request: LeaseRequest, rights: Rights) -> list[Card]:
-        """Devices that the request could have, were they free."""
+        """Return the devices that the request could have if they were free."""
         return [
             card
             for card in self.cards
@@ -365,8 +368,8 @@ class Table:
         )
 
     def _preempt_for(self, waiter: Waiter) -> None:
-        """End what stands in the way of a request of a higher priority: of the devices that fit,
-        the leases of the one whose holders have the lowest."""
+        """End the leases that block a request of higher priority. Of the devices that fit, choose
+        the one whose holders have the lowest priority."""
         if next(iter(self._free(waiter.request, waiter.rights)), None) is not None:
             return
         priority = waiter.request.priority
@@ -375,7 +378,7 @@ class Table:
             holders = [lease for lease in card.leases if lease.holds]
             holders.sort(key=lambda lease: (lease.request.priority, -lease.number))
             if waiter.request.kind == "shared" and holders[1:]:
-                del holders[1:]  # one place among those who share it
+                del holders[1:]  # one place among the sharing holders is enough
             if holders and holders[-1].request.priority < priority:
                 found.append(holders)
         if found:

@@ -1,4 +1,5 @@
-"""Where clients come from: a UNIX socket, TCP with TLS, or sockets that systemd opened."""
+"""Where client connections come from: a UNIX socket, TCP with TLS, or sockets that systemd
+opened."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ class Listeners:
 
     @property
     def port(self) -> int:
-        """The TCP port, 0 without one."""
+        """The TCP port, 0 if there is none."""
         names = [m.getsockname() for m, context in self._sockets if context is not None]
         return names[0][1] if names else 0
 
@@ -83,12 +84,12 @@ class Listeners:
                     self._accept(*key.data)
 
     def stop(self) -> None:
-        """End `run`; from any thread, or a signal's handler."""
+        """End `run`. From any thread or from a signal handler."""
         with contextlib.suppress(OSError):
             self._wake.send(b"x")
 
     def close(self) -> None:
-        """Close the sockets; idempotent."""
+        """Close the sockets. Idempotent."""
         for made, _ in self._sockets:
             made.close()
         self._stopping.close()
@@ -101,7 +102,7 @@ class Listeners:
     def _accept(self, made: socket.socket, context: ssl.SSLContext | None) -> None:
         try:
             connection, address = made.accept()
-        except OSError as error:  # gone again, or no descriptors left
+        except OSError as error:  # disconnected again, or no descriptors left
             log.warning("a connection could not be accepted: %s", error)
             return
         try:
@@ -119,7 +120,7 @@ class Listeners:
     def _shake_hands(
         self, connection: socket.socket, context: ssl.SSLContext, address: tuple[str, int]
     ) -> None:
-        """In a thread: a stranger may take its time."""
+        """Do the TLS handshake in a thread: an unknown peer may be slow."""
         where = f"{address[0]}:{address[1]}"
         try:
             connection.settimeout(HANDSHAKE_LIMIT_S)
@@ -152,8 +153,8 @@ class Listeners:
 
 
 def peer_of(connection: socket.socket) -> Peer:
-    """Return who is at the other end of a UNIX socket: the kernel tells. The daemon's user and root
-    are admins; the socket's file mode says who else gets this far."""
+    """Return the identity of a UNIX socket's peer, as the kernel reports it. The daemon's user and
+    root are admins. The socket's file mode decides who else can connect."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     try:
@@ -166,8 +167,8 @@ def peer_of(connection: socket.socket) -> Peer:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket's file that nothing listens at. DeviceBusy where something does, HostError
-    where it is not a socket."""
+    """Remove the file of a socket without a listener. DeviceBusy if it has one, HostError if the
+    file is not a socket."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

@@ -1,6 +1,7 @@
 """The `ugpud` command: serve devices in the foreground, and manage tokens.
 
-Exit codes: 0 stopped as told; 1 the host does not let it run; 2 wrong usage or configuration.
+Exit codes: 0 stopped on request; 1 the host prevents it from running; 2 wrong usage or
+configuration.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code."""
+    """Run the command; return its exit code."""
     arguments = _parser().parse_args(argv)
     handler: logging.Handler | None = None
     try:

@@ -1,4 +1,4 @@
-"""Where a daemon shows itself besides its own protocol: the page, an OpenTelemetry collector."""
+"""The daemon's outputs beside its own protocol: the page, an OpenTelemetry collector."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from .daemon import Daemon
 
 
 class Outlet(Protocol):
-    """Created before the daemon starts, so that a wrong configuration is reported at once. shown: a
-    line that ugpud prints when it has started."""
+    """An output, created before the daemon starts, so that a wrong configuration is reported at
+    once. shown: a line that ugpud prints when it has started."""
 
     shown: str
 
     def start(self) -> None:
-        """Begin, in threads."""
+        """Start its threads."""
         ...
 
     def close(self) -> None:
-        """End. Idempotent."""
+        """Stop. Idempotent."""
         ...
 
 
 def outlets(settings: Settings, daemon: Daemon) -> Iterator[Outlet]:
-    """Make what the configuration asks for; HostError, MissingDependency."""
+    """Create the configured outlets; HostError, MissingDependency."""
     if settings.page is not None:
         with _needs("page", "aiohttp", "aiohttp"):
             from ..page.server import Page
@@ -41,7 +41,7 @@ def outlets(settings: Settings, daemon: Daemon) -> Iterator[Outlet]:
 
 @contextlib.contextmanager
 def _needs(extra: str, module: str, what: str) -> Iterator[None]:
-    """Name the extra where its modules are not installed."""
+    """Name the extra to install if its modules are missing."""
     try:
         yield
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""One device that the daemon owns: opened, checked between leases, brought back, closed."""
+"""One device that the daemon owns: opened, checked between leases, recovered, closed."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from .leases import Card, Lease
 log = logging.getLogger(__name__)
 
 CHECK_SIZE = 1 << 16
-# TIMEOUT: of the check of a device that works; the virtual ones translate nothing for copies
+# TIMEOUT: of the check of a working device; the virtual devices translate nothing for copies
 CHECK_LIMIT_S = 20.0
 _SERIALS = ("serial", "uuid", "unique_id", "bridge_serial")
 _MEMORY_FACTS = ("memory_bytes", "vram_bytes", "vram", "memory")
 
 
 class Owned:
-    """A device and its card in the table. Its methods are called by one thread at a time."""
+    """A device and its card in the table. Only one thread at a time calls the methods."""
 
     def __init__(
         self, settings: DeviceSettings, name: str, opener: Callable[..., Device] = hcq.open
@@ -50,11 +50,11 @@ class Owned:
         self.device: Device | None = None
         self._chip: Chip | None = None
         self._handout: Handout | None = None
-        self.serial = ""  # of the card, where it tells one
+        self.serial = ""  # of the card, if it reports one
         self.lock = threading.Lock()
 
     def boot(self) -> None:
-        """Open the device, anew where it is open; UgpuError where that cannot be."""
+        """Open the device, closing it first if it is open; UgpuError if it cannot be opened."""
         device, self.device = self.device, None
         if device is not None:
             device.close()
@@ -69,7 +69,7 @@ class Owned:
         if not self.card.memory:
             self.card.memory = _memory_of(device)
         if self.card.unclean:
-            self._clean()  # to attach to a card that runs overwrites nothing
+            self._clean()  # attaching to a running card overwrites nothing
 
     def _clean(self) -> None:
         clean(self._opened())
@@ -94,7 +94,7 @@ class Owned:
         return device
 
     def open_tenant(self, lease: Lease, drain_s: float) -> Device:
-        """Open the device for one holder of several; the caller closes it. From any thread."""
+        """Open the device for one of several holders; the caller closes it. From any thread."""
         own, name = self._opened(), f"{self.name} lease {lease.number}"
         if own.driver.opens_elsewhere and own.driver.sole_holder():
             tenant = open_apart(self.settings, name, lease.memory, drain_s)
@@ -104,7 +104,7 @@ class Owned:
         return tenant
 
     def hand_out(self, folder: Path, mode: int) -> Handout:
-        """Leave the chip to a driver of the holder's: the daemon's lets go of it first."""
+        """Hand the chip to a driver of the holder. The daemon's driver releases it first."""
         assert self._chip is not None
         device, self.device = self.device, None
         if device is not None:
@@ -113,7 +113,7 @@ class Owned:
         return self._handout
 
     def take_back(self) -> None:
-        """Take the chip back and see that it works; idempotent. UgpuError where it does not."""
+        """Take the chip back and check that it works. Idempotent. UgpuError if it does not work."""
         handout, self._handout = self._handout, None
         if handout is not None:
             handout.close()
@@ -123,8 +123,8 @@ class Owned:
             clean(self._opened())
 
     def check(self, repair: bool) -> None:
-        """See that the device works before it is leased again; where it does not, or `repair` is
-        asked for, reset it first. UgpuError where nothing helps."""
+        """Check that the device works before it is leased again. If it does not, or if `repair` is
+        set, reset it first. UgpuError if that does not help."""
         device = self.device
         assert device is not None
         if not repair:
@@ -137,13 +137,13 @@ class Owned:
         self._check(device)
 
     def works(self) -> bool:
-        """Return whether it is open and copies are right."""
+        """Return whether the device is open and copies correctly."""
         try:
             self._check(self._opened())
             return True
         except UgpuError as error:
             log.info("%s: %s", self.name, error)
-        except Exception:  # a bug: the card is booted again, and ugpud goes on
+        except Exception:  # a bug: the card is booted again, and ugpud continues
             log.exception("%s: its check failed", self.name)
         return False
 
@@ -155,13 +155,13 @@ class Owned:
 
     @property
     def resting(self) -> bool:
-        """Return whether it rests. From any thread."""
+        """Return whether the device rests. From any thread."""
         device = self.device
         return device is not None and not device.closed and device.resting
 
     def rest(self) -> bool:
-        """Let the device rest until the next lease, or until something else needs it; False where
-        it has work, or is not open. UgpuError where it fails."""
+        """Let the device rest until the next lease or until another access wakes it. Return False
+        if it has work or is not open. UgpuError on failure."""
         device = self.device
         if device is None:
             return False
@@ -171,13 +171,14 @@ class Owned:
             return core.driver.begin_rest()
 
     def wake(self) -> None:
-        """End its rest before a lease; idempotent. From any thread. UgpuError where it fails."""
+        """End the device's rest before a lease. Idempotent. From any thread. UgpuError on
+        failure."""
         device = self.device
         if device is not None and device.resting:
             device.wake()
 
     def telemetry(self) -> bytes:
-        """Return a line of JSON (hcq.telemetry); Closed where the device is not open. From any
+        """Return a line of JSON (hcq.telemetry); Closed if the device is not open. From any
         thread."""
         device = self._opened()
         with self._sampling:
@@ -215,7 +216,7 @@ class Owned:
         self.boot()
 
     def prove(self) -> None:
-        """See Patient. What kernels of leases have left is overwritten first."""
+        """See Patient. Data that kernels of leases left is overwritten first."""
         self._clean()
         found = health.check(self._opened())
         if not found:
@@ -227,7 +228,7 @@ class Owned:
         return self.device
 
     def close(self) -> None:
-        """Close it; idempotent."""
+        """Close the device. Idempotent."""
         handout, self._handout = self._handout, None
         if handout is not None:
             handout.close()

@@ -1,4 +1,4 @@
-"""TCP ports that ugpud listens at, and TLS on them."""
+"""TCP ports that ugpud listens on, and TLS on them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BACKLOG = 512
 
 
 def bound(host: str, port: int, section: str) -> socket.socket:
-    """Listen at an address. HostError names `section`, the part of the configuration to change."""
+    """Listen on an address. HostError names `section`, the part of the configuration to change."""
     try:
         return socket.create_server(
             (host, port),
@@ -27,7 +27,8 @@ def bound(host: str, port: int, section: str) -> socket.socket:
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return the context of a server with this certificate: TLS 1.3 only. HostError."""
+    """Return the context of a server with this certificate: TLS 1.3 only. HostError if it cannot be
+    loaded."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:

@@ -1,6 +1,6 @@
 """The last telemetry of a daemon's cards, read by threads.
 
-A card that does not answer delays itself alone: what it told last stays, with its age.
+A card that does not answer delays only itself: its last telemetry is kept, with its age.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Readings:
-    """pool: threads for what may wait. Thread-safe."""
+    """The last telemetry by card. pool: threads for reads that may block. Thread-safe."""
 
     def __init__(
         self, ward: Ward, pool: Executor, now: Callable[[], float] = time.monotonic
@@ -34,7 +34,8 @@ class Readings:
         self._read: dict[str, tuple[dict[str, Any], float]] = {}
 
     def ask(self) -> None:
-        """Have the telemetry of all open cards read, each in a thread, if it is not under way."""
+        """Start reading the telemetry of all open cards, each in a thread, unless it is under
+        way."""
         for owned in list(self._ward.owned):
             with self._guard:
                 if not owned.is_open or owned.name in self._asked:
@@ -43,8 +44,8 @@ class Readings:
             self._pool.submit(self._take, owned.name, owned.telemetry)
 
     def last(self, name: str) -> tuple[dict[str, Any], float] | None:
-        """Return a card's telemetry as JSON has it (hcq.telemetry), and its age in seconds; None
-        where it has told none yet."""
+        """Return a card's telemetry as a JSON map (hcq.telemetry) and its age in seconds; None if
+        there is none yet."""
         with self._guard:
             found = self._read.get(name)
         return None if found is None else (found[0], self._now() - found[1])
@@ -55,7 +56,7 @@ class Readings:
             with self._guard:
                 self._read[name] = found, self._now()
         except UgpuError as error:
-            log.debug("%s provides no telemetry: %s", name, error)  # its state says what is wrong
+            log.debug("%s provides no telemetry: %s", name, error)  # its state names the fault
         except Exception:
             log.exception("%s provides no telemetry", name)
         finally:

@@ -1,9 +1,9 @@
-"""The recovery service: brings a card back that failed, by policy, and proves that it works.
+"""The recovery service: recovers a failed card by policy, and proves that the card works.
 
-Each round goes one step further: the ladder from the mildest rung that can help (hcq.ladder), then
-rungs harsher than the one that worked but left the card sick, at last closing and booting it. After
-each the self-test decides. A card that fails too often within a time is not tried again (circuit
-breaker) until an operator asks for it.
+Each round goes one step further. It starts with the ladder at the mildest rung that can help
+(hcq.ladder). Then come rungs harsher than the one that succeeded but left the card faulty, and
+finally closing and booting the device. After each round the self-test decides. A card that fails
+too often within a time is not tried again (circuit breaker) until an operator requests it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .history import CardHistory
 
 log = logging.getLogger(__name__)
 
-# TIMEOUT: of the command that reboots the machine, which has to begin it only
+# TIMEOUT: of the command that reboots the machine; it only has to start the reboot
 REBOOT_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
 class RecoveryPolicy:
-    """rounds: attempts at one failure. pause_s: before the second, doubled before each further one.
-    trips: failures within `window_s` after which the circuit breaker opens. reboot: a command that
-    reboots the machine where nothing else helps, run at most every `reboot_every_s` and when no
-    lease is held; empty: not allowed."""
+    """rounds: attempts at one failure. pause_s: before the second attempt, doubled before each
+    further one. trips: failures within `window_s` after which the circuit breaker opens. reboot: a
+    command that reboots the machine when nothing else helps, run at most every `reboot_every_s` and
+    only when no lease is held; empty: not allowed."""
 
     rounds: int = 3
     pause_s: float = 5.0
@@ -44,7 +44,7 @@ class RecoveryPolicy:
 
 
 class Patient(Protocol):
-    """A card as the service treats it. All methods raise UgpuError where they fail."""
+    """A card as the service treats it. All methods raise UgpuError on failure."""
 
     @property
     def name(self) -> str: ...
@@ -58,7 +58,7 @@ class Patient(Protocol):
         ...
 
     def reset(self, to: Level | None) -> Level:
-        """Climb the ladder, or take the rungs of one level; the level that worked."""
+        """Climb the ladder, or take the rungs of one level; return the level that worked."""
         ...
 
     def harsher(self, than: Level) -> list[Level]:
@@ -66,7 +66,7 @@ class Patient(Protocol):
         ...
 
     def reopen(self) -> None:
-        """Close the device, and boot it."""
+        """Close the device and boot it."""
         ...
 
     def prove(self) -> None:
@@ -75,14 +75,14 @@ class Patient(Protocol):
 
 
 def can_help(error: UgpuError) -> bool:
-    """Return whether a reset may fix the failure of a device to boot: not a missing file, a wrong
-    name or another owner."""
+    """Return whether a reset may fix the failure of a device to boot. It cannot fix a missing file,
+    a wrong name or another owner."""
     kinds = (ChipError, LinkError, FirmwareError)
     return isinstance(error, kinds) and not isinstance(error, FirmwareNotFound)
 
 
 class Breaker:
-    """Counts the failures of one card; `open` where they are too many."""
+    """Count the failures of one card; `open` is True if there are too many."""
 
     def __init__(self, policy: RecoveryPolicy, now: Callable[[], float]) -> None:
         self._policy = policy
@@ -100,7 +100,7 @@ class Breaker:
         return many and self._times[0] > self._now() - self._policy.window_s
 
     def forgive(self) -> None:
-        """An operator wants the card to be tried again."""
+        """Forget the failures: an operator has requested another attempt."""
         self._times.clear()
 
 
@@ -114,7 +114,7 @@ class Healing:
         history: CardHistory,
         pause: Callable[[float], bool],
     ) -> None:
-        """pause: waits so many seconds; False where the daemon stops meanwhile."""
+        """pause: waits for the given seconds; returns False if the daemon stops meanwhile."""
         self._patient = patient
         self._policy = policy
         self._history = history
@@ -123,8 +123,8 @@ class Healing:
         self._reached: Level | None = None
 
     def run(self, reason: str, breaker: Breaker, *, failed: bool = True) -> str:
-        """Treat the card; empty where it is healthy, else why it is not. failed: whether it counts
-        as a failure of the card; not where an operator had only taken it out of use."""
+        """Treat the card; return an empty string if it is healthy, else the reason. failed: whether
+        this counts as a failure of the card; False if an operator had only taken it out of use."""
         number = None
         if failed:
             breaker.failed()
@@ -193,12 +193,12 @@ class Healing:
         try:
             self._reached = self._patient.reset(to)
         except UgpuError:
-            self._reached = self._reached or Level.POWER  # the ladder climbed to its end
+            self._reached = self._reached or Level.POWER  # the ladder was climbed to its end
             raise
 
 
 def reboot(command: str, device: str, reason: str) -> None:
-    """Run the command that reboots the machine; what fails is logged."""
+    """Run the command that reboots the machine; failures are logged."""
     text = f"{device} cannot be recovered ({reason}): the machine is rebooted"
     tell(log, REBOOT, text, device=device, reason=reason)
     try:

@@ -1,4 +1,4 @@
-"""Rest of cards that are not leased: when each is due. See `hcq.driver.Driver.begin_rest`."""
+"""Rest of cards that are not leased: when each card is due. See `hcq.driver.Driver.begin_rest`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .leases import Card, State
 
 
 class Sleeper(Protocol):
-    """A device of the daemon's, as tools.daemon.owned has it."""
+    """A device of the daemon, as in tools.daemon.owned."""
 
     card: Card
 
@@ -23,7 +23,7 @@ S = TypeVar("S", bound=Sleeper)
 
 
 class Idle:
-    """Since when cards have been ready without a lease. Under the daemon's lock.
+    """The time since which each card has been ready without a lease. Under the daemon's lock.
 
     after_s: seconds until a card is due; 0: never. An observer's lease does not count.
     """
@@ -31,11 +31,11 @@ class Idle:
     def __init__(self, after_s: float, now: Callable[[], float]) -> None:
         self._after_s = after_s
         self._now = now
-        self._since: dict[str, tuple[int, float]] = {}  # by card: leases served by then, time
+        self._since: dict[str, tuple[int, float]] = {}  # by card: number of leases served, time
 
     def due(self, devices: Iterable[S]) -> tuple[list[S], float | None]:
-        """Return the devices that should rest now, and when the next one is due. One that does not
-        rest although it was due is due again after the same time."""
+        """Return the devices that should rest now, and when the next one is due. A due device that
+        does not rest is due again after the same time."""
         found: list[S] = []
         times: list[float] = []
         now = self._now()

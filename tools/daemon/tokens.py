@@ -1,7 +1,7 @@
 """Access rights: tokens bound to rights, and the users of the local socket.
 
-A token is shown once, when it is created; the file keeps its SHA-256. The file is the daemon's
-alone (mode 0600) and is read whenever a token is shown.
+A token is shown once, when it is created; the file stores its SHA-256. Only the daemon's user can
+read the file (mode 0600). The daemon reads it each time a client presents a token.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Named(Protocol):
 
 @dataclass(frozen=True)
 class Rights:
-    """name: for people. role: "observe" reads states, facts and sensors; "use" leases as well;
-    "admin" also ends and extends the leases of others. device: a pattern of devices."""
+    """name: for people. role: "observe" reads states, facts and sensors; "use" also leases; "admin"
+    also ends and extends the leases of others. device: a pattern of devices."""
 
     name: str
     role: str
@@ -43,7 +43,7 @@ class Rights:
 
     @property
     def admin(self) -> bool:
-        """Return whether other users' leases may be changed."""
+        """Return whether the rights allow changing other users' leases."""
         return self.role == "admin"
 
     def covers(self, card: Named) -> bool:
@@ -51,7 +51,7 @@ class Rights:
         return card.matches(self.device)
 
     def check(self, request: LeaseRequest) -> None:
-        """AccessDenied unless the role allows the request."""
+        """Raise AccessDenied unless the role allows the request."""
         if self.role == "observe" and request.kind != "observer":
             raise AccessDenied(
                 f"the role of {self.name} is 'observe', a lease of kind {request.kind!r} "
@@ -70,13 +70,13 @@ class _Entry:
 
 
 class Tokens:
-    """The tokens in a file, which need not be there. now: seconds since 1970."""
+    """The tokens in a file, which need not exist. now: seconds since 1970."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def create(self, name: str, role: str, device: str, expires: float) -> str:
-        """Add a token and return it: the only time that it is seen. BadArgument, HostError."""
+        """Add a token and return it. It cannot be shown again. BadArgument, HostError."""
         if role not in ROLES:
             raise BadArgument(f"role must be one of {', '.join(ROLES)}, got {role!r}")
         token = _PREFIX + secrets.token_urlsafe(32)
@@ -88,7 +88,7 @@ class Tokens:
         return token
 
     def revoke(self, name: str) -> None:
-        """Remove a token by its name; BadArgument where there is none."""
+        """Remove a token by its name; BadArgument if it does not exist."""
         with self._locked():
             left = [each for each in self._all() if each.name != name]
             if len(left) == len(self._all()):
@@ -97,7 +97,7 @@ class Tokens:
             self._write(left)
 
     def listed(self) -> list[dict[str, object]]:
-        """Return all tokens without what proves them."""
+        """Return all tokens without their secrets."""
         return [
             {
                 **{k: v for k, v in asdict(each).items() if k != "digest"},
@@ -107,7 +107,7 @@ class Tokens:
         ]
 
     def rights(self, token: str | None, now: float) -> Rights:
-        """Return what a token allows; AccessDenied says what is wrong with it."""
+        """Return the rights of a token; AccessDenied states why it is rejected."""
         if not token:
             raise AccessDenied(
                 "this ugpud requires a token",
@@ -139,7 +139,7 @@ class Tokens:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other processes from changing the file meanwhile; a dead one's lock is free."""
+        """Lock the file against other processes; a lock of a dead process is free."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             handle = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -152,11 +152,11 @@ class Tokens:
             os.close(handle)
 
     def _write(self, entries: list[_Entry]) -> None:
-        """Replace the file in one step, so that a full disk leaves the old one. Under the lock."""
+        """Replace the file atomically, so that a full disk leaves the old one. Under the lock."""
         text = json.dumps([asdict(each) for each in entries], indent=1)
         new = self.path.with_suffix(".new")
         try:
-            new.unlink(missing_ok=True)  # of a process that was killed
+            new.unlink(missing_ok=True)  # left by a process that was killed
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(text)
                 file.flush()

@@ -1,7 +1,7 @@
-"""The daemon's cards: booted, recovered where they fail, taken in and out as they come and go.
+"""The daemon's cards: booting, recovery after failures, arrival and removal.
 
-`lock` guards the table and the cards' states; a device is touched under its own lock. Jobs that
-take a while run in threads of `_jobs`, and of `_healers` for what may take minutes.
+`lock` guards the table and the cards' states; a device is accessed under its own lock. Jobs that
+take a while run in the threads of `_jobs`, and those that may take minutes in those of `_healers`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from .watch import Watch, links
 log = logging.getLogger(__name__)
 
 _JOBS = 16
-_PLUGGED = ("pci:", "usb:")  # names of cards that come and go
+_PLUGGED = ("pci:", "usb:")  # names of cards that can be plugged in and removed
 SETTLE_S = 5.0  # TIMEOUT: for udev's rules and drivers after an arrival; our choice
 GONE = "the card is not on the bus"
 UNKNOWN = "ugpud failed; its log has the cause"
 
 
 class Ward:
-    """All cards of a daemon. system, opener: the machine's bus, and hcq.open; replaced by tests."""
+    """All cards of a daemon. system, opener: the machine's bus, and hcq.open; tests replace
+    them."""
 
     def __init__(
         self,
@@ -65,12 +66,12 @@ class Ward:
         self._jobs = ThreadPoolExecutor(_JOBS, "ugpud job")
         self._healers = ThreadPoolExecutor(max(_JOBS, len(self.owned)), "ugpud recovery")
         self._opener = opener
-        self._looking: set[str] = set()  # cards that are looked at just now
+        self._looking: set[str] = set()  # cards that are being inspected now
         self._idle = Idle(settings.rest_s, now)
         self._plugs = Plugs(settings.hotplug, self._arrived, self._departed, self._names, system)
         self._breakers = {each.name: Breaker(settings.recovery, now) for each in self.owned}
         self._beyond: tuple[str, str] | None = None  # card and reason that call for a reboot
-        self._barred = self.history.quarantines()  # that hold now; changed under both locks
+        self._barred = self.history.quarantines()  # in force now; changed under both locks
         self._barring = threading.Lock()  # held while the history's changes; taken before `lock`
 
     def start_cards(self) -> None:
@@ -91,7 +92,7 @@ class Ward:
             self._jobs.submit(self._boot, owned)
 
     def close_cards(self) -> None:
-        """Close all devices, when no lease is left."""
+        """Close all devices, when no leases are left."""
         self._healers.shutdown()
         self._jobs.shutdown()
         self._note()
@@ -102,7 +103,7 @@ class Ward:
                 log.error("%s cannot be closed: %s", owned.card.name, error)
 
     def wait_until_booted(self) -> None:
-        """Return when no device boots any more."""
+        """Return when no device is booting any more."""
         with self._tick:
             while any(each.card.state is State.BOOTING for each in self.owned):
                 self._tick.wait()
@@ -133,11 +134,11 @@ class Ward:
         return owned.telemetry()
 
     def owned_by(self, card: Card) -> Owned:
-        """Return the device that a card of the table stands for."""
+        """Return the device of a card in the table."""
         return next(each for each in self.owned if each.card is card)
 
     def _boot(self, owned: Owned, settle_s: float = 0.0) -> None:
-        """settle_s: how long it may take until udev's rules have run."""
+        """Boot a device. settle_s: the longest time until udev's rules have run."""
         start = self.now()
         try:
             with owned.lock:
@@ -198,7 +199,7 @@ class Ward:
                 self._jobs.submit(self._boot, owned, SETTLE_S)
 
     def _adopt(self, name: str) -> Owned:
-        """Take a card that the file does not name."""
+        """Add a card that the configuration file does not name."""
         owned = Owned(DeviceSettings(name), name, self._opener)
         with self._tick:
             self.owned.append(owned)
@@ -221,18 +222,18 @@ class Ward:
                     self._jobs.submit(self._remove, owned)
 
     def _remove(self, owned: Owned) -> None:
-        """A card has left the bus: its leases end, its device is closed."""
+        """Handle a card that has left the bus: end its leases and close its device."""
         device = owned.device
         if device is not None:
             with device.driver.core.lock:
-                pass  # rungs of the ladder take a card off the bus and find it again
+                pass  # rungs of the ladder remove a card from the bus and find it again
         if self._plugs.present(owned.settings.name):
             self._returned(owned)
             return
         with self._tick:
             owned.gone = True
             if owned.card.state in (State.BOOTING, State.RECOVERING):
-                return  # what is under way fails, and finds that it is gone
+                return  # the running job fails and finds that the card is gone
             self._jobs.submit(self.watch.forget, owned.name)
             tell(log, MISSING, f"{owned.name}: {GONE}", device=owned.name, serial=owned.serial)
             self.table.changed(owned.card, State.OFF, GONE)
@@ -245,8 +246,8 @@ class Ward:
                 owned.close()
 
     def _returned(self, owned: Owned) -> None:
-        """A card left the bus and is back: a rung of the ladder has done that, or it is a card that
-        nothing has booted. One with a lease is left to what its holder finds."""
+        """Handle a card that left the bus and is back. Either a rung of the ladder did that, or the
+        card is not booted. A card with a lease is left alone: its holder finds the failure."""
         with self._tick:
             if owned.card.state is not State.READY or self._closed:
                 return
@@ -261,7 +262,7 @@ class Ward:
     # ---- recovery ------------------------------------------------------------------------------
 
     def _treat(self, owned: Owned, reason: str, *, failed: bool = True) -> None:
-        """Have a card recovered that failed; its lease is over, or is about to be."""
+        """Start the recovery of a card that failed. Its lease is over, or about to be."""
         with self._tick:
             if self._closed:
                 self.table.changed(owned.card, State.QUARANTINED, reason)
@@ -289,12 +290,12 @@ class Ward:
                 self._change(owned.card, State.READY)
             return
         if owned.gone or not self._plugs.present(owned.settings.name):
-            self._change(owned.card, State.OFF, GONE)  # perhaps before `_departed` is told
+            self._change(owned.card, State.OFF, GONE)  # perhaps before `_departed` is called
             return
         tell(log, QUARANTINED, f"{owned.name} is quarantined: {found}", device=owned.name,
              serial=owned.serial, reason=found)  # fmt: skip
         with self._barring:
-            if owned.name not in self._barred:  # else an operator's, meanwhile
+            if owned.name not in self._barred:  # otherwise an operator did, meanwhile
                 self.history.quarantine(owned.name, found, operator=False)
             with self._tick:
                 barred = self._barred.setdefault(owned.name, Quarantine(found, operator=False))
@@ -305,7 +306,7 @@ class Ward:
         self._reboot_where_allowed()
 
     def _pause(self, seconds: float) -> bool:
-        """Wait; False where the daemon stops meanwhile."""
+        """Wait; return False if the daemon is stopped meanwhile."""
         end = self.now() + seconds
         with self._tick:
             while not self._closed and (left := end - self.now()) > 0:
@@ -313,8 +314,8 @@ class Ward:
             return not self._closed
 
     def _reboot_where_allowed(self) -> None:
-        """Reboot the machine for a card beyond recovery: where the policy allows it, and when no
-        lease is held."""
+        """Reboot the machine for a card beyond recovery, if the policy allows it and no lease is
+        held."""
         policy = self.settings.recovery
         with self._tick:
             held = any(lease.holds for lease in self.table.leases.values())
@@ -327,7 +328,7 @@ class Ward:
             log.error("%s: the machine was recently rebooted for a card", name)
 
     def recover(self, pattern: str, rights: Rights) -> list[str]:
-        """Have quarantined cards recovered again; their names. For admins."""
+        """Start the recovery of quarantined cards and return their names. For admins."""
         with self._barring:
             with self._tick:
                 named = [each for each in self.owned if each.card.matches(pattern)]
@@ -354,7 +355,7 @@ class Ward:
 
     def reset(self, name: str, rights: Rights) -> None:
         """Start a job that resets a device without leases and runs its self-test. AccessDenied
-        unless an admin asks; DeviceBusy unless the device is ready."""
+        unless the caller is an admin; DeviceBusy unless the device is ready."""
         with self._tick:
             owned = next((each for each in self.owned if each.name == name), None)
             if owned is None:
@@ -390,8 +391,8 @@ class Ward:
         self._change(owned.card, State.READY)
 
     def quarantine(self, pattern: str, reason: str, rights: Rights) -> list[str]:
-        """Take devices out of use until `recover`, also over a restart; their leases end. Returns
-        their names. For admins. HostError where it was not stored: it ends with ugpud then."""
+        """Take devices out of use until `recover`, even after a restart, and end their leases.
+        Return their names. For admins. HostError if not stored: then it lasts until ugpud stops."""
         reason = f"{reason or 'taken out of use'} (by {rights.name})"
         with self._barring:
             with self._tick:
@@ -420,7 +421,7 @@ class Ward:
         return [each.name for each in named]
 
     def _lift(self, *names: str) -> None:
-        """End quarantines, now and for the next start. Under `_barring`."""
+        """End quarantines, now and for the next start. The caller holds `_barring`."""
         for name in names:
             if name in self._barred and not self.history.lift(name):
                 log.error("%s remains quarantined after the restart of ugpud: %s", name,
@@ -429,8 +430,8 @@ class Ward:
                 self._barred.pop(name, None)
 
     def look(self) -> None:
-        """Look at all cards that are open, each in a job: one that does not answer delays no
-        other."""
+        """Inspect all open cards, each in its own job, so that a card that does not answer delays
+        no other."""
         with self._tick:
             for owned in self.owned:
                 if owned.is_open and owned.name not in self._looking and not self._closed:
@@ -453,15 +454,15 @@ class Ward:
                 self._looking.discard(owned.name)
 
     def rest_idle(self) -> float | None:
-        """Have cards rest that were not leased for a while, each in a job; return when the next one
-        is due. The lock is held."""
+        """Rest the cards that had no lease for a while, each in a job; return when the next one is
+        due. The lock is held."""
         due, next_s = self._idle.due(self.owned)
         for owned in due:
             self._jobs.submit(self._rest, owned)
         return next_s
 
     def _rest(self, owned: Owned) -> None:
-        """RACE: a lease may be granted meanwhile; what it needs wakes the device."""
+        """RACE: a lease may be granted meanwhile; its first operation wakes the device."""
         try:
             with owned.lock:
                 with self._tick:
@@ -476,7 +477,7 @@ class Ward:
             self.failed(owned, HostError(UNKNOWN))
 
     def failed(self, owned: Owned, error: UgpuError) -> None:
-        """A card has failed outside of a holder's work: have it recovered."""
+        """Start the recovery of a card that failed outside of a holder's work."""
         with self._tick:
             if owned.card.state not in (State.READY, State.LEASED):
                 return
@@ -492,5 +493,5 @@ class Ward:
 
 
 def _missing(card: Card) -> dict[str, str]:
-    """The trouble of a card that is not there."""
+    """Return the trouble of a card that is missing."""
     return {MISSING.name: GONE} if card.state is State.OFF and card.reason == GONE else {}

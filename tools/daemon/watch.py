@@ -1,10 +1,11 @@
-"""Watches cards for slow decay: links that are not what they were, and errors of memory.
+"""Watch cards for slow decay: degraded links and memory errors.
 
-What was is remembered in the history's file, so that a card is compared with itself before a
-restart. A link falls to a low speed, on some boards also to fewer lanes, when the GPU is idle
-(dynamic link speed, ASPM). Therefore its state is compared only while the GPU is at work, and what
-both ends of it can do (LnkCap) at any time; LOOKS looks in a row must agree. A best that was not
-reached for KEPT_S is forgotten: a card that was moved to a narrower slot is not reported for ever.
+Earlier values are kept in the history's file, so that a card is compared with its own state before
+a restart. When the GPU is idle, a link falls to a low speed, on some boards also to fewer lanes
+(dynamic link speed, ASPM). Therefore the link's state is compared only while the GPU is busy. The
+capability of both ends (LnkCap) is compared at any time. LOOKS successive checks must agree. A best
+value that was not reached for KEPT_S is forgotten, so that a card that was moved to a narrower slot
+is not reported forever.
 
 Source: PCI Express Base Specification 6.0, 7.5.3.6 (Link Capabilities), 7.5.3.8 (Link Status);
 Linux drivers/gpu/drm/amd/pm, pp_dpm_pcie (link levels of an idle GPU).
@@ -34,12 +35,12 @@ from .events import ECC_TREND, ECC_UNCORRECTED, LINK_DEGRADED, LINK_RESTORED, Ki
 
 log = logging.getLogger(__name__)
 
-LOOKS = 3  # in a row, until a link is said to be degraded
-BUSY = 0.5  # usage from which a GPU is at work
-FRESH_S = 10.0  # age of sensors' values that are judged
+LOOKS = 3  # successive checks until a link is reported as degraded
+BUSY = 0.5  # usage from which a GPU counts as busy
+FRESH_S = 10.0  # greatest age of sensor values that are judged
 KEPT_S = 7 * 86400.0
 DAY_S, HOUR_S = 86400.0, 3600.0
-LEAST_ERRORS = 10  # corrected ones of a day that do not count as a trend; as in alerts.yml
+LEAST_ERRORS = 10  # up to this many corrected errors a day are not a trend; as in alerts.yml
 _REFRESH_S = 3600.0
 _SPEEDS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0)  # GT/s, by generation
 _LOST = ("lost", "uncorrected")
@@ -58,7 +59,7 @@ CREATE TABLE IF NOT EXISTS present (card TEXT PRIMARY KEY, time REAL NOT NULL);
 
 @dataclass(frozen=True)
 class Link:
-    """lanes and PCIe generation of a link."""
+    """Lanes and PCIe generation of a link."""
 
     lanes: int
     generation: int
@@ -73,8 +74,8 @@ class Link:
 
 @dataclass(frozen=True)
 class Links:
-    """now: the narrowest and slowest link on the way to a card. most: what the links' ends can do.
-    None: not known. limit: what keeps a link below what its ends can do, where that is known."""
+    """The links of a card. now: the narrowest and slowest link between host and card. most: what
+    the links' ends support. None: not known. limit: what keeps a link below that, if known."""
 
     now: Link | None = None
     most: Link | None = None
@@ -82,7 +83,7 @@ class Links:
 
 
 def links(name: str, found: Telemetry, system: System) -> Links:
-    """Read a PCI card's links from sysfs, another's from its sensors."""
+    """Read a PCI card's links from sysfs, another card's from its sensors."""
     if name.startswith("pci:"):
         with contextlib.suppress(UgpuError, OSError):
             way = [
@@ -97,11 +98,11 @@ def links(name: str, found: Telemetry, system: System) -> Links:
 
 
 def _limit(way: list[Hop]) -> str:
-    """Ports whose target speed is less than their link can do."""
+    """Return the ports whose target speed is below what their link supports."""
     found = []
     for hop in way:
         speed = 0.0
-        with contextlib.suppress(UgpuError):  # this user may not read it
+        with contextlib.suppress(UgpuError):  # this user may not read the register
             speed = target_speed(hop.upper)
         if 0 < speed < hop.expected.speed:
             found.append(f"{hop.upper.address} is set to {speed:g} GT/s (Link Control 2)")
@@ -117,26 +118,26 @@ def _narrowest(states: list[LinkState]) -> Link | None:
 
 
 class Watch:
-    """Looks at cards. wall: seconds since 1970. `look` is called by one thread at a time for each
-    card, `troubles` by any."""
+    """The watch over cards. wall: seconds since 1970. For each card one thread at a time calls
+    `look`; any thread may call `troubles`."""
 
     def __init__(self, path: Path, wall: Callable[[], float] = time.time) -> None:
         self._ledger = Ledger(path, TABLES)
         self._wall = wall
         self._worse: Counter[tuple[str, str]] = Counter()
         self._best: dict[tuple[str, str], tuple[Link, float]] = {}
-        self._last: dict[str, dict[str, float]] = {}  # counters of ECC, by card and label
+        self._last: dict[str, dict[str, float]] = {}  # ECC counters, by card and label
         self._told: dict[str, float] = {}  # when a card was last stored as expected
         self._troubles: dict[str, dict[str, str]] = {}
         self._lock = threading.Lock()
 
     def troubles(self, name: str) -> dict[str, str]:
-        """Return what holds of a card now: texts by kind of event."""
+        """Return the present troubles of a card: texts by kind of event."""
         with self._lock:
             return dict(self._troubles.get(name, {}))
 
     def look(self, name: str, serial: str, found: Telemetry, link: Links) -> None:
-        """Judge a card that works by its sensors and link."""
+        """Judge a working card by its sensors and link."""
         card = f"{name} {serial}".strip()
         age = found.samples_age_s
         if found.state != "ok":
@@ -149,10 +150,10 @@ class Watch:
                 self._compare(name, serial, card, kind, state, link.limit)
         self._count_errors(name, serial, card, found)
 
-    # ---- cards that were there ---------------------------------------------------------------
+    # ---- expected cards ----------------------------------------------------------------------
 
     def expect(self, name: str) -> None:
-        """A card is there: it is expected after a restart, for KEPT_S."""
+        """Record that a card is present: it is expected after a restart, for KEPT_S."""
         row = name, self._wall()
         self._told[name] = row[1]
         self._ledger.write(
@@ -160,7 +161,8 @@ class Watch:
         )
 
     def refresh(self, name: str) -> None:
-        """A card is still there. RACE: it may have been forgotten meanwhile, and stays so."""
+        """Renew the record of a card that is still present. RACE: the card may have been forgotten
+        meanwhile; then it stays forgotten."""
         now = self._wall()
         if now - self._told.get(name, now) < _REFRESH_S:
             return
@@ -172,21 +174,21 @@ class Watch:
         )
 
     def forget(self, name: str) -> None:
-        """A card has left while it was watched: it is not expected any more."""
+        """Stop expecting a card that left while it was watched."""
         self._told.pop(name, None)
         self._ledger.write(
             lambda database: database.execute("DELETE FROM present WHERE card = ?", (name,))
         )
 
     def expected(self) -> list[str]:
-        """Return the cards that were there when ugpud ended."""
+        """Return the cards that were present when ugpud ended."""
         since = self._wall() - KEPT_S
         rows = self._read("SELECT card FROM present WHERE time > ? ORDER BY card", since)
         return [str(name) for (name,) in rows]
 
-    # ---- how ---------------------------------------------------------------------------------
+    # ---- implementation ----------------------------------------------------------------------
 
-    def _read(self, query: str, *values: object) -> list[tuple[Any, ...]]:  # Any: as SQLite has it
+    def _read(self, query: str, *values: object) -> list[tuple[Any, ...]]:  # Any: SQLite's values
         if not self._ledger.path.is_file():
             return []
         try:
@@ -251,7 +253,7 @@ class Watch:
         corrected = lost = 0.0
         for one in samples:
             before = last.get(one.label, one.value)
-            # A counter below its last value began anew: all of it has come since.
+            # A counter below its last value was reset: its whole value is new.
             more = one.value - before if one.value >= before else one.value
             if any(word in one.label for word in _LOST):
                 lost += more
@@ -299,7 +301,7 @@ class Watch:
             self._clear(name, ECC_TREND)
 
     def _errors(self, card: str, days: int) -> tuple[float, float]:
-        """Errors of 24 hours, corrected and not, that ended so many days ago."""
+        """Return corrected and uncorrected errors of the 24 hours that ended `days` days ago."""
         end = self._wall() - days * DAY_S
         query = "SELECT total(corrected), total(lost) FROM ecc "
         query += "WHERE card = ? AND hour BETWEEN ? AND ?"
@@ -308,7 +310,7 @@ class Watch:
         return float(corrected), float(lost)
 
     def _set(self, name: str, kind: Kind, text: str) -> bool:
-        """Note a trouble; whether it is new."""
+        """Record a trouble; return whether it is new."""
         with self._lock:
             held = self._troubles.setdefault(name, {})
             new = kind.name not in held
@@ -316,7 +318,7 @@ class Watch:
             return new
 
     def _clear(self, name: str, kind: Kind) -> bool:
-        """A trouble is over; whether there was one."""
+        """Remove a trouble; return whether there was one."""
         with self._lock:
             return self._troubles.get(name, {}).pop(kind.name, None) is not None
 

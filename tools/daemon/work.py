@@ -1,7 +1,7 @@
-"""The submissions of one lease: images, work under way, how far each queue is, failures.
+"""The submissions of one lease: images, unfinished work, progress of each queue, failures.
 
-The connection's thread submits; a thread of this module's watches the work and tells the client how
-far each queue is.
+The connection's thread submits. A thread of this module watches the work and reports the progress
+of each queue to the client.
 """
 
 from __future__ import annotations
@@ -34,27 +34,29 @@ from .commands import Decoder, Scope, table_of
 
 log = logging.getLogger(__name__)
 
-MOST_IMAGES = 1 << 16  # a client's limit
-PLACED = 64 << 20  # bytes of a lease's images that have memory of their own; others are copied
-LOOK_S = 0.02  # between looks at failures while work is under way
-# After the last work has ended, the thread that watches stays ready for more: for as long as a
-# program takes between two steps that wait for each other
+MOST_IMAGES = 1 << 16  # per client
+PLACED = 64 << 20  # bytes of a lease's images with memory of their own; other images are copied
+LOOK_S = 0.02  # between checks for failures while work is under way
+# After the last work has ended, the watching thread stays ready for more. This time covers the gap
+# between two dependent steps of a program.
 LINGER_S = 0.005
 LINGER_LOOK_S = 1e-3
 
-# TIMEOUT: for what a mild reset left running; as long as the daemon gives a lease's last work
+# TIMEOUT: for work that a mild reset left running; the same as the daemon's limit for a lease's
+# last work
 RESET_DRAIN_S = 5.0
 
-#: tells the client: operation and arguments of an event
+#: sends the client an event: operation and arguments
 Notify = Callable[..., None]
 
 
 @dataclass
 class _Line:
-    """One queue of the lease. timeline: the lease's, whose values are the client's. last: of these
-    values, the highest that was submitted. signals: whether its submissions raise the timeline in
-    memory, which costs a signal each: from when a queue first waits for it there. under_way: the
-    hardware's and the client's value of each submission. backlog: those without room so far."""
+    """One queue of the lease. timeline: the lease's timeline, with the client's values. last: the
+    highest of these values that was submitted. signals: whether submissions raise the timeline in
+    memory, at the cost of one signal each; set when a queue first waits for the timeline there.
+    under_way: the hardware's and the client's value of each submission. backlog: submissions that
+    found no room so far."""
 
     hardware: HardwareQueue
     timeline: Timeline
@@ -64,7 +66,7 @@ class _Line:
     backlog: deque[tuple[int, Callable[[], int]]] = field(default_factory=deque)
 
     def without_end(self, commands: Sequence[Command]) -> Sequence[Command]:
-        """The commands, less the signal at their end where nothing waits for it: the hardware
+        """Return the commands without the signal at their end if nothing waits for it: the hardware
         queue has a signal of its own."""
         if self.signals or not commands:
             return commands
@@ -76,7 +78,7 @@ class _Line:
 @dataclass
 class _Image:
     """A placed image. extents: (slot, bytes) of the places that must be memory of the lease. size:
-    bytes of memory of its own. signals: see _Line, as it was when `run` was made."""
+    bytes of the image's own memory. signals: the value of `_Line.signals` when `run` was made."""
 
     line: _Line
     commands: Sequence[Command]
@@ -89,10 +91,11 @@ class _Image:
 
 
 class Work:
-    """Thread-safe where the methods say so; else for the connection's thread alone.
+    """The work of one lease. Methods are thread-safe where they say so; the connection's thread
+    calls all others.
 
-    hardware: the queues that the client has. failed: why nothing more is executed until the client
-    resets, None otherwise.
+    hardware: the client's queues. failed: why nothing more is executed until the client resets;
+    None otherwise.
     """
 
     def __init__(
@@ -110,7 +113,7 @@ class Work:
         self._placed = 0  # bytes
         self._lines: list[_Line] = []
         self._changed = threading.Condition(self._lock)
-        self._lingers = False  # the thread that watches is ready, and need not be woken
+        self._lingers = False  # the watching thread is ready and need not be woken
         self._runner = threading.Thread(target=self._run, name=f"{device.name} lease", daemon=True)
         try:
             for queue in hardware:
@@ -123,12 +126,12 @@ class Work:
 
     @property
     def hardware(self) -> list[HardwareQueue]:
-        """The queues that the client has."""
+        """The client's queues."""
         return [line.hardware for line in self._lines]
 
     @property
     def timelines(self) -> list[Timeline]:
-        """The timeline of each queue, whose values are the client's."""
+        """The timeline of each queue, with the client's values."""
         return [line.timeline for line in self._lines]
 
     def timeline(self, address: int) -> Timeline | None:
@@ -139,7 +142,8 @@ class Work:
     # ---- submissions -------------------------------------------------------------------------
 
     def submit(self, queue: int, value: int, data: Bytes) -> None:
-        """Run command words; `value` marks their end. A value that has come before is ignored."""
+        """Run command words; `value` marks their end. A value that was already submitted is
+        ignored."""
         line = self._line(queue)
         if value <= line.last:
             return
@@ -149,7 +153,7 @@ class Work:
         self._begin(line, value, lambda: self.core.submit(line.hardware, given))
 
     def place(self, number: int, queue: int, words: int, data: Bytes) -> None:
-        """Keep an image for replays."""
+        """Store an image for replays."""
         line = self._line(queue)
         view = memoryview(data)
         if 4 * words > len(view) or len(self._images) >= MOST_IMAGES:
@@ -164,7 +168,7 @@ class Work:
         self._images[number] = image
 
     def replay(self, told: list[int], data: Bytes) -> None:
-        """Run placed images; told: image, value, image, value. data: what fills their places."""
+        """Run placed images. told: image, value, image, value. data: the values of their places."""
         if len(told) % 2 or len(data) % 8:
             raise BadArgument("a replay is cut short")
         values: list[int] = np.frombuffer(data, "<u8").tolist()
@@ -194,7 +198,7 @@ class Work:
         self._begin(image.line, value, lambda: run(given))
 
     def _prepare(self, image: _Image) -> None:
-        """Encode an image, and give it memory of its own where there is room."""
+        """Encode an image, and give it memory of its own if there is room."""
         line = image.line
         self._forget_image(image)
         prepared = self.core.prepare(line.hardware, line.without_end(image.commands))
@@ -225,20 +229,20 @@ class Work:
         return self._lines[index]
 
     def _signal_awaited(self, commands: Sequence[Command]) -> None:
-        """From now on raise the timelines that these commands wait for, in memory too."""
+        """From now on, also raise in memory the timelines that these commands wait for."""
         for command in commands:
             if isinstance(command, Wait):
                 line = self._by_address.get(command.timeline.address)
                 if line is not None and not line.signals:
                     line.signals = True
-                    if line.last:  # what was submitted without
+                    if line.last:  # earlier work was submitted without a signal
                         self._catch_up(line, Signal(line.timeline, Symbol.constant(line.last)))
 
     def _catch_up(self, line: _Line, signal: Signal) -> None:
         self._begin(line, line.last, lambda: self.core.submit(line.hardware, [signal]))
 
     def _begin(self, line: _Line, value: int, submit: Callable[[], int]) -> None:
-        """Submit, or have it submitted when what came before it on this queue is."""
+        """Submit, or queue the submission behind the earlier ones of this queue."""
         with self._lock:
             if len(line.backlog) + len(line.under_way) > 2 * OUTSTANDING:
                 raise BadArgument(
@@ -263,15 +267,15 @@ class Work:
         return {**found, "submissions_under_way": len(line.under_way)}
 
     def fail(self, error: UgpuError) -> None:
-        """Something of the client's failed that it does not wait for: nothing more is executed
-        until it resets. From any thread."""
+        """Record the failure of an operation whose result the client does not wait for. Nothing
+        more is executed until the client resets. From any thread."""
         with self._lock:
             if self.failed is None:
                 self.failed = error
 
     def reset(self, lasts: list[int], level: int, resets: int) -> list[object]:
-        """Bring the device back; work under way is lost. Returns the report for the client.
-        resets: what tells what was reached after it from before."""
+        """Recover the device; work under way is lost. Return the report for the client. resets: a
+        number that distinguishes values reached after the reset from those before it."""
         if len(lasts) != len(self._lines):
             raise BadArgument(f"expected {len(self._lines)} values, got {len(lasts)}")
         only = _level(level)
@@ -279,7 +283,7 @@ class Work:
             self._forget_work()
             self._resets = resets
         recovery = self.core.reset(only)
-        self.device.synchronize(limit_s=RESET_DRAIN_S)  # work of queues that went on
+        self.device.synchronize(limit_s=RESET_DRAIN_S)  # work of queues that continued
         with self._lock:
             for line, last in zip(self._lines, lasts, strict=True):
                 line.timeline.last = line.last = last
@@ -301,7 +305,7 @@ class Work:
         return self._closed
 
     def stop(self) -> None:
-        """Submit nothing any more. From any thread."""
+        """Stop all submissions. From any thread."""
         with self._lock:
             self._closed = True
             for line in self._lines:
@@ -311,7 +315,7 @@ class Work:
             self._runner.join()
 
     def free(self) -> None:
-        """Free images and timelines; the device works and is idle, or is closed."""
+        """Free images and timelines. The device must be working and idle, or closed."""
         for image in self._images.values():
             self._forget_image(image)
         self._images.clear()
@@ -321,10 +325,10 @@ class Work:
             except UgpuError as error:
                 log.warning("%s: freeing a lease's timeline: %s", self.device.name, error)
 
-    # ---- the thread that watches -------------------------------------------------------------
+    # ---- the watching thread -----------------------------------------------------------------
 
     def _run(self) -> None:
-        ready_until = 0.0  # it lingers
+        ready_until = 0.0  # end of the lingering time
         while True:
             with self._lock:
                 self._look()
@@ -352,10 +356,10 @@ class Work:
                 self._failed(error)
 
     def _look(self) -> None:
-        """Tell what has ended and submit what has room; the lock is held."""
+        """Report ended work and submit work that has room. The lock is held."""
         for queue, line in enumerate(self._lines):
             try:
-                reached, value = line.hardware.timeline.value, 0  # of a card that may be gone
+                reached, value = line.hardware.timeline.value, 0  # may raise if the card is gone
                 while line.under_way and line.under_way[0][0] <= reached:
                     value = line.under_way.popleft()[1]
                 if value:
@@ -373,7 +377,7 @@ class Work:
             line.backlog.clear()
 
     def _failed(self, error: UgpuError) -> None:
-        """The device has failed, or refuses a submission: the client learns it once."""
+        """Record that the device failed or rejected a submission; the client is notified once."""
         with self._lock:
             self._forget_work()
             self._lingers = False

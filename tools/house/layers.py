@@ -1,11 +1,11 @@
 """The import rules of the design, checked on every import in the tree.
 
 Run as `python -m tools.house.layers`; tests/test_layers.py runs the same check. Imports inside
-functions and for type checkers alone count too. The registry in hcq reaches drivers by name, at run
-time, and imports none.
+functions, and imports for type checkers only, count too. The registry in hcq loads drivers by name
+at run time, and imports none.
 
-In a package with floors a module imports only modules on lower floors. In all packages imports at
-load time form no circle, and every imported module exists.
+In a package with floors, a module imports only modules on lower floors. In all packages, imports at
+load time form no cycle, and every imported module exists.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 PACKAGES = ("am", "compiler", "hcq", "nv", "qcom", "tools", "ugpu", "usbgpu")
 VENDORS = ("am", "nv", "qcom")
-# The packages that each package may import, besides itself.
+# The packages that each package may import, apart from itself.
 MAY_IMPORT = {
     "hcq": (),
     "am": ("hcq",),
@@ -58,8 +58,8 @@ OPTIONAL = ("llvmlite", "rich", "textual", "elftools", "msgpack", "sklearn", "zs
 
 @dataclass(frozen=True)
 class Import:
-    """One import statement: the module named, and where it stands. loading: whether it runs
-    when its module is loaded. whole: `import a.b`, which gives access to all of a."""
+    """One import statement: the imported module, and its place. loading: whether it runs when its
+    module is loaded. whole: `import a.b`, which gives access to all of a."""
 
     file: Path
     line: int
@@ -69,7 +69,7 @@ class Import:
 
 
 def imports_of(file: Path, root: Path) -> Iterator[Import]:
-    """Yield every import of a file, wherever it stands; `from a import b` gives a and a.b."""
+    """Yield every import of a file, at any place; `from a import b` gives a and a.b."""
     where = file.relative_to(root)
     tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
     stack: list[tuple[ast.AST, bool]] = [(tree, True)]
@@ -125,7 +125,7 @@ def _above(item: Import) -> str | None:
 
 
 def fault_of(item: Import) -> str | None:
-    """Say what is wrong with an import, or None."""
+    """Return the fault of an import, or None."""
     parts = item.file.with_suffix("").parts
     home = parts[0]
     if item.module.startswith("."):

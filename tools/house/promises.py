@@ -1,11 +1,11 @@
 """Checks of promises in the style guide and the documents.
 
 Run as `python -m tools.house.promises`; tests/test_layers.py runs the same checks. The README shows
-the verbs that the command has. A comment names a key of docs/tasks.md. Modules, public classes and
-public functions of more than one statement have a docstring. What `__all__` lists is there. Tests
-wait for conditions: they do not look at the clock, and do not sleep. What waits in the product does
-by a clock that it is given (hcq.clock). The environment is read in one place. Texts do not contain
-the phrases that the section "Voice" rules out.
+the verbs of the command. TODO comments name a key of docs/tasks.md. Modules, public classes and
+public functions of more than one statement have a docstring. The names in `__all__` exist. Tests
+wait for conditions; they do not read the clock and do not sleep. Product code waits with the clock
+that it is given (hcq.clock). Only one module reads the environment. Texts do not contain the
+phrases that the section "Voice" rules out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MARK = re.compile(r"TODO\[([^\]]*)\]")
 _VERB = re.compile(r"^    ugpu (\w+)(.*)$", re.MULTILINE)
 _BESIDE = re.compile(r"`(\w+)`(?= returns| removes)")  # verbs that share a line
 _CLOCK = ("monotonic", "perf_counter", "process_time", "sleep", "time")
-# Tests that measure, run programs on boards, or are how the others wait.
+# Tests that measure or run programs on boards, and the waiting helpers of the other tests.
 _BY_CLOCK = (
     "bench/", "campaign/run.py", "campaign/soak.py", "campaign/stand.py", "conftest.py", "costs.py",
     "foreign/", "hw/", "kernel/", "mutants/__main__.py", "support/clocks.py", "support/waiting.py",
@@ -36,7 +36,8 @@ _SLEEPS = (
     "nv/virtual/sm/runtime/worker.py", "usbgpu/virtual/attach.py",
 )  # fmt: skip
 _DRIVERS = ("am", "nv", "qcom", "usbgpu")
-# Besides: what service managers and CI runners put there for the process, and is handed on.
+# Further exceptions: variables that service managers and CI runners set for the process, and
+# variables that are passed on.
 _ENVIRONMENT = (
     "hcq/config.py", "tools/ci/", "tools/daemon/main.py",
     "tools/verbs/ci.py",
@@ -44,7 +45,7 @@ _ENVIRONMENT = (
 
 
 def verbs(root: Path) -> Iterator[str]:
-    """The README's verbs and the command's are the same."""
+    """Check that the README and the command have the same verbs."""
     shown: set[str] = set()
     for name, rest in _VERB.findall((root / "README.md").read_text("utf-8")):
         shown |= {name, *_BESIDE.findall(rest)}
@@ -56,7 +57,7 @@ def verbs(root: Path) -> Iterator[str]:
 
 
 def tasks(root: Path) -> Iterator[str]:
-    """Each key in the code is one of docs/tasks.md, which names each once."""
+    """Check that each key in the code is in docs/tasks.md, which has each key once."""
     keys = _TASKS.findall((root / "docs" / "tasks.md").read_text("utf-8"))
     for key in sorted({key for key in keys if keys.count(key) > 1}):
         yield f"docs/tasks.md: the key {key} stands there twice"
@@ -67,7 +68,7 @@ def tasks(root: Path) -> Iterator[str]:
 
 
 def docstrings(root: Path) -> Iterator[str]:
-    """Modules, public classes and public functions say what they are."""
+    """Check that modules, public classes and public functions have a docstring."""
     for file in _sources(root, *PACKAGES):
         tree, where = _parsed(file), file.relative_to(root)
         if tree.body and not ast.get_docstring(tree):
@@ -82,19 +83,19 @@ def _is_undescribed(node: ast.ClassDef | ast.FunctionDef) -> bool:
         return False
     if isinstance(node, ast.ClassDef):
         return True
-    # A verb's help is its description; a function of one statement says itself.
+    # A verb's help is its description; a function of one statement explains itself.
     short = len(node.body) == 1 and isinstance(node.body[0], ast.Return | ast.Expr | ast.Assign)
     return not node.decorator_list and not short
 
 
 def exports(root: Path) -> Iterator[str]:
-    """A list of exported names has each once, and the module has them."""
+    """Check that a list of exported names has each once, and that the module defines them."""
     for file in _sources(root, *PACKAGES):
         tree = _parsed(file)
         for node in tree.body:
             if isinstance(node, ast.Assign) and _names(node.targets[0]) == ["__all__"]:
                 if not isinstance(node.value, ast.List | ast.Tuple):
-                    continue  # made of other lists
+                    continue  # built from other lists
                 elements = node.value.elts
                 listed = [str(e.value) for e in elements if isinstance(e, ast.Constant)]
                 where = f"{file.relative_to(root)}:{node.lineno}"
@@ -123,7 +124,7 @@ def _names(target: ast.expr) -> list[str]:
 
 
 def clocks(root: Path) -> Iterator[str]:
-    """Tests neither sleep nor look at the clock, but for those whose work that is."""
+    """Check that tests neither sleep nor read the clock, except those that exist for it."""
     for file in _sources(root, "tests"):
         inside = file.relative_to(root / "tests").as_posix()
         if inside.startswith(_BY_CLOCK):
@@ -136,7 +137,7 @@ def clocks(root: Path) -> Iterator[str]:
 
 
 def waits(root: Path) -> Iterator[str]:
-    """Nothing sleeps but a clock; drivers ask the clock of their transport for the time, too."""
+    """Check that only clocks sleep, and that drivers ask their transport's clock for the time."""
     for file in _sources(root, *PACKAGES):
         where = file.relative_to(root)
         if where.as_posix() in _SLEEPS:
@@ -147,7 +148,7 @@ def waits(root: Path) -> Iterator[str]:
 
 
 def environment(root: Path) -> Iterator[str]:
-    """One module reads the environment; the others take settings."""
+    """Check that only one module reads the environment; the others take settings."""
     for file in _sources(root, *PACKAGES):
         where = file.relative_to(root)
         if where.as_posix().startswith(_ENVIRONMENT):
@@ -158,7 +159,8 @@ def environment(root: Path) -> Iterator[str]:
 
 
 def _calls(file: Path, module: str, names: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Line and name of each call of such a function, and of each import of one by its name."""
+    """Yield line and name of each call of such a function, and of each import of one by its
+    name."""
     for node in ast.walk(_parsed(file)):
         if isinstance(node, ast.ImportFrom) and node.module == module:
             yield from ((node.lineno, each.name) for each in node.names if each.name in names)

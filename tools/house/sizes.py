@@ -1,6 +1,6 @@
 """File sizes: a source file has one subject and stays under 500 lines.
 
-Run as `python -m tools.house.sizes`. Generated files are exempt: they say so in their first lines.
+Run as `python -m tools.house.sizes`. Generated files are exempt; their first lines identify them.
 """
 
 from __future__ import annotations

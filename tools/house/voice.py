@@ -1,7 +1,7 @@
 """The part of the style guide's section "Voice" that a program can check.
 
-Documents, docstrings, comments and strings name the actor, and say "not a" instead of "no". Checked
-with the other promises (tools.house.promises).
+Documents, docstrings, comments and strings name the actor, and say "not a" instead of "no". The
+check runs with the other promises (tools.house.promises).
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ PATTERNS = tuple(
 
 
 def voice(root: Path) -> Iterator[str]:
-    """No document, docstring, comment or string has a phrase that the style guide rules out."""
+    """Check that documents, docstrings, comments and strings have no phrase that the style guide
+    rules out."""
     for page in _pages(root):
         for number, line in enumerate(page.read_text("utf-8").splitlines(), 1):
             yield from _faults(f"{page.relative_to(root)}:{number}", line)
@@ -52,21 +53,21 @@ def voice(root: Path) -> Iterator[str]:
 
 
 def _pages(root: Path) -> Iterator[Path]:
-    """All documents but STYLE.md, which quotes the phrases."""
+    """Yield all documents except STYLE.md, which quotes the phrases."""
     yield from sorted(page for page in root.glob("*.md") if page.name != "STYLE.md")
     for folder in ("docs", *PACKAGES):
         yield from sorted((root / folder).rglob("*.md"))
 
 
 def _suspect(source: str) -> bool:
-    """Return whether a phrase is anywhere in the file, code included: parsing each file takes
-    long."""
+    """Return whether a phrase occurs anywhere in the file, code included. This avoids parsing each
+    file, which takes long."""
     text = " ".join(source.split())
     return any(pattern.search(text) for pattern, _ in PATTERNS)
 
 
 def _texts(source: str) -> Iterator[tuple[int, str]]:
-    """Line and text of each string and each comment."""
+    """Yield line and text of each string and each comment."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, " ".join(node.value.split())

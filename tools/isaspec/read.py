@@ -1,13 +1,13 @@
 """Read isaspec XML (Mesa docs, "ISASPEC - XML Based ISA Specification") into rows of a table.
 
-A row is a JSON array; its first item says what it is:
+A row is a JSON array whose first item is its kind:
 
     ["enum", name, {value: text}]
     ["expr", name, expression]              in Python's syntax, with fields as names
     ["bitset", name, shown, root, least gpu, most gpu, match, dontcare, mask, cases]
 
-Bitsets are the leaves of their hierarchies; what they inherit is in them: cases in the order in
-which they are asked, each [expr or null, template or null, fields]. A field is [name, low, high,
+The rows are the leaves of the bitset hierarchies, with everything that they inherit. Cases are in
+the order of evaluation, each [expr or null, template or null, fields]. A field is [name, low, high,
 type, expr or null, text or null, parameters], with parameters as [outer name, inner name]. Asserts
 have the type "assert" and their value in place of the text.
 """
@@ -41,7 +41,7 @@ class Bitset:
 
 
 class Reader:
-    """Reads a file and what it imports."""
+    """Read a file and its imports."""
 
     def __init__(self) -> None:
         self.enums: dict[str, dict[str, str]] = {}
@@ -68,7 +68,8 @@ class Reader:
         return name
 
     def _inline(self, item: Xml) -> str:
-        """The name of an expression that stands in an element, or is named by it."""
+        """Return the name of an element's expression, whether nested in the element or named by
+        it."""
         if "expr" in item.attrib:
             return item.attrib["expr"]
         (found,) = item.findall("expr")
@@ -121,7 +122,7 @@ class Reader:
     # ---- rows ----------------------------------------------------------------------------------
 
     def rows(self) -> Iterator[list[Any]]:
-        """The table."""
+        """Yield the rows of the table."""
         for name, values in sorted(self.enums.items()):
             yield ["enum", name, values]
         for name, text in sorted(self.expressions.items()):
@@ -158,7 +159,7 @@ def low_of(item: Xml) -> int:
 
 
 def python(text: str) -> str:
-    """A C expression of fields in Python's syntax."""
+    """Convert a C expression of fields to Python's syntax."""
     text = re.sub(r"/\*.*?\*/", " ", text, flags=re.DOTALL)
     text = re.sub(r"\{(\w+)\}", r"\1", text)
     text = re.sub(r"(?<=\d)U?L*\b", "", text).replace("ISA_GPU_ID()", "GPU")

@@ -1,7 +1,7 @@
-"""A ugpud's cards in the names of OpenTelemetry's semantic conventions, where they have one.
+"""A ugpud's cards in the names of OpenTelemetry's semantic conventions, if a name exists.
 
-What the conventions do not name is `ugpu.` and the sensor's name without its unit. A card is
-`hw.id` (its name in ugpud), `hw.type` "gpu"; the label of a sensor is `hw.sensor_location`.
+Any other name is `ugpu.` and the sensor's name without its unit. A card has `hw.id` (its name in
+ugpud) and `hw.type` "gpu"; the label of a sensor is `hw.sensor_location`.
 
 Source: OpenTelemetry semantic conventions 1.30 and later, "Hardware metrics" (common, GPU,
 temperature, fan), https://opentelemetry.io/docs/specs/semconv/hardware/; units are those of UCUM.
@@ -15,7 +15,7 @@ from typing import Any
 
 from ..daemon.leases import State
 
-# By a sensor's name; whether it counts.
+# By a sensor's name: name, unit, and whether it is a counter.
 NAMES = {
     "usage_ratio": ("hw.gpu.utilization", "1", False),
     "memory_used_bytes": ("hw.gpu.memory.usage", "By", False),
@@ -29,7 +29,7 @@ NAMES = {
 }
 _UNITS = {"°C": "Cel", "B": "By", "ratio": "1", "flag": "1", "rpm": "rpm", "": "1"}
 _SUFFIXES = ("_hertz", "_watts", "_volts", "_amperes", "_celsius", "_bytes", "_joules", "_ratio")
-# hw.state has these: what a card of the daemon's is.
+# Values of hw.state, by the card's state in the daemon.
 STATUS = {
     State.READY: "ok",
     State.LEASED: "ok",
@@ -42,7 +42,8 @@ STATUS = {
 
 @dataclass(frozen=True)
 class Point:
-    """One value. counts: since the device was opened, never less than before while it is."""
+    """One value. counts: whether it is a counter, which never decreases while the device is
+    open."""
 
     name: str
     unit: str
@@ -56,8 +57,8 @@ def points(
     listed: Mapping[str, Any],
     last: Callable[[str], tuple[Mapping[str, Any], float] | None],
 ) -> Iterator[Point]:
-    """The values of a daemon. cards, listed: as clients get them; last: a card's telemetry as JSON
-    has it, and its age."""
+    """Yield the values of a daemon. cards, listed: as clients get them; last: a card's telemetry as
+    a JSON map, and its age."""
     for card in cards:
         who = {"hw.id": str(card["name"]), "hw.name": str(card["name"]), "hw.type": "gpu"}
         yield from _card(card, who)

@@ -1,8 +1,8 @@
 """Telemetry as Prometheus' metric families: names from docs/telemetry.md, units in the name.
 
-A series is told by `device`; a name that several processes can have open (a virtual device) has
-the owner's pid behind it. `compat`: the names of NVIDIA's dcgm-exporter besides, for dashboards
-that exist; its units are its own (MHz, MiB, percent).
+The label `device` identifies a series. A name that several processes can have open (a virtual
+device) is followed by the owner's pid. `compat` adds the names of NVIDIA's dcgm-exporter, for
+existing dashboards, in that exporter's units (MHz, MiB, percent).
 
 Source: Prometheus, "Metric and label naming"; dcgm-exporter, etc/default-counters.csv.
 """
@@ -25,7 +25,7 @@ from hcq.telemetry import Telemetry
 
 from ..top.fleet import Card
 
-# Sensors that count: a counter's name ends with _total.
+# Sensors that are counters: a counter's name ends with _total.
 COUNTERS = ("ecc_errors", "link_errors", "throttle_events")
 HELP = {
     "usage_ratio": "Share of the time in which the unit was busy.",
@@ -77,7 +77,7 @@ class Families:
 def families(
     cards: Sequence[Card], expected: Iterable[str] = (), *, dcgm: bool = False
 ) -> Iterator[Metric]:
-    """The metrics of all cards. expected: names of devices that must be there."""
+    """Yield the metrics of all cards. expected: names of devices that must exist."""
     made = Families()
     several = Counter(card.device for card in cards)
     for card in cards:

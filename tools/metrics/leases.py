@@ -1,6 +1,6 @@
 """A ugpud's cards and leases as metric families: states, leases, failures, MTBF, MTTR.
 
-The daemon is asked by a thread of its own: a scrape returns what is known and waits for nothing.
+A thread of its own queries the daemon: a scrape returns the known data and never waits.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ..daemon.leases import State
 from .families import Families
 
 LIMIT_S = 2.0  # TIMEOUT: how long a daemon may take for its lists
-#: devices and leases, as `ugpu lease ls --json` has them
+#: devices and leases, as in `ugpu lease ls --json`
 Found = tuple[list[dict[str, Any]], dict[str, Any]]
 
 
 def leases(found: Found | None, age_s: float) -> Iterator[Metric]:
-    """The metrics of one look at a daemon; None: it did not answer."""
+    """Yield the metrics of one query of a daemon; None: it did not answer."""
     made = Families()
     text = "1 while ugpud answers."
     made.gauge("ugpu_daemon_up", text, float(found is not None))
@@ -73,7 +73,7 @@ def _card(made: Families, card: dict[str, Any]) -> None:
 
 
 class Desk:
-    """Asks a ugpud, again and again; prometheus_client's collector. A context manager."""
+    """Query a ugpud repeatedly; prometheus_client's collector. A context manager."""
 
     def __init__(
         self, where: str | None, interval_s: float = 2.0, now: Callable[[], float] = time.monotonic

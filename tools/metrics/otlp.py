@@ -1,9 +1,9 @@
 """Metrics and events of a ugpud to an OpenTelemetry collector, by OTLP over HTTP.
 
-A thread of ugpud's sends what is known every `interval_s`; what the collector does not take delays
-nothing else. Metrics of an interval that it did not take are lost, events are sent again as far as
-they are kept (tools.daemon.feed). The exporters are those of OpenTelemetry's SDK, whose `_logs`
-modules keep their underscore until the signal is stable.
+A thread of ugpud sends the data every `interval_s`. A collector that does not accept it delays
+nothing else. Metrics of a failed interval are lost. Events are sent again, as long as they are kept
+(tools.daemon.feed). The exporters are those of OpenTelemetry's SDK, whose `_logs` modules keep
+their underscore until the signal is stable.
 
 Source: OpenTelemetry protocol 1.x (OTLP/HTTP: paths /v1/metrics, /v1/logs); its data model of logs
 for severities and event names.
@@ -46,10 +46,10 @@ from ..daemon.feed import DAEMON, Told, attached, detach
 from ..daemon.readings import Readings
 from .conventions import Point, points
 
-# The daemon's, so that its own events reach all outlets.
+# The daemon's log, so that this module's events reach all outlets.
 log = logging.getLogger(f"{DAEMON}.otlp")
 
-SEND_S = 5.0  # TIMEOUT: of one request with its repetitions; our choice
+SEND_S = 5.0  # TIMEOUT: of one request with its retries; our choice
 _THREADS = 16
 _SCOPE = InstrumentationScope("ugpud")
 _SEVERITY = {
@@ -61,8 +61,8 @@ _SEVERITY = {
 
 
 class Export:
-    """Sends a daemon's metrics and events. `start`, `close`; lost: intervals whose metrics the
-    collector did not take."""
+    """Send a daemon's metrics and events, from `start` to `close`. lost: intervals whose metrics
+    the collector did not accept."""
 
     def __init__(self, settings: OtlpSettings, daemon: Daemon) -> None:
         base = settings.endpoint.rstrip("/")
@@ -79,7 +79,7 @@ class Export:
             headers=settings.headers,
             timeout=SEND_S,
         )
-        # It would write two lines for each request; export.lost tells of the first.
+        # The SDK would write two lines for each request; export.lost reports the first.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         self._daemon = daemon
         self._interval_s = settings.interval_s
@@ -98,11 +98,11 @@ class Export:
         self._thread = threading.Thread(target=self._run, name="ugpud otlp", daemon=True)
 
     def start(self) -> None:
-        """Send from now on."""
+        """Start sending."""
         threads.start(self._thread)
 
     def close(self) -> None:
-        """Send what is there a last time, for SEND_S at most, and end. Idempotent."""
+        """Send the remaining data, for SEND_S at most, and end. Idempotent."""
         self._stopped.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -182,7 +182,8 @@ class Export:
 
 
 def _machine() -> str:
-    """The machine's id, machine-id(5), which the conventions name for Linux; else its name."""
+    """Return the machine's id, machine-id(5), which the conventions name for Linux; else its
+    name."""
     try:
         with open("/etc/machine-id", encoding="ascii") as file:
             return file.read().strip() or platform.node()

@@ -1,8 +1,8 @@
-"""`ugpu metrics`: an endpoint for Prometheus, a file for node_exporter, or one look on stdout.
+"""`ugpu metrics`: an endpoint for Prometheus, a file for node_exporter, or one listing on stdout.
 
-A scrape returns what is known and waits for no card: each is read by a thread of its own
-(tools.top.fleet). The endpoint listens on the loopback unless another address is given: it has no
-access control, as Prometheus' exporters have none.
+A scrape returns the known data and waits for no card: a thread of its own reads each
+(tools.top.fleet). The endpoint listens on the loopback interface unless another address is given,
+because it has no access control, like other Prometheus exporters.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Collector:
 
 
 def write_file(kind: str, out: Output) -> int:
-    """Print the alert rules or the dashboard that belong to these metrics."""
+    """Print the alert rules or the dashboard for these metrics."""
     text = resources.files(__package__).joinpath(FILES[kind]).read_text("utf-8")
     out.console.out(text, highlight=False, end="")
     return 0
@@ -70,8 +70,8 @@ def run(
     stop: threading.Event | None = None,
 ) -> int:
     """Serve until SIGINT, SIGTERM or `stop`. once: print the metrics and return. textfile: write
-    them to this file every `interval_s` seconds instead of serving. daemon: a ugpud whose cards
-    and leases are served besides; "": the usual one."""
+    them to this file every `interval_s` seconds instead of serving. daemon: a ugpud whose cards and
+    leases are served too; "": the usual one."""
     try:
         import prometheus_client
         from prometheus_client import CollectorRegistry
@@ -118,7 +118,7 @@ def run(
 
 
 def write_textfile(path: Path, text: bytes) -> None:
-    """Replace the file as a whole, as node_exporter's textfile collector wants it; HostError."""
+    """Replace the file atomically, as node_exporter's textfile collector requires; HostError."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         new.write_bytes(text)

@@ -1,1 +1,1 @@
-"""The web page of ugpud: the fleet live, and what an admin may do to it."""
+"""The web page of ugpud: a live view of the fleet, and actions for admins."""

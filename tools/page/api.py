@@ -2,19 +2,19 @@
 
     POST   /api/session               {"token": ...}: log in; a cookie stands for the token
     DELETE /api/session               log out
-    GET    /api/state                 cards, leases, waiters; role and name of who asks
-    GET    /api/stream                the same as it changes, and events: Server-sent events
-    GET    /api/cards/NAME            all of one card
+    GET    /api/state                 cards, leases, waiters; role and name of the client
+    GET    /api/stream                the same whenever it changes, and events: Server-sent events
+    GET    /api/cards/NAME            all facts of one card
     GET    /api/bundles[/NAME]        bundles of evidence; one as a file (admin)
     GET    /api/verdicts              of hardware CI
-    POST   /api/cards/NAME/reset      admin; so are those that follow
+    POST   /api/cards/NAME/reset      for admins, as are the following
     POST   /api/cards/NAME/quarantine {"reason": ...}
     POST   /api/cards/NAME/recover
     POST   /api/leases/NUMBER/release
 
 An error is {"error": class, "message": ..., "remedy": ...}. Programs send a token as
-`Authorization: Bearer`. Bodies are JSON by Content-Type, which a form of another site cannot send,
-and the cookie is SameSite=Strict.
+`Authorization: Bearer`. The Content-Type of a body must be JSON, which a form of another site
+cannot send. The cookie is SameSite=Strict.
 
 Source: WHATWG HTML, "Server-sent events"; OWASP Cross-Site Request Forgery Prevention.
 """
@@ -41,9 +41,9 @@ from .sessions import IDLE_S, Sessions
 log = logging.getLogger(__name__)
 
 COOKIE = "ugpu_session"
-WATCHERS = 64  # streams at a time
+WATCHERS = 64  # simultaneous streams
 PULSE_S = 1.0  # between two states of a stream
-BODY = 4096  # bytes of a request's
+BODY = 4096  # bytes of a request's body
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -62,7 +62,8 @@ _STATUS = (
 
 
 class Api:
-    """Handlers of one daemon. pool: threads for what may wait. secure: the page is behind TLS."""
+    """Handlers for one daemon. pool: threads for calls that may block. secure: the page is behind
+    TLS."""
 
     def __init__(
         self, daemon: Daemon, fleet: Fleet, feed: Feed, pool: Executor, *, secure: bool
@@ -94,7 +95,7 @@ class Api:
             web.post("/api/leases/{number}/release", self._release),
         ]
 
-    # ---- who asks ----------------------------------------------------------------------------
+    # ---- identity of the client --------------------------------------------------------------
 
     async def _log_in(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request)
@@ -121,7 +122,7 @@ class Api:
         return response
 
     async def _rights(self, request: web.Request) -> Rights:
-        """Return what the one who asks may do; Unknown."""
+        """Return the rights of the client; Unknown if it has none."""
         given = request.headers.get("Authorization", "")
         kind, _, token = given.partition(" ")
         if given and kind.lower() != "bearer":
@@ -136,7 +137,7 @@ class Api:
     async def _wait(self, call: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
 
-    # ---- what is shown -----------------------------------------------------------------------
+    # ---- views -------------------------------------------------------------------------------
 
     async def _state(self, request: web.Request) -> web.StreamResponse:
         rights = await self._rights(request)
@@ -225,12 +226,12 @@ class Api:
         self._pulse = None
 
     def end(self) -> None:
-        """End all streams. In the loop's thread."""
+        """End all streams. In the event loop's thread."""
         self._closing = True
         for changed in self._watchers:
             changed.set()
 
-    # ---- what an admin does ------------------------------------------------------------------
+    # ---- an admin's actions ------------------------------------------------------------------
 
     async def _reset(self, request: web.Request) -> web.StreamResponse:
         rights = await self._rights(request)
@@ -273,7 +274,7 @@ class Api:
 
 @web.middleware
 async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Errors as JSON, with a status; ugpu's errors have a class and often a remedy."""
+    """Return errors as JSON, with a status; ugpu's errors have a class and often a remedy."""
     try:
         return await handler(request)
     except UgpuError as error:
@@ -315,12 +316,12 @@ def _who(rights: Rights) -> dict[str, object]:
 
 
 def _exact(name: str) -> str:
-    """A name as a pattern that means it alone."""
+    """Return a pattern that matches only this name."""
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
 async def _body(request: web.Request) -> dict[str, object]:
-    """The JSON object of a request; BadArgument."""
+    """Return the JSON object of a request; BadArgument."""
     if request.content_type != "application/json":
         raise BadArgument(f"expected a body of application/json, got {request.content_type}")
     try:

@@ -1,6 +1,6 @@
 """The data shown by the page: a daemon's cards with their telemetry, leases, bundles and verdicts.
 
-Calls may wait for a card; the server makes them in threads.
+Calls may block on a card; the server makes them in threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..daemon.daemon import Daemon
 from ..daemon.readings import Readings
 from ..daemon.tokens import Rights
 
-# What is shown of each card at all times; a card's own view has all sensors.
+# Sensors that are always shown for each card; a card's own view has all sensors.
 SHOWN = (
     "usage_ratio",
     "memory_used_bytes",
@@ -30,12 +30,12 @@ SHOWN = (
     "power_watts",
     "clock_hertz",
 )
-LISTED = 50  # bundles, verdicts
+LISTED = 50  # most bundles, and most verdicts
 
 
 class Fleet:
-    """The daemon as the page sees it. pool: threads for what may wait; crashes: the folder of
-    bundles (default: the configured one)."""
+    """The daemon as the page shows it. pool: threads for calls that may block; crashes: the folder
+    of bundles (default: the configured one)."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Fleet:
         self._manifests: dict[Path, dict[str, object]] = {}
 
     def state(self, rights: Rights) -> dict[str, object]:
-        """Return the cards, leases and waiters. Telemetry is of the cards that the rights cover."""
+        """Return the cards, leases and waiters. Only cards that the rights cover have telemetry."""
         cards = self.daemon.devices()
         for card in cards:
             name = str(card["name"])
@@ -67,7 +67,7 @@ class Fleet:
         values: dict[str, float] = {}
         for sample in found["samples"]:
             kind = sample["name"]
-            if kind in SHOWN:  # of several temperatures, and clocks, the highest
+            if kind in SHOWN:  # the highest of several temperatures or clocks
                 values[kind] = max(sample["value"], values.get(kind, sample["value"]))
         return {
             "age_s": age_s,
@@ -79,8 +79,8 @@ class Fleet:
         }
 
     def card(self, name: str, rights: Rights) -> dict[str, object]:
-        """Return all of one card: its telemetry, facts, and the states of its firmware where its
-        driver knows them. BadArgument, AccessDenied."""
+        """Return all data of one card: its telemetry, its facts, and the states of its firmware if
+        its driver knows them. BadArgument, AccessDenied."""
         telemetry: object = None
         trouble = ""
         try:
@@ -109,10 +109,10 @@ class Fleet:
     def _covers(self, name: str, rights: Rights) -> bool:
         return any(each.name == name and rights.covers(each.card) for each in self.daemon.owned)
 
-    # ---- what is kept ------------------------------------------------------------------------
+    # ---- stored data -------------------------------------------------------------------------
 
     def bundles(self) -> list[dict[str, object]]:
-        """Return the newest bundles of evidence, the newest first."""
+        """Return the newest bundles of evidence, newest first."""
         found = []
         for path in self._bundle_paths()[::-1][:LISTED]:
             if path not in self._manifests:
@@ -121,7 +121,7 @@ class Fleet:
         return found
 
     def bundle(self, name: str) -> bytes:
-        """Return a bundle's file; BadArgument where there is none of that name."""
+        """Return a bundle's file; BadArgument if no bundle has that name."""
         path = next((each for each in self._bundle_paths() if each.name == name), None)
         if path is None:
             raise BadArgument(f"bundle {name!r} does not exist")
@@ -135,8 +135,8 @@ class Fleet:
         return bundle.bundles(folder) if folder is not None else []
 
     def verdicts(self) -> dict[str, object]:
-        """Return the last verdicts of hardware CI, flaky tests and weak devices; empty lists where
-        no history is configured or written."""
+        """Return the last verdicts of hardware CI, flaky tests and weak devices; empty lists if no
+        history is configured or written."""
         if self._verdicts is None:
             return {"configured": False, "recent": [], "flaky": [], "weak": []}
         history = History(self._verdicts)

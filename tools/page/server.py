@@ -1,7 +1,7 @@
-"""Serves the page in a thread of ugpud's, over HTTP on loopback or over TLS.
+"""Serve the page in a thread of ugpud, over HTTP on loopback or over TLS.
 
-aiohttp serves; handlers wait in threads of their own, so that a card that does not answer does not
-block the page. Files are in `static`: page.js is made from page.ts by `make page`.
+aiohttp is the server. Handlers block only in threads of their own, so that a card that does not
+answer does not block the page. The files are in `static`; `make page` builds page.js from page.ts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 _THREADS = 16
 _END_S = 2.0  # TIMEOUT: for requests under way when the page stops; our choice
 HEADERS = {
-    # Nothing but the page's own files; no frames, so that no site can put buttons under a mouse.
+    # Only the page's own files. No frames, so that no other site can use the page for clickjacking.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -41,8 +41,8 @@ HEADERS = {
 
 
 class Page:
-    """The page of a daemon. Listens when it is made; `start` serves, `close` ends. port: that it
-    listens on, also where 0 asked for a free one."""
+    """The page of a daemon. The constructor listens; `start` serves, `close` ends. port: the port
+    that it listens on, even if the configured one is 0 for any free port."""
 
     def __init__(self, settings: PageSettings, daemon: Daemon, crashes: Path | None = None) -> None:
         self._context = (

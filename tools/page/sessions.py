@@ -1,6 +1,7 @@
 """Login sessions of the page: a cookie stands for one of ugpud's tokens.
 
-The token is looked up at each request, so that one that was revoked or has expired ends at once.
+The token is looked up at each request, so that a session with a revoked or expired token ends
+immediately.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MOST = 256
 
 
 class Sessions:
-    """rights: what a token allows, or AccessDenied. Thread-safe."""
+    """Open sessions. rights: returns the rights of a token, or raises AccessDenied. Thread-safe."""
 
     def __init__(
         self, rights: Callable[[str], Rights], now: Callable[[], float] = time.monotonic
@@ -30,7 +31,7 @@ class Sessions:
         self._guard = threading.Lock()
 
     def open(self, token: str) -> tuple[str, Rights]:
-        """Return a new session for a token and what it allows; AccessDenied."""
+        """Return a new session for a token, and the token's rights; AccessDenied."""
         rights = self._rights(token)
         with self._guard:
             now = self._now()
@@ -43,7 +44,7 @@ class Sessions:
         return session, rights
 
     def rights(self, session: str) -> Rights:
-        """Return what a session allows; AccessDenied where it is over."""
+        """Return the rights of a session; AccessDenied if it is over."""
         with self._guard:
             token, at = self._known.get(session, ("", 0.0))
             now = self._now()
@@ -54,6 +55,6 @@ class Sessions:
         return self._rights(token)
 
     def close(self, session: str) -> None:
-        """End a session; idempotent."""
+        """End a session. Idempotent."""
         with self._guard:
             self._known.pop(session, None)

@@ -1,4 +1,4 @@
-"""The words of `ugpu reg`: read, write, watch, lookup, diff."""
+"""The subcommands of `ugpu reg`: read, write, watch, lookup, diff."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hcq.fields import BoundRegister, RegisterValue
 from ..console import Output
 from .sources import Live, Source, bare_name, matching, open_source, save
 
-_FOUND = 1 << 16  # names that `lookup` shows for one pattern
+_FOUND = 1 << 16  # most names that `lookup` shows for one pattern
 Row = tuple[str, str, str]
 
 
@@ -34,7 +34,8 @@ def _chosen(source: Source, patterns: Sequence[str]) -> list[str]:
 
 
 def _parts(source: Source, pattern: str) -> list[tuple[str, str]]:
-    """Registers and fields that a pattern names; the field is "" for a whole register."""
+    """Return the registers and fields that a pattern names; the field is "" for a whole
+    register."""
     head, dot, field = pattern.rpartition(".")
     names = []
     if dot and not any(sign in head for sign in "*?["):
@@ -56,8 +57,8 @@ def read(
     place: str, patterns: Sequence[str], out: Output, *, boot: bool = True,
     keep: Path | None = None, at: int | None = None,
 ) -> int:  # fmt: skip
-    """Read each register once and show value and fields; `keep`: also into a file. at: of a
-    recording, see tools.kept."""
+    """Read each register once and show value and fields. keep: a file to write them to as well. at:
+    of a recording, see tools.kept."""
     with open_source(place, boot=boot, at=at) as source:
         if source.note:
             out.say(source.note, style="yellow")
@@ -93,7 +94,7 @@ class Assignment:
 
 
 def parse_assignment(text: str, blocks: Mapping[str, hcq.fields.RegisterBlock]) -> Assignment:
-    """Read an assignment: BadArgument for one that names no single register, or no number."""
+    """Parse an assignment: BadArgument unless it names a single register and a number."""
     left, sign, right = text.partition("=")
     try:
         value = int(right, 0)
@@ -120,8 +121,8 @@ def write(
     yes: bool = False,
     ask: Callable[[str], str] | None = None,
 ) -> int:
-    """Write registers, after showing what changes and what that may do. All assignments are
-    checked before the first access. Without `yes` it asks on a terminal, and refuses elsewhere."""
+    """Write registers, after showing the changes and their risks. All assignments are checked
+    before the first access. Without `yes` it asks on a terminal, and refuses elsewhere."""
     with open_source(device, boot=boot) as source:
         if not isinstance(source, Live):
             raise UsageError(f"{device} is a file: only registers of devices can be written")
@@ -187,7 +188,7 @@ def watch(
     looks: int | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Show each register now and whenever it has changed, until Ctrl-C or after so many looks."""
+    """Show each register now and after each change, until Ctrl-C or after a number of looks."""
     with open_source(device, boot=boot) as source:
         if not isinstance(source, Live):
             raise UsageError(f"{device} is a file, whose registers do not change")
@@ -220,8 +221,8 @@ def _changed(name: str, before: RegisterValue | None, value: RegisterValue) -> s
 
 
 def lookup(chip: str, words: Sequence[str], out: Output) -> int:
-    """Show where registers are and their fields, without a device: by name or pattern, or by byte
-    offset in the register BAR ("0x3780"). Places follow the bases that are usual for the chip."""
+    """Show the place and the fields of registers, without a device: by name or pattern, or by byte
+    offset in the register BAR ("0x3780"). Places follow the usual bases of the chip."""
     blocks = window.module_of_chip(chip).usual_blocks(chip)
     found: list[str] = []
     for word in words:
@@ -264,8 +265,8 @@ def diff(
     left: str, right: str, patterns: Sequence[str], out: Output, *, boot: bool = True,
     at: int | None = None,
 ) -> int:  # fmt: skip
-    """Show the registers whose values differ, in the order of the first source; exit code 1 where
-    one does. Devices need patterns; of two files all registers that both have are compared. at: of
+    """Show the registers whose values differ, in the order of the first source; exit code 1 if one
+    differs. Devices need patterns; for two files, all registers that both have are compared. at: of
     the first source, a recording, see tools.kept."""
     one = _values(left, patterns, boot, at)
     two = _values(right, patterns, boot)
@@ -299,7 +300,7 @@ def diff(
 
 
 def _title(place: str) -> str:
-    """What a column is called: a file without its folder."""
+    """Return the title of a column: a file without its folder."""
     return Path(place).name if Path(place.partition("@")[0]).is_file() else place
 
 

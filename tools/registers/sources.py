@@ -1,7 +1,7 @@
-"""Where registers are read: a device, booted or as it is; a recording; a crash bundle; a file that
+"""Sources of registers: a device, booted or as it is; a recording; a crash bundle; a file that
 `--save` wrote.
 
-A source is named on the command line by what `hcq.open` takes, or by a file; see tools.kept for
+On the command line a source is a name that `hcq.open` takes, or a file. See tools.kept for
 recordings at one moment.
 """
 
@@ -29,28 +29,28 @@ from hcq.transport.trace import Access
 from ..kept import Moment, kept
 from ..recorded import register_finder
 
-MOST = 200  # registers of a device that one pattern may match
+MOST = 200  # most registers of a device that one pattern may match
 REGISTERS, QUEUES = "registers.json", "hqd.json"  # of a bundle
 
 
 class Source(Protocol):
-    """Registers and their values. Names are "block.NAME", or "NAME" where blocks are not known."""
+    """Registers and their values. Names are "block.NAME", or "NAME" if blocks are not known."""
 
     title: str
-    chip: str  # as in virtual:<chip>; "" where it is not known
-    note: str  # for people, what they should know about it
+    chip: str  # as in virtual:<chip>; "" if it is not known
+    note: str  # for people, about the source
 
     def matching(self, pattern: str) -> list[str]:
-        """The names that a pattern ("gc.CP_*", "CP_STAT") means, in the source's order; BadArgument
-        where there are none, with near names."""
+        """Return the names that match a pattern ("gc.CP_*", "CP_STAT"), in the source's order.
+        BadArgument, with similar names, if there are none."""
         ...
 
     def read(self, name: str) -> RegisterValue: ...
 
 
 class Live:
-    """Registers of a chip. `read` is one access to it. Patterns leave out registers that reading
-    changes; they are read where they are named."""
+    """Registers of a chip. Each `read` is one access. Patterns omit registers that change on
+    reading; such a register is read only if it is named."""
 
     def __init__(self, title: str, chip: object) -> None:
         blocks = window.blocks_of(chip)
@@ -77,7 +77,7 @@ class Live:
 
 
 class Kept:
-    """Values of a file, in its order."""
+    """Values of a file, in the file's order."""
 
     def __init__(
         self, title: str, values: Mapping[str, RegisterValue], chip: str = "", note: str = ""
@@ -106,12 +106,12 @@ def _like(name: str, patterns: Iterable[str]) -> bool:
 
 
 def bare_name(name: str) -> str:
-    """A register's name without its block."""
+    """Return a register's name without its block."""
     return name.rpartition(".")[2]
 
 
 def matching(blocks: Mapping[str, RegisterBlock], pattern: str, most: int) -> list[str]:
-    """Names of registers in `blocks` for a name or a pattern, of one block or of all."""
+    """Return the names of registers in `blocks` for a name or a pattern, of one block or of all."""
     head, dot, tail = pattern.rpartition(".")
     if dot and head.lower() not in blocks:
         raise BadArgument(f"unknown block {head!r}, expected one of {', '.join(sorted(blocks))}")
@@ -147,8 +147,8 @@ def _near_anywhere(blocks: Mapping[str, RegisterBlock], name: str) -> str:
 
 @contextmanager
 def open_source(text: str, *, boot: bool = True, at: int | None = None) -> Iterator[Source]:
-    """Open what `text` names. boot: bring a device up as `hcq.open` does; else look at it as it
-    is (hcq.window). at: of a recording, see tools.kept."""
+    """Open the source `text`. boot: bring a device up as `hcq.open` does; otherwise inspect it as
+    it is (hcq.window). at: of a recording, see tools.kept."""
     found = kept(text, at)
     if found is not None:
         yield _of_file(text, found)
@@ -174,7 +174,7 @@ def _of_file(title: str, found: Bundle | Moment | RegisterFile) -> Kept:
 
 
 def _queues(content: bytes) -> dict[str, int]:
-    """Registers of hardware queues, which are banked: "gc[pipe.queue].NAME"."""
+    """Return registers of hardware queues, which are banked: "gc[pipe.queue].NAME"."""
     found: list[dict[str, Any]] = json.loads(content)
     return {
         f"gc[{queue['pipe']}.{queue['queue']}].{name}": value
@@ -185,7 +185,8 @@ def _queues(content: bytes) -> dict[str, int]:
 
 
 def _of_recording(moment: Moment) -> Kept:
-    """The last value of each register, read or written, at that moment, since the last reset."""
+    """Return the last value of each register, read or written, at that moment, since the last
+    reset."""
     recording = moment.recording
     find = register_finder(recording)
     values: dict[str, RegisterValue] = {}
@@ -205,15 +206,15 @@ def _of_recording(moment: Moment) -> Kept:
 
 
 def save(path: Path, source: Source, values: Mapping[str, RegisterValue]) -> None:
-    """Write values for `open_source`."""
+    """Write values to a file for `open_source`."""
     path.write_text(RegisterFile(source.title, source.chip, values).dumps(), "utf-8")
 
 
 def _of_values(title: str, file: RegisterFile) -> Kept:
-    """Fields are named where the chip is known."""
+    """Return a file's values; fields are named if the chip is known."""
     blocks: Mapping[str, RegisterBlock] = {}
     if file.chip:
-        with contextlib.suppress(hcq.errors.DeviceNotFound):  # written where more chips are known
+        with contextlib.suppress(hcq.errors.DeviceNotFound):  # saved where more chips are known
             blocks = window.module_of_chip(file.chip).usual_blocks(file.chip)
     values = {name: _named(blocks, name, value) for name, value in file.values.items()}
     return Kept(title, values, file.chip)

@@ -1,1 +1,1 @@
-"""`ugpu sniff`: record, decode and compare what programs ask of NVIDIA's driver or of KGSL."""
+"""`ugpu sniff`: record, decode and compare a program's requests to NVIDIA's driver or to KGSL."""

@@ -1,4 +1,4 @@
-"""The verbs of `ugpu sniff`: run a program recorded, show a recording, compare two."""
+"""The verbs of `ugpu sniff`: record a program, show a recording, compare two."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ _VERSION = re.compile(r"Kernel Module(?: for [\w ]+)?\s+(\d+(?:\.\d+)+)")
 
 @dataclass(frozen=True)
 class SniffOptions:
-    """Options of a recording. `prefix` is the start of the paths that are watched; empty: the
-    driver's nodes. driver: NVIDIA's version, or "kgsl"; empty: the running one's.
+    """Options of a recording. prefix: the start of the paths to watch; empty: the driver's nodes.
+    driver: NVIDIA's version, or "kgsl"; empty: that of the running driver.
 
-    memory: at how many doorbells to look for changes of mapped memory; the preload library's alone.
+    memory: the number of doorbells at which to look for changes of mapped memory; only for the
+    preload library.
     """
 
     output: Path
@@ -50,8 +51,8 @@ class SniffOptions:
 
 
 def running_driver(proc: Path, nodes: Path = Path("/dev")) -> str:
-    """The version of the running NVIDIA driver, "kgsl" where that is, or an empty text. `proc` is
-    where /proc is, `nodes` where /dev."""
+    """Return the version of the running NVIDIA driver, "kgsl" if that is the driver, or an empty
+    text. proc: the folder of /proc; nodes: that of /dev."""
     path = proc / "driver" / "nvidia" / "version"
     try:
         return version_in(path.read_text(encoding="utf-8", errors="replace"))
@@ -61,13 +62,14 @@ def running_driver(proc: Path, nodes: Path = Path("/dev")) -> str:
 
 
 def version_in(text: str) -> str:
-    """The version that the text of /proc/driver/nvidia/version names, or an empty text."""
+    """Return the version in the text of /proc/driver/nvidia/version, or an empty text."""
     found = _VERSION.search(text)
     return found[1] if found else ""
 
 
 def run(command: Sequence[str], options: SniffOptions, out: Output) -> int:
-    """Run a program recorded; the exit code is the program's. The recording is written anew."""
+    """Record a run of a program; return the program's exit code. An existing recording is
+    replaced."""
     if not command:
         raise UsageError("expected a program to record: ugpu sniff -- CMD")
     if options.backend not in BACKENDS:
@@ -109,7 +111,8 @@ def _traced(command: Sequence[str], options: SniffOptions, prefix: str, driver: 
 
 
 def run_device(name: str, options: SniffOptions, out: Output) -> int:
-    """Record what our own driver asks for to open a device, run a kernel, copy and replay."""
+    """Record the requests of ugpu's own driver when it opens a device, runs a kernel, copies and
+    replays."""
     attachment = node.attach(name)
     driver = options.driver or _driver_of(attachment)
     if not driver:
@@ -132,7 +135,7 @@ def _driver_of(attachment: NodeAttachment) -> str:
 
 
 def exercise(device: Device) -> None:
-    """One launch, copies both ways, and a graph replayed."""
+    """Launch a kernel, copy both ways, and replay a graph."""
     # Loads the compiler, which the other verbs do not need.
     from compiler import Tensor, jit
 
@@ -165,7 +168,7 @@ def _flags(recording: Recording) -> Flags:
 
 
 def show(path: Path, out: Output) -> int:
-    """Print a recording, decoded."""
+    """Print a decoded recording."""
     recording, decoded = _decoded(path)
     out.say(f"{' '.join(recording.command)} (driver {recording.driver}, {recording.backend})")
     start = recording.calls[0].time if recording.calls else 0.0
@@ -189,7 +192,7 @@ def show(path: Path, out: Output) -> int:
 def _show_kgsl(decoded: list[Decoded], start: float, flags: Flags, out: Output) -> None:
     seen = Streams()
     for each in decoded:
-        if each.call.kind not in ("memory", "doorbell"):  # told with the submission
+        if each.call.kind not in ("memory", "doorbell"):  # reported with the submission
             for line in lines(each, start, flags):
                 out.say(line)
         for line in seen.take(each):
@@ -202,7 +205,7 @@ def _show_nvidia(decoded: list[Decoded], start: float, flags: Flags, out: Output
         for line in seen.take(each.call):
             out.say(f"           {line}")
         if each.call.kind == "memory":
-            continue  # told after the doorbell it belongs to
+            continue  # reported after its doorbell
         for line in lines(each, start, flags):
             out.say(line)
     for line in seen.end():
@@ -210,7 +213,7 @@ def _show_nvidia(decoded: list[Decoded], start: float, flags: Flags, out: Output
 
 
 def streams_of(recording: Recording) -> Streams:
-    """The command streams of a KGSL recording. BadArgument where it is none."""
+    """Return the command streams of a KGSL recording. BadArgument for another recording."""
     if not calls.is_kgsl(recording.driver):
         raise BadArgument(f"driver must be {calls.DRIVER}, got {recording.driver!r}")
     seen = Streams()
@@ -237,8 +240,8 @@ def _launches(recording: Recording, decoded: list[Decoded]) -> list[Launch]:
 
 
 def compare(left: Path, right: Path, out: Output) -> int:
-    """Print where two recordings differ, and their last launches where memory was recorded; 1 if
-    they differ."""
+    """Print where two recordings differ, and their last launches if memory was recorded. Return 1
+    if they differ."""
     (one, ours), (other, theirs) = _decoded(left), _decoded(right)
     if calls.is_kgsl(one.driver) != calls.is_kgsl(other.driver):
         raise BadArgument(f"recordings of two kernel drivers: {one.driver} and {other.driver}")

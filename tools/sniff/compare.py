@@ -1,9 +1,9 @@
-"""Compare two recordings by what they mean: handles, files and addresses have other numbers each
-time, so they are given names by the part they play.
+"""Compare two recordings by meaning. Handles, files and addresses differ in each run, so they get
+names by their role.
 
-A handle is named after the class of its object and its place below its parent
-(`client1.NV01_DEVICE_0#1`), a file after its path, an address, another large number or a
-GPU's identity by the order in which it first appears. What then still differs is behaviour.
+The name of a handle is the class of its object and its place below its parent
+(`client1.NV01_DEVICE_0#1`). A file is named by its path. An address, another large number or a
+GPU's identity is named by the order of first appearance. Any difference that remains is behaviour.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from .decode import Decoded, Value, Values, shown
 _HANDLE = re.compile(r"(?:^|\.)h[A-Z]\w*$")
 _DESCRIPTOR = re.compile(r"(?:^|\.)(?:fd|ctl_fd|\w+Fd)$")
 _LARGE = 1 << 32
-#: they point to blocks that are compared themselves
+#: pointers to blocks that are compared themselves
 _POINTERS = {"pAllocParms", "params", "pMemory", "pLinearAddress", "ptr"}
 _INVALID = 0xFFFF_FFFF
 
 
 @dataclass(frozen=True)
 class Step:
-    """One call under names that do not depend on the run: `key` says what, `members` with what."""
+    """One call under names that do not depend on the run. key: the operation; members: its
+    operands."""
 
     key: str
     members: tuple[tuple[str, str], ...]
@@ -33,7 +34,7 @@ class Step:
 
 @dataclass
 class Names:
-    """The names given so far in one recording."""
+    """The names assigned so far in one recording."""
 
     handles: dict[tuple[int, int], str] = field(default_factory=dict)
     files: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -45,7 +46,7 @@ class Names:
         return f"{stem}#{self.counts[stem]}"
 
     def new_object(self, decoded: Decoded, values: Values) -> None:
-        """Name the object that a call made."""
+        """Name the object that a call created."""
         names = ("hRoot", "hObjectParent", "hObjectNew")
         client, parent, made = (_number(values, name) for name in names)
         kind = decoded.title.rpartition(" ")[2]
@@ -56,7 +57,8 @@ class Names:
         self.handles[client, made] = self._next(f"{above}.{kind}")
 
     def handle(self, client: int, number: int) -> str:
-        """The name of a handle within a client; a client's own handle is known everywhere."""
+        """Return the name of a handle within a client; a client's own handle is known in all of
+        them."""
         if number in (0, _INVALID):
             return shown(number)
         found = self.handles.get((client, number)) or self.handles.get((number, number))
@@ -65,7 +67,7 @@ class Names:
         return found
 
     def named(self, kind: str, value: int | bytes) -> str:
-        """The name of an address or of a GPU's identity, by first appearance."""
+        """Return the name of an address or of a GPU's identity, by first appearance."""
         if value not in self.large:
             self.large[value] = self._next(kind)
         return self.large[value]
@@ -81,7 +83,7 @@ def _client(values: Values) -> int:
 
 
 def _member(names: Names, decoded: Decoded, client: int, name: str, value: Value) -> str | None:
-    """A member under its name; None where it says nothing by itself."""
+    """Return a member under its name; None if it has no meaning of its own."""
     if name in _POINTERS or value in (0, b"", ()):
         return None
     if isinstance(value, int):
@@ -115,13 +117,13 @@ def _members(names: Names, decoded: Decoded) -> Iterator[tuple[str, str]]:
 
 
 def steps(decoded: Sequence[Decoded]) -> list[Step]:
-    """All calls of a recording under names; open and close are steps too."""
+    """Return all calls of a recording under names; open and close are steps too."""
     names = Names()
     found = []
     for each in decoded:
         call = each.call
         if call.kind in ("doorbell", "memory"):
-            continue  # what a program writes is told by `show`
+            continue  # `show` prints what a program writes
         node = call.path.rpartition("/")[2]
         key = f"{node}: {each.title}"
         members: list[tuple[str, str]] = []
@@ -147,7 +149,8 @@ def _changes(left: Step, right: Step) -> Iterator[str]:
 
 
 def differences(left: Sequence[Step], right: Sequence[Step]) -> Iterator[str]:
-    """Where two runs differ: `-` only left, `+` only right, `~` in both with other members."""
+    """Yield the differences of two runs: `-` only left, `+` only right, `~` in both with other
+    members."""
     matcher = difflib.SequenceMatcher(
         None, [step.key for step in left], [step.key for step in right], autojunk=False
     )

@@ -1,4 +1,4 @@
-"""Say what recorded calls mean, with the tables of the driver branch they were recorded on."""
+"""Decode recorded calls with the tables of the driver branch they were recorded on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ARRAYS = ("NV_ESC_CARD_INFO",)
 class Block:
     """A block before and after the call, member by member; a nested member's name has dots.
 
-    `struct` is empty where the tables do not say what it is; then the members are `bytes`.
+    `struct` is empty if the tables do not name the structure; then the members are `bytes`.
     """
 
     struct: str
@@ -33,7 +33,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Decoded:
-    """One call: `title` is what is asked, `status` what the resource manager said to it."""
+    """One call. title: the request; status: the resource manager's result."""
 
     call: Call
     title: str
@@ -61,7 +61,7 @@ def _numbers(array: Array) -> Iterator[int | float]:
 
 
 def members(structure: Struct, prefix: str = "") -> Iterator[tuple[str, Value]]:
-    """Every member of a structure that is not a structure itself; elements have [numbers]."""
+    """Yield every member of a structure that is not a structure itself; elements have [numbers]."""
     for name, member in structure.layout.fields.items():
         value = structure[name]
         if member.layout is None:
@@ -90,17 +90,17 @@ def _values(layout: Layout[Struct] | None, raw: bytes | None) -> Values | None:
 
 
 class Decoder:
-    """Decodes calls of one recording. Any bytes decode; what is not known is shown as bytes."""
+    """Decode calls of one recording. Any bytes can be decoded; unknown ones are shown as bytes."""
 
     def __init__(self, table: abi.Abi) -> None:
         self.table = table
 
     def all(self, recording: Recording) -> list[Decoded]:
-        """Every call of a recording."""
+        """Decode every call of a recording."""
         return [self.decode(call) for call in recording.calls]
 
     def decode(self, call: Call) -> Decoded:
-        """One call."""
+        """Decode one call."""
         if call.kind != "ioctl":
             return Decoded(call, call.kind)
         ioctl = self.table.ioctl_of(call.request)
@@ -152,7 +152,7 @@ def _block(
 
 
 def _elements(layout: Layout[Struct], raw: bytes | None) -> Values | None:
-    """The elements that hold anything, under their numbers."""
+    """Return the elements that are not empty, under their numbers."""
     if raw is None:
         return None
     found: dict[str, Value] = {}
@@ -174,7 +174,8 @@ def _status(own: Block) -> int | None:
 
 
 def shown(value: Value) -> str:
-    """A value as text: small numbers decimal, others hexadecimal, bytes as text where they are."""
+    """Return a value as text: small numbers decimal, others hexadecimal, bytes as text if they are
+    text."""
     if isinstance(value, bytes):
         text = value.rstrip(b"\0")
         if text and all(32 <= byte < 127 for byte in text):
@@ -190,9 +191,10 @@ def shown(value: Value) -> str:
 
 
 def lines(decoded: Decoded, start: float, flags: Flags | None = None) -> Iterator[str]:
-    """One call as text: a line, then its blocks; of what came back only what changed.
+    """Yield one call as text: a line, then its blocks. Of the returned values only changes are
+    shown.
 
-    flags: explains flag words where given.
+    flags: explains flag words if given.
     """
     call = decoded.call
     node = call.path.rpartition("/")[2]

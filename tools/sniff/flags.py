@@ -9,7 +9,7 @@ from functools import cached_property
 from hcq.constants import Constants
 from hcq.fields import Field
 
-#: (block, member) -> what the names of its fields and bits begin with. Source: nvos.h and the class
+#: (block, member) -> prefix of the names of its fields and bits. Source: nvos.h and the class
 #: headers of 580.142.
 PREFIXES = {
     ("NVOS02_PARAMETERS", "flags"): "NVOS02_FLAGS_",
@@ -35,14 +35,14 @@ _CHOICES = {("NV_MEMORY_ALLOCATION_PARAMS", "type")}
 
 @dataclass(frozen=True)
 class _Words:
-    """The fields of one prefix, and the names of what stands in no field."""
+    """The fields of one prefix, and the names outside of any field."""
 
     fields: tuple[tuple[str, Field], ...]
     numbers: dict[str, int]
 
 
 class Flags:
-    """Explains flag words with the constants of a kernel driver's interface."""
+    """Explain flag words with the constants of a kernel driver's interface."""
 
     def __init__(
         self, constants: Constants, prefixes: Mapping[tuple[str, str], str] = PREFIXES
@@ -73,9 +73,10 @@ class Flags:
         return found
 
     def explain(self, struct: str, member: str, value: int) -> str:
-        """The names of what is set, such as "ACCESS=READ_ONLY CACHE_SNOOP=ENABLE"; empty if none.
+        """Return the names of the bits that are set, such as "ACCESS=READ_ONLY CACHE_SNOOP=ENABLE";
+        empty if there are none.
 
-        A field whose value is zero is left out. Bits that no name covers are told as a number.
+        A field whose value is zero is omitted. Bits without a name are shown as a number.
         """
         prefix = self.prefixes.get((struct, member))
         if prefix is None or not value:

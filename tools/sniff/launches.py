@@ -1,7 +1,7 @@
 """Compare two launches: descriptor field by field, constant bank 0 word by word.
 
-Addresses and the sizes of what is launched differ between any two runs; everything else is what one
-driver knows of the hardware and the other may not.
+Addresses and sizes of the launched work differ between any two runs. Any other difference shows
+knowledge about the hardware that one driver has and the other may lack.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _WORD = 4
 
 
 def descriptor_lines(left: Launch, right: Launch) -> Iterator[str]:
-    """Every field that is not 0 in both; `~` before those that differ."""
+    """Yield every field that is not 0 in both; `~` precedes those that differ."""
     if left.table.name != right.table.name or left.table.size != right.table.size:
         yield f"~ descriptors of different versions: {left.table!r} | {right.table!r}"
     ours, theirs = _fields(left.table, left.raw), _fields(right.table, right.raw)
@@ -44,9 +44,9 @@ def _told(value: int | None) -> str:
 def bank_lines(
     left: Sequence[int], right: Sequence[int], names: Mapping[int, str] | None = None
 ) -> Iterator[str]:
-    """The words of two constant banks that are not 0 in both; `~` before those that differ.
+    """Yield the words of two constant banks that are not 0 in both; `~` precedes those that differ.
 
-    names: what is known of a word, by its offset in bytes.
+    names: known meanings of words, by offset in bytes.
     """
     for index in range(max(len(left), len(right))):
         one = left[index] if index < len(left) else None
@@ -66,12 +66,12 @@ def _word(value: int | None) -> str:
 
 
 def words(raw: bytes) -> list[int]:
-    """The 32-bit words of a bank."""
+    """Return the 32-bit words of a bank."""
     return [int.from_bytes(raw[at : at + _WORD], "little") for at in range(0, len(raw), _WORD)]
 
 
 def differences(left: Sequence[Launch], right: Sequence[Launch]) -> Iterator[str]:
-    """The last launch of each of two recordings, side by side; nothing where one has none."""
+    """Compare the last launch of each of two recordings, side by side; empty if one has none."""
     if not left or not right:
         return
     one, other = left[-1], right[-1]

@@ -1,10 +1,10 @@
 """Data that a program wrote to mapped memory before a doorbell: rings, methods, descriptors.
 
-Pages are known as they were when they had last changed; one that never did is zeros. What methods
-write to memory is known too, where the program mapped it and where it did not. A ring holds
-addresses of the GPU: where those lie here is told by the calls that made and mapped the memory, and
-where no call tells, by the same address, as CUDA has it. Sources: open-gpu-doc clc56f.h (entries,
-method headers), the tables of methods and descriptors in nv.abi.
+A page has the content of its last recorded change; a page without one is zeros. Memory that methods
+write is known too, whether or not the program mapped it. A ring holds GPU addresses. The calls that
+created and mapped the memory give their place in the program. Without such a call the place is the
+same address, as in CUDA. Sources: open-gpu-doc clc56f.h (entries, method headers), the tables of
+methods and descriptors in nv.abi.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .decode import Decoded, Values
 from .recording import Call
 
 PAGE = 4096
-MOST_LINES = 400  # of one doorbell
+MOST_LINES = 400  # per doorbell
 MOST_BANK = 4096
 _BANK_ADDRESS = (
     ("CONSTANT_BUFFER_ADDR_LOWER", 0), ("CONSTANT_BUFFER_ADDR_UPPER", 32),
@@ -31,7 +31,7 @@ _ZEROS = bytes(PAGE)
 _ENTRY = struct.Struct("<II")
 _LOAD_QMD, _SEND_PCAS = "LOAD_INLINE_QMD_DATA", "SEND_PCAS_A"
 _LOAD, _LAUNCH = "LOAD_INLINE_DATA", "LAUNCH_DMA"
-#: where inline data goes; one line of it is all that is followed
+#: destination of inline data; only transfers of one line are followed
 _INLINE = ("OFFSET_OUT_UPPER", "OFFSET_OUT", "LINE_LENGTH_IN", "LINE_COUNT")
 _ROW = 8  # words of inline data on a line
 #: launch descriptors: version by the compute class's upper byte (open-gpu-doc classes/compute)
@@ -41,7 +41,7 @@ QMD_VERSIONS = {0xC5: "2.3", 0xC6: "3.0", 0xC7: "3.0", 0xC9: "3.0", 0xCB: "4.0",
 
 @dataclass(frozen=True)
 class Ring:
-    """A channel's ring as it was asked for."""
+    """A channel's ring as the program requested it."""
 
     address: int
     entries: int
@@ -49,7 +49,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch descriptor that a doorbell was rung for. bank: constant bank 0, if it was seen."""
+    """A launch descriptor for which a doorbell was rung. bank: constant bank 0, if recorded."""
 
     table: abi.Descriptor
     raw: bytes
@@ -58,7 +58,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Range:
-    """Addresses of the GPU behind which an allocation lies, from `offset` on."""
+    """GPU addresses that map an allocation, from its `offset` on."""
 
     base: int
     length: int
@@ -72,20 +72,21 @@ class Image:
     def __init__(self, decoded: Sequence[Decoded]) -> None:
         self._calls = {id(each.call): each for each in decoded}
         self._pages: dict[int, bytes] = {}
-        self._spans: list[tuple[int, int]] = []  # what is mapped: address, length
-        self._files: dict[int, int] = {}  # handle of memory, by the file that is to map it
-        self._mapped: dict[int, int] = {}  # where memory is mapped here, by its handle
+        self._spans: list[tuple[int, int]] = []  # mapped ranges: address, length
+        self._files: dict[int, int] = {}  # handle of the memory, by the file that will map it
+        self._mapped: dict[int, int] = {}  # address of mapped memory in the program, by handle
         self._ranges: list[Range] = []
         self._rings: list[Ring] = []
-        self._old: dict[int, bytes] = {}  # rings as they were, by address
+        self._old: dict[int, bytes] = {}  # last content of rings, by address
         self._classes: dict[int, int] = {}  # by subchannel
         self._rung = False
         self._inline: dict[tuple[int, str], int] = {}  # methods of _INLINE, by subchannel and name
-        self._targets: dict[int, tuple[int, int]] = {}  # inline data to come: address, bytes
+        self._targets: dict[int, tuple[int, int]] = {}  # expected inline data: address, bytes
         self.launches: list[Launch] = []
 
     def take(self, call: Call) -> Iterator[str]:
-        """The next call; lines about the doorbell before, once all its pages are there."""
+        """Process the next call. Yield lines about the preceding doorbell once all its pages are
+        there."""
         if call.kind == "memory":
             if call.after is not None:
                 self._pages[call.address] = call.after
@@ -103,7 +104,7 @@ class Image:
             self._learn(self._calls[id(call)])
 
     def end(self) -> Iterator[str]:
-        """Lines about a doorbell that was the last of all."""
+        """Yield lines about a doorbell that was the last call."""
         if self._rung:
             self._rung = False
             yield from self.rung()
@@ -132,14 +133,14 @@ class Image:
                 self._rings.append(ring)
 
     def here(self, address: int) -> int:
-        """Where an address of the GPU lies in the program."""
+        """Return the address in the program that belongs to a GPU address."""
         for found in reversed(self._ranges):
             if found.base <= address < found.base + found.length and found.memory in self._mapped:
                 return self._mapped[found.memory] + found.offset + address - found.base
         return address
 
     def read(self, address: int, size: int) -> bytes | None:
-        """Memory at an address of the GPU; None where any of it was not recorded."""
+        """Return memory at a GPU address; None if any of it was not recorded."""
         at = self.here(address)
         found = bytearray()
         while len(found) < size:
@@ -218,7 +219,7 @@ class Image:
             yield from self._qmd(bytes(inline), "written by methods")
 
     def _aim(self, subchannel: int, name: str, value: int) -> None:
-        """Follow where inline data will go."""
+        """Track the destination of inline data."""
         if name in _INLINE:
             self._inline[subchannel, name] = value
         elif name == _LAUNCH:
@@ -226,7 +227,7 @@ class Image:
             self._targets[subchannel] = upper << 32 | lower, length if lines == 1 else 0
 
     def _load(self, subchannel: int, words: Sequence[int]) -> Iterator[str]:
-        """Write inline data to the image; the rest of a page that is not mapped is zeros."""
+        """Write inline data to the image; the rest of an unmapped page is zeros."""
         address, left = self._targets.get(subchannel, (0, 0))
         raw = struct.pack(f"<{len(words)}I", *words)[:left]
         for at in range(0, len(words), _ROW):
@@ -303,7 +304,7 @@ class Image:
         yield from self._banks(table, raw)
 
     def _banks(self, table: abi.Descriptor, raw: bytes) -> Iterator[str]:
-        """Yield the content of constant banks, row by row; rows of zeros are left out."""
+        """Yield the content of constant banks, row by row. Rows of zeros are omitted."""
         first: bytes | None = None
         for bank in range(table.field("CONSTANT_BUFFER_VALID").count):
             if not table.get(raw, "CONSTANT_BUFFER_VALID", bank):

@@ -1,7 +1,7 @@
-"""Record our own driver: a node that passes every call on and writes down what was asked.
+"""Record ugpu's own driver: a node that forwards every call and records it.
 
-The recording has the format of the other recorders, so that what our driver does, on a board or on
-a virtual device, can be compared with what CUDA does.
+The recording has the format of the other recorders. Therefore the behaviour of ugpu's driver, on a
+board or on a virtual device, can be compared with that of CUDA.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _ZEROS = hash(bytes(PAGE))
 
 
 class RecordingNode:
-    """A node above another one, which it owns; see hcq.transport.node.Node.
+    """A node on top of another one, which it owns; see hcq.transport.node.Node.
 
-    The file is the caller's; a line is written when a call has ended. memory: at how many doorbells
-    to record the pages of mapped memory that changed.
+    The caller owns the file; a line is written when a call has ended. memory: the number of
+    doorbells at which to record the pages of mapped memory that changed.
     """
 
     def __init__(self, node: Node, file: IO[str], rules: Rules, memory: int = 0) -> None:
@@ -48,7 +48,7 @@ class RecordingNode:
         self._paths: dict[int, str] = {}
         self._lock = threading.Lock()
         self._shots = memory
-        self._views: dict[NodeMapping, dict[int, int]] = {}  # hashes of pages, by their offset
+        self._views: dict[NodeMapping, dict[int, int]] = {}  # hashes of pages, by offset
 
     def open(self, path: str) -> int:
         line = self._line("open", path)
@@ -125,7 +125,7 @@ class RecordingNode:
         self._node.close()
 
     def _rung(self) -> None:
-        """A doorbell is about to be written."""
+        """Record memory before a doorbell is written."""
         if not self._shots:
             return
         self._shots -= 1
@@ -158,7 +158,7 @@ class RecordingNode:
 
 
 class _WatchedMapping:
-    """A mapping that tells when its doorbell is about to be written."""
+    """A mapping that reports when its doorbell is about to be written."""
 
     def __init__(
         self, mapping: NodeMapping, rung: Callable[[], None], views: dict[NodeMapping, Any]
@@ -184,7 +184,7 @@ class _WatchedMapping:
 
 
 def read(address: int, size: int) -> bytes | None:
-    """Read this process's own memory; None where any of it is not there."""
+    """Read this process's own memory; None if any of it is not mapped."""
     wanted = min(size, LIMIT)
     try:
         with open("/proc/self/mem", "rb", buffering=0) as memory:
@@ -205,7 +205,7 @@ def _load(path: str) -> Callable[..., Any]:  # an entry point named in the regis
 
 
 def attach(name: str) -> NodeAttachment:
-    """The way to a device that is reached through a kernel driver's node, real or virtual."""
+    """Return the attachment of a device behind a kernel driver's node, real or virtual."""
     kind, _, rest = name.partition(":")
     if kind == "virtual" and rest in catalogue.virtual_chips():
         made = registry.attach_virtual(rest)
@@ -229,8 +229,8 @@ def record_device(
 ) -> None:
     """Open a device through a recording node, do `work` with it, close it.
 
-    driver: as `rules_of` takes it. memory: see RecordingNode;
-    command images are kept in host memory then, where all of it can be read at each doorbell.
+    driver: as for `rules_of`. memory: see RecordingNode; command images are then kept in host
+    memory, where they can be read completely at each doorbell.
     """
     rules, start = rules_of(driver)
     try:

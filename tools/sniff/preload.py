@@ -18,20 +18,20 @@ from .rules import Rules
 SOURCES = Path(__file__).parent / "recorder"
 _COMPILERS = ("cc", "gcc", "clang")
 _BUILD_LIMIT_S = 60
-#: starts a program with a library in front of those that it is preloaded with already
+#: starts a program with a library in front of those that are preloaded already
 _START = 'LD_PRELOAD="$0${LD_PRELOAD:+:$LD_PRELOAD}" exec "$@"'
-_LARGEST = 16 << 20  # bytes of a library that we built
+_LARGEST = 16 << 20  # bytes of a library that was built here
 
 
 def compiler() -> str | None:
-    """Where a C compiler is, or None."""
+    """Return the path of a C compiler, or None."""
     return next((found for name in _COMPILERS if (found := shutil.which(name))), None)
 
 
 def library(cache: Path) -> Path:
-    """Build the library if these sources were not built before; return where it lies.
+    """Build the library unless these sources were built before; return its path.
 
-    MissingDependency without a compiler, HostError where it refuses.
+    MissingDependency without a compiler, HostError if the compiler fails.
     """
     text = b"".join(file.read_bytes() for file in sorted(SOURCES.glob("*.[ch]")))
     path = cache / "sniff" / f"recorder-{hashlib.sha256(text).hexdigest()[:16]}.so"
@@ -55,12 +55,12 @@ def library(cache: Path) -> Path:
         )
         if done.returncode != 0:
             raise HostError("the recorder failed to compile", said=done.stderr.strip()[-500:])
-        made.replace(path)  # whole or not at all: another process may build it too
+        made.replace(path)  # atomic: another process may build it too
     return path
 
 
 def _usable(folder: int, path: Path) -> bool:
-    """Return whether the library is there; one that another user could have written is deleted."""
+    """Return whether the library exists. Delete one that another user could have written."""
     try:
         ownfolder.read(folder, path.name, path, _LARGEST)
     except FileNotFoundError:
@@ -76,10 +76,10 @@ def record(
 ) -> int:
     """Run `command` and append its calls to `log`; return its exit code.
 
-    memory: at how many doorbells to record what changed in mapped memory; x86-64.
+    memory: the number of doorbells at which to record changes of mapped memory; x86-64.
 
-    Programs that it starts are recorded too. One that is linked statically, or makes its system
-    calls itself, is not seen: ptrace sees those.
+    Programs that it starts are recorded too. A program that is linked statically or makes system
+    calls directly is not recorded; ptrace can record it.
     """
     with tempfile.NamedTemporaryFile("w", suffix=".rules", encoding="ascii") as file:
         file.write(rules.text())

@@ -1,4 +1,4 @@
-"""A recording: one JSON object a line, the first one about the whole, the others one call each.
+"""A recording: one JSON object a line. The first one describes the whole, the others one call each.
 
     {"ugpu-sniff": 1, "driver": "580.142", "backend": "preload", "prefix": "/dev/nvidia",
      "command": [...]}
@@ -10,8 +10,8 @@
     {"call": "doorbell", "address", ...}                     with --memory: a write of a doorbell,
     {"call": "memory", "path", "address", "length", "after"} before it a page that had changed
 
-`before` and `after` are null where the program's pointer was bad; a block is cut after 64 KiB. A
-last line that was cut off, because the program was killed, is dropped.
+`before` and `after` are null if the program's pointer was bad. A block is cut after 64 KiB. A last
+line that was cut off, because the program was killed, is dropped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CALLS = ("open", "close", "ioctl", "mmap", "doorbell", "memory")
 
 @dataclass(frozen=True)
 class BlockCopy:
-    """A block an ioctl pointed to, before and after the call; None where it could not be read."""
+    """A block that an ioctl pointed to, before and after the call; None if it could not be read."""
 
     at: int
     inside: int
@@ -44,7 +44,7 @@ class BlockCopy:
 
 @dataclass(frozen=True)
 class Call:
-    """One call as it was recorded. Numbers that a kind of call does not have are 0."""
+    """One recorded call. Numbers that a kind of call does not have are 0."""
 
     kind: str
     path: str
@@ -150,7 +150,7 @@ def _objects(lines: Iterable[str]) -> Iterable[tuple[int, dict[str, Any]]]:
 
 
 def parse(text: str) -> Recording:
-    """Read a recording; BadArgument names the line that cannot be read."""
+    """Parse a recording; BadArgument names the line that cannot be read."""
     recording: Recording | None = None
     for number, line in _objects(row for row in text.split("\n") if row):
         try:
@@ -171,7 +171,7 @@ def parse(text: str) -> Recording:
 
 
 def read(path: Path) -> Recording:
-    """Read a recording from a file; BadArgument where it is none or is not there."""
+    """Read a recording from a file; BadArgument if the file is missing or not a recording."""
     try:
         return parse(path.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
@@ -179,6 +179,6 @@ def read(path: Path) -> Recording:
 
 
 def header(driver: str, backend: str, prefix: str, command: Iterable[str]) -> str:
-    """The first line of a recording."""
+    """Return the first line of a recording."""
     facts = {"ugpu-sniff": FORMAT, "driver": driver, "backend": backend, "prefix": prefix}
     return json.dumps({**facts, "command": list(command)}) + "\n"

@@ -1,19 +1,19 @@
-"""Which memory belongs to an ioctl: its own block, and the blocks that one points to.
+"""The memory that belongs to an ioctl: its own block, and the blocks that this block points to.
 
 Both recorders follow the same rules. The preload library reads them as text, one a line, numbers in
 C's notation:
 
-    u NUMBER SIZE                                   a call of UVM: the number does not say the size
+    u NUMBER SIZE                                   a call of UVM: its number contains no size
     p KEY POINTER LENGTH CLASS COMMAND              a block points on; KEY is number | size<<16
-    c CLASS SIZE                                    the size where the caller left LENGTH zero
+    c CLASS SIZE                                    the size if the caller left LENGTH zero
     n COMMAND POINTER COUNT ITEM                    a control's block points to COUNT items
     d CLASS 0                                       objects of this class are doorbells
-    o KEY CLASS HANDLE                              where a call that makes objects has both
-    m KEY HANDLE FILE                               where a call that prepares a mapping has both
+    o KEY CLASS HANDLE                              places of both in a call that makes objects
+    m KEY HANDLE FILE                               places of both in a call that prepares a mapping
     b NUMBER POINTER COUNT ITEM                     KGSL: a call's block points to COUNT items
     s NUMBER 0                                      KGSL: a call that submits work
 
-POINTER to COMMAND are byte offsets, -1 where there is none. Offsets come from the tables.
+POINTER to COMMAND are byte offsets, -1 for none. Offsets come from the tables.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from nv import abi
 
 LIMIT = 65536
-_MAGIC, _KGSL_MAGIC = ord("F"), 9  # the kernel driver in a call's number
+_MAGIC, _KGSL_MAGIC = ord("F"), 9  # the kernel driver's magic in a call's number
 
 #: outer block -> (its pointer, its length, its class, its command)
 _POINTING = {
@@ -65,7 +65,7 @@ _USERMODE = (
     "VOLTA_USERMODE_A", "TURING_USERMODE_A", "AMPERE_USERMODE_A", "HOPPER_USERMODE_A",
     "BLACKWELL_USERMODE_A",
 )  # fmt: skip
-#: calls that tell which mapping that is
+#: calls that identify that mapping
 _MAKING = (
     ("o", "NVOS64_PARAMETERS", "NV_ESC_RM_ALLOC", ("hClass", "hObjectNew")),
     ("m", "nv_ioctl_nvos33_parameters_with_fd", "NV_ESC_RM_MAP_MEMORY", ("params.hMemory", "fd")),
@@ -76,7 +76,8 @@ Read = Callable[[int, int], bytes | None]
 
 @dataclass
 class Block:
-    """A block an ioctl points to; `at` is the pointer's offset in block `inside` (-1: its own)."""
+    """A block that an ioctl points to; `at` is the pointer's offset in block `inside` (-1: the
+    ioctl's own block)."""
 
     at: int
     inside: int
@@ -86,7 +87,7 @@ class Block:
 
 @dataclass
 class Rules:
-    """The rules of one branch; see the module."""
+    """The rules of one branch; see the module's docstring."""
 
     uvm: dict[int, int] = field(default_factory=dict)
     pointing: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
@@ -130,7 +131,7 @@ class Rules:
         return rules
 
     def text(self) -> str:
-        """The rules as the preload library reads them."""
+        """Return the rules in the format of the preload library."""
         lines = [f"u {number:#x} {size}" for number, size in self.uvm.items()]
         for key, places in self.pointing.items():
             lines.append(f"p {key:#x} {' '.join(map(str, places))}")
@@ -145,13 +146,14 @@ class Rules:
         return "\n".join(lines) + "\n"
 
     def own_size(self, request: int) -> int:
-        """Bytes of an ioctl's own block."""
+        """Return the size of an ioctl's own block in bytes."""
         if (request >> 8) & 0xFF in (_MAGIC, _KGSL_MAGIC) and request >> 16:
             return (request >> 16) & 0x3FFF
         return self.uvm.get(request, 0)
 
     def blocks(self, request: int, own: bytes, read: Read) -> Iterator[Block]:
-        """The blocks that an ioctl's own block points to; `read(address, size)` reads memory."""
+        """Yield the blocks that an ioctl's own block points to; `read(address, size)` reads
+        memory."""
         for pointer, count, item in self.calls.get(request, ()):
             address = word(own, pointer, 8)
             size = (word(own, count, 4) if count >= 0 else 1) * item
@@ -181,5 +183,5 @@ class Rules:
 
 
 def word(raw: bytes, at: int, size: int) -> int:
-    """A little-endian number inside of a block; 0 where it does not reach."""
+    """Return a little-endian number inside a block; 0 if it does not fit in the block."""
     return int.from_bytes(raw[at : at + size], "little") if 0 <= at <= len(raw) - size else 0

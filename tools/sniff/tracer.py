@@ -1,10 +1,10 @@
-"""Record by ptrace, where no compiler is or a program makes its system calls itself. x86-64 only.
+"""Record by ptrace, if there is no compiler or a program makes system calls directly. x86-64 only.
 
 python -m tools.sniff.tracer --log FILE --prefix PATH --driver 580.142 -- CMD
 
-`ugpu sniff` runs it as a process of its own: ptrace belongs to one thread, and its waiting would
-take other children's ends away. Every thread and every child of the program is followed.
-PTRACE_GET_SYSCALL_INFO (Linux 5.3) says whether a stop is a call's beginning or its end. Source:
+`ugpu sniff` runs it as a separate process, because ptrace belongs to one thread and its waiting
+would reap other children. Every thread and every child of the program is traced.
+PTRACE_GET_SYSCALL_INFO (Linux 5.3) tells whether a stop is the entry or the exit of a call. Source:
 ptrace(2).
 """
 
@@ -45,7 +45,7 @@ _MAP_ANONYMOUS = 0x20
 
 @dataclass
 class _Pending:
-    """A call that has begun in one thread."""
+    """A call that has started in one thread."""
 
     kind: str
     arguments: tuple[int, ...]
@@ -55,7 +55,7 @@ class _Pending:
 
 
 class Tracer:
-    """Follows one program and writes what it asks of the watched paths."""
+    """Trace one program and record its requests to the watched paths."""
 
     def __init__(self, log: Path, prefix: str, rules: Rules) -> None:
         if platform.machine() != "x86_64" or sys.platform != "linux":
@@ -74,7 +74,7 @@ class Tracer:
         self._libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, pointer, pointer]
 
     def _ptrace(self, request: int, thread: int, address: int = 0, data: int = 0) -> bool:
-        """Make a request; False where the thread is gone."""
+        """Make a request; return False if the thread is gone."""
         ctypes.set_errno(0)
         if self._libc.ptrace(request, thread, address, data) >= 0:
             return True
@@ -84,7 +84,7 @@ class Tracer:
         raise HostError(f"the system does not allow ptrace: {os.strerror(error)}", request=request)
 
     def run(self, command: Sequence[str]) -> int:
-        """Run a program to its end; return its exit code, 128 + the signal where one killed it."""
+        """Run a program to its end; return its exit code, or 128 + the signal that killed it."""
         child = os.fork()
         if child == 0:
             self._become(command)
@@ -110,7 +110,7 @@ class Tracer:
         return code if code >= 0 else 128 - code
 
     def _become(self, command: Sequence[str]) -> None:
-        """In the child: let the parent trace, then be the program. Does not return."""
+        """In the child: allow the parent to trace, then execute the program. Does not return."""
         try:
             self._libc.ptrace(_TRACEME, 0, None, None)
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -143,7 +143,7 @@ class Tracer:
             if pending is not None:
                 self._end(thread, pending, first - (1 << 64) if first >> 63 else first)
 
-    # What a call means ----------------------------------------------------------------------
+    # Meaning of calls -------------------------------------------------------------------------
 
     def _begin(self, thread: int, name: str, arguments: tuple[int, ...]) -> None:
         if name in ("open", "openat"):
@@ -203,7 +203,7 @@ class Tracer:
     # The program's memory and files -----------------------------------------------------------
 
     def _read(self, thread: int, address: int, size: int) -> bytes | None:
-        """Read the program's memory; None where any of it is not there."""
+        """Read the program's memory; None if any of it is not mapped."""
         wanted = min(size, LIMIT)
         try:
             with open(f"/proc/{thread}/mem", "rb", buffering=0) as memory:
@@ -213,7 +213,7 @@ class Tracer:
         return found if len(found) == wanted else None
 
     def _string(self, thread: int, address: int) -> str:
-        """Read a path up to its NUL; shorter and shorter where memory ends behind it."""
+        """Read a path up to its NUL, in shorter and shorter parts if the memory behind it ends."""
         for size in (4096, 256, 64, 16):
             raw = self._read(thread, address, size)
             if raw is not None and b"\0" in raw:
@@ -227,7 +227,7 @@ class Tracer:
             return ""
 
     def _group(self, thread: int) -> int:
-        """The process a thread belongs to."""
+        """Return the process that a thread belongs to."""
         if thread not in self._groups:
             try:
                 text = Path(f"/proc/{thread}/status").read_text(encoding="ascii", errors="replace")
@@ -242,7 +242,7 @@ def _hex(raw: bytes | None) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a program traced; the exit code is the program's."""
+    """Trace a run of a program; return the program's exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.sniff.tracer")
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--prefix", required=True)

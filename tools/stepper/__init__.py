@@ -1,1 +1,1 @@
-"""`ugpu debug`: kernels on models, instruction by instruction."""
+"""`ugpu debug`: step through kernels on models, instruction by instruction."""

@@ -20,7 +20,7 @@ from .commands import Commands
 
 @contextlib.contextmanager
 def _default_device(name: str) -> Iterator[None]:
-    """Make a device what `ugpu.open()` and tensors use."""
+    """Make a device the default of `ugpu.open()` and of tensors."""
     with setting("UGPU_DEVICE", name):
         set_default_device(name)
         try:
@@ -32,8 +32,8 @@ def _default_device(name: str) -> Iterator[None]:
 def run(
     script: str, arguments: Sequence[str], device: str, commands: Path | None, out: Output
 ) -> int:
-    """Run the script as __main__ and return its exit code. commands: a file of debugger commands in
-    place of the terminal's. UsageError for files that are not there, and for wrong commands."""
+    """Run the script as __main__ and return its exit code. commands: a file of debugger commands
+    that replaces the terminal. UsageError for missing files and for invalid commands."""
     if not os.path.isfile(script):
         raise UsageError(f"file {script} does not exist")
     lines = None

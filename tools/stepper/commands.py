@@ -25,8 +25,8 @@ _ALIASES = {
 
 
 class Commands(cmd.Cmd):
-    """Reads commands until one lets the program go on. lines: of a file, in place of a terminal;
-    where they end the program goes on without halts, and one that fails ends it."""
+    """Read commands until one continues the program. lines: of a file, in place of a terminal.
+    After the last line the program continues without halts; a line that fails ends the program."""
 
     prompt = PROMPT
     doc_header = "commands (help COMMAND):"
@@ -37,18 +37,18 @@ class Commands(cmd.Cmd):
         self.session = Session(self.halted)
         self.halts: list[dict[str, object]] = []
         self._lines: Iterator[str] | None = None if lines is None else iter(lines)
-        self._wave = 0  # of the group, whose registers are shown
+        self._wave = 0  # the wave of the group whose registers are shown
         self._words: list[str] = []
 
     # ---- reading ------------------------------------------------------------------------------
 
     def before(self) -> bool:
-        """Read commands before the program starts; whether it is to start."""
+        """Read commands before the program starts; return whether to start it."""
         self._read()
         return not self.session.quitting
 
     def halted(self, halt: Halt) -> None:
-        """Say why and where a wave has halted, and read commands."""
+        """Print why and where a wave has halted, and read commands."""
         wave = halt.wave
         self._wave = wave.wave
         self.halts.append(
@@ -83,7 +83,8 @@ class Commands(cmd.Cmd):
         self.session.detached = True
 
     def onecmd(self, line: str) -> bool:
-        """Run a command; whether the program goes on. At a terminal errors are told, not raised."""
+        """Run a command; return whether the program continues. At a terminal errors are printed,
+        not raised."""
         try:
             return bool(super().onecmd(line))
         except UgpuError as error:
@@ -93,7 +94,7 @@ class Commands(cmd.Cmd):
             return False
 
     def parseline(self, line: str) -> tuple[str | None, str | None, str]:
-        """Take short forms of commands too."""
+        """Accept short forms of commands too."""
         word, argument, whole = super().parseline(line)
         return (_ALIASES.get(word, word) if word else word), argument, whole
 
@@ -102,7 +103,7 @@ class Commands(cmd.Cmd):
         return False
 
     def default(self, line: str) -> None:
-        """Refuse a command that there is not."""
+        """Reject an unknown command."""
         if line == "EOF":
             self.do_quit("")
             return
@@ -110,10 +111,10 @@ class Commands(cmd.Cmd):
         raise UsageError(f"expected one of {known}, got {line.split()[0]!r}")
 
     def postcmd(self, stop: bool, line: str) -> bool:
-        """End the prompt with the program."""
+        """Leave the prompt when the program ends."""
         return stop or self.session.quitting
 
-    # ---- going on -----------------------------------------------------------------------------
+    # ---- continuing ---------------------------------------------------------------------------
 
     def _go(self, way: Way, text: str = "") -> bool:
         self._halt()
@@ -156,7 +157,7 @@ class Commands(cmd.Cmd):
             self.session.quit()
         return True
 
-    # ---- what halts ---------------------------------------------------------------------------
+    # ---- halts --------------------------------------------------------------------------------
 
     def do_break(self, text: str) -> None:
         """break PLACE: halt at KERNEL, KERNEL+OFFSET, KERNEL:LINE, LINE, FILE:LINE or 0xADDRESS."""
@@ -182,7 +183,7 @@ class Commands(cmd.Cmd):
         """delete NUMBER: drop a breakpoint or a watch."""
         self.session.delete(_number(text.split(), 0, None))
 
-    # ---- looking ------------------------------------------------------------------------------
+    # ---- inspection ---------------------------------------------------------------------------
 
     def _halt(self) -> Halt:
         if self.session.halt is None:
@@ -219,7 +220,7 @@ class Commands(cmd.Cmd):
         self.out.table(("", "wave", "state", "at", "exec"), rows)
 
     def _registers(self, wanted: list[str]) -> None:
-        """Show scalar registers, or those named; vector registers lane by lane where named."""
+        """Show scalar registers, or the named registers; named vector registers lane by lane."""
         wave = self._halt().wave
         scalars, vectors = wave.names(self._wave)
         if not wanted:
@@ -331,7 +332,7 @@ class Commands(cmd.Cmd):
     complete_tbreak = complete_break
 
     def complete_info(self, text: str, line: str, start: int, end: int) -> list[str]:
-        """Complete what `info` shows."""
+        """Complete the topics of `info`."""
         words = ("registers", "waves", "breakpoints", "kernels")
         return [word for word in words if word.startswith(text)]
 

@@ -1,4 +1,4 @@
-"""Where an instruction belongs: kernel, line of kernel IR or of source."""
+"""The place of an instruction: its kernel, and its line of kernel IR or of source."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _PLACE = re.compile(r"(?P<kernel>[A-Za-z_.$*?][\w.$*?]*)(?:\+(?P<offset>0x[0-9a-
 
 @dataclass(frozen=True)
 class Row:
-    """Instructions of one line: addresses from start up to end."""
+    """The instructions of one line: addresses from start up to end."""
 
     start: int
     end: int
-    file: str  # "kernel-ir", a file of source, or "KERNEL.ptx"
+    file: str  # "kernel-ir", a source file, or "KERNEL.ptx"
     line: int
     text: str = ""
 
 
 @dataclass
 class Known:
-    """A kernel as people name it. rows: of kernel IR or source, or what else there is. written: of
-    the text that the model executes, where it does."""
+    """A kernel by its name. rows: of kernel IR or source, or of other text if neither exists.
+    written: rows of the text that the model executes, if it executes text."""
 
     name: str
     entry: int
@@ -46,14 +46,14 @@ class Known:
 
 
 class Devices:
-    """The devices that were opened under the debugger, and their kernels."""
+    """The devices opened under the debugger, and their kernels."""
 
     def __init__(self) -> None:
-        self.opened: list[Any] = []  # hcq.device.Device, whose drivers differ
+        self.opened: list[Any] = []  # hcq.device.Device with any driver
         self._known: dict[tuple[int, str], Known] = {}
 
     def kernel(self, code: Code) -> Known:
-        """Return what is known of a kernel that is about to run."""
+        """Return the facts of a kernel that is about to run."""
         kept = self._known.get((code.entry, code.digest))
         if kept is not None:
             return kept
@@ -116,8 +116,8 @@ def _compiled_text(device: object, name: str) -> dict[int, tuple[int, str]]:
 
 @dataclass(frozen=True)
 class Breakpoint:
-    """Where to halt. kernel: its name, with * and ? as in a shell; "" for any. Of address, offset
-    and line one is meant."""
+    """The place of a breakpoint. kernel: a name, with * and ? as in a shell; "" for any. Exactly
+    one of address, offset and line applies."""
 
     number: int
     text: str
@@ -129,7 +129,8 @@ class Breakpoint:
     file: str = ""
 
     def addresses(self, known: Known) -> set[int]:
-        """Return its instructions in a kernel: of a line the first of each run."""
+        """Return the breakpoint's instructions in a kernel; for a line, the first of each run of
+        instructions."""
         if self.address is not None:
             return {self.address} & known.listing.keys()
         if self.kernel and not fnmatchcase(known.name, self.kernel):

@@ -1,8 +1,8 @@
 """State of a debugging session: what halts a wave, and why it has halted.
 
-`Session` is the `hcq.debugging.Debugger` of the process. A kernel's thread calls `halted`; the
-prompt runs on a thread of its own meanwhile, since a kernel's thread has the floating-point mode of
-its chip.
+`Session` is the `hcq.debugging.Debugger` of the process. A kernel's thread calls `halted`. The
+prompt runs on a thread of its own meanwhile, because a kernel's thread has the floating-point mode
+of its chip.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Way(Enum):
 
 @dataclass
 class Watch:
-    """Memory whose change halts. value: as it was seen last, None while it is not mapped."""
+    """Memory whose change halts the program. value: the last value seen, None while the memory is
+    not mapped."""
 
     number: int
     address: int
@@ -44,7 +45,7 @@ class Watch:
 
 @dataclass
 class Halt:
-    """Why and where a wave has halted. before: the instruction that ran last, and its wave."""
+    """Why and where a wave has halted."""
 
     wave: Halted
     known: Known
@@ -62,34 +63,34 @@ class _Last:
 
 
 class Session:
-    """One run of a program under the debugger. prompt: called with each halt; it returns when the
-    wave is to go on, and has set `way`."""
+    """One run of a program under the debugger. prompt: called at each halt; it sets `way` and
+    returns when the wave is to continue."""
 
     def __init__(self, prompt: Callable[[Halt], None]) -> None:
         self.devices = Devices()
         self.breakpoints: dict[int, Breakpoint] = {}
         self.watches: dict[int, Watch] = {}
         self.way = Way.CONTINUE
-        self.steps = 1  # left of `way`
+        self.steps = 1  # left for `way`
         self.halt: Halt | None = None
         self.quitting = False
         self.detached = False
-        self.error: BaseException | None = None  # of the prompt
+        self.error: BaseException | None = None  # raised by the prompt
         self.kernels: set[str] = set()  # names seen so far
         self.placed: set[int] = set()  # breakpoints that have a place in a kernel that ran
         self._prompt = prompt
         self._numbers = 0
         self._last: _Last | None = None
-        self._asked = False  # Ctrl-C
+        self._asked = False  # Ctrl-C was pressed
         self._code: Code | None = None
         self._console = ThreadPoolExecutor(1, "debugger")
         self._lock = threading.Lock()
-        self._turn = threading.Lock()  # one of several devices halts at a time
+        self._turn = threading.Lock()  # only one of several devices halts at a time
 
-    # ---- what halts ---------------------------------------------------------------------------
+    # ---- breakpoints and watches --------------------------------------------------------------
 
     def add_breakpoint(self, text: str, *, once: bool = False) -> Breakpoint:
-        """Halt there from now on. UsageError for an invalid place."""
+        """Halt at a place from now on. UsageError for an invalid place."""
         current = self.halt.known.name if self.halt is not None else ""
         if text.isdecimal() and not current:
             raise UsageError(f"expected KERNEL:LINE while no kernel runs, got {text!r}")
@@ -107,7 +108,7 @@ class Session:
         return made
 
     def delete(self, number: int) -> None:
-        """Drop a breakpoint or a watch. UsageError for a number that there is not."""
+        """Delete a breakpoint or a watch. UsageError for an unknown number."""
         if self.breakpoints.pop(number, None) is None and self.watches.pop(number, None) is None:
             raise UsageError(f"expected the number of a breakpoint or watch, got {number}")
 
@@ -120,7 +121,7 @@ class Session:
     def stops(self, code: Code) -> Collection[int] | None:
         """See hcq.debugging.Debugger."""
         if self.quitting:
-            return None  # each wave ends at its first instruction from here on
+            return None  # from here on each wave ends at its first instruction
         if self.detached:
             return ()
         known = self.devices.kernel(code)
@@ -137,7 +138,7 @@ class Session:
         return found
 
     def missed(self) -> list[str]:
-        """Breakpoints that had no place in any kernel that ran, for people."""
+        """Return a text for each breakpoint that had no place in any kernel that ran."""
         ran = ", ".join(sorted(self.kernels)) or "none"
         return [
             f"breakpoint {one.number} ({one.text}) had no place in the kernels that ran: {ran}"
@@ -169,7 +170,7 @@ class Session:
         self.way, self.steps = Way.CONTINUE, 1
         try:
             self._console.submit(self._prompt, self.halt).result()
-        except BaseException as error:  # of a command of a file: the program ends
+        except BaseException as error:  # raised by a command of a file: the program ends
             self.error = error
             self.quit()
         finally:
@@ -214,7 +215,8 @@ class Session:
     # ---- from the program's thread ------------------------------------------------------------
 
     def pause(self) -> bool:
-        """Halt at the next instruction; whether that was not asked for yet. Any thread may call."""
+        """Halt at the next instruction; return False if that was already requested. From any
+        thread."""
         with self._lock:
             if self._asked:
                 return False
@@ -224,7 +226,7 @@ class Session:
             return True
 
     def quit(self) -> None:
-        """End the program: its kernels end at once, its own thread as soon as it has noticed."""
+        """End the program: its kernels immediately, its own thread as soon as it notices."""
         self.quitting = True
         _thread.interrupt_main()
 
@@ -254,5 +256,5 @@ class Session:
 
 
 def _shown(data: bytes | None) -> str:
-    """Return memory as one number, as programs see it."""
+    """Return memory as one little-endian number, as programs read it."""
     return "not mapped" if data is None else f"0x{data[::-1].hex()}"

@@ -1,1 +1,1 @@
-"""`ugpu top`: all devices of this machine that a process of this user has open."""
+"""`ugpu top`: all devices of this machine that are open in a process of this user."""

@@ -1,7 +1,8 @@
-"""Reading the telemetry of all open devices, each apart from the others.
+"""Read the telemetry of all open devices, independently of each other.
 
 Every device is read by a thread of its own, through the observer interface of the process that owns
-it (hcq.observe). One that does not answer keeps its last values and says so; it delays no other.
+it (hcq.observe). A device that does not answer keeps its last values, is marked, and delays no
+other.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ KEPT = 240  # values of a history
 @dataclass
 class Card:
     """The latest data of one device. problem: why there is no newer data. kernels_per_s: between
-    the last two answers. history: values of each sensor, by name and label, the oldest first."""
+    the last two answers. history: values of each sensor, by name and label, oldest first."""
 
     device: str
     path: Path | None = None
@@ -44,7 +45,7 @@ class Card:
         return self.last.state
 
     def take(self, found: Telemetry) -> None:
-        """Note an answer; the same one again changes nothing."""
+        """Record an answer; a repeated one changes nothing."""
         before, self.problem = self.last, ""
         if before is not None and found.time <= before.time:
             return
@@ -57,7 +58,7 @@ class Card:
             self.history.setdefault(key, deque(maxlen=KEPT)).append(sample.value)
 
     def as_json(self) -> dict[str, object]:
-        """For --json: telemetry, with `state` as this class has it."""
+        """Return the card for --json: telemetry, with `state` as in this class."""
         known = {} if self.last is None else self.last.as_json()
         return {
             "device": self.device, **known, "state": self.state, "problem": self.problem,
@@ -66,7 +67,7 @@ class Card:
 
 
 class Watch:
-    """Reads one device. card: what it has found; not replaced by other threads."""
+    """Reads one device. card: its data; other threads do not replace it."""
 
     def __init__(self, path: Path, limit_s: float = LIMIT_S) -> None:
         self.card = Card(observe.device_of(path), path)
@@ -74,7 +75,7 @@ class Watch:
         self._reader: Reader | None = None
 
     def step(self) -> bool:
-        """Read once; False where the device's owner has closed it or is gone."""
+        """Read once; return False if the device's owner has closed it or is gone."""
         assert self.card.path is not None
         try:
             if self._reader is None:
@@ -86,7 +87,7 @@ class Watch:
             return False
         except UgpuError as error:
             self.card.problem = error.message
-            self.close()  # a late answer would be taken for the next one's
+            self.close()  # a late answer would be mistaken for the next one
         return True
 
     def close(self) -> None:
@@ -96,7 +97,7 @@ class Watch:
 
 
 class Fleet:
-    """All devices. idle: names of those that may be open in no process. A context manager."""
+    """All devices. idle: names of devices that may be open in no process. A context manager."""
 
     def __init__(
         self, folder: Path | None, idle: Iterable[str] = (), limit_s: float = LIMIT_S
@@ -122,7 +123,7 @@ class Fleet:
         return self._sorted([watch.card for watch, open_now in found if open_now])
 
     def look(self) -> list[Card]:
-        """Start to read devices that have been opened since, and return what is known of all. Never
+        """Start to read devices opened since the last call, and return the known data of all. Never
         waits for a device."""
         for path in observe.sockets(self.folder):
             if path not in self._threads and not self._stopped.is_set():
@@ -145,7 +146,7 @@ class Fleet:
         return [*sorted(cards, key=lambda card: (card.device, str(card.path))), *idle]
 
     def close(self) -> None:
-        """End the threads; each ends at the latest when its device's limit is over."""
+        """End the threads; each ends within its device's limit."""
         self._stopped.set()
         for thread in list(self._threads.values()):
             thread.join(2 * self._limit_s)

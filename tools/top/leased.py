@@ -1,4 +1,4 @@
-"""Telemetry of the devices of a ugpud, through its socket: for observers here and elsewhere."""
+"""Telemetry of the devices of a ugpud, through its socket, for local and remote observers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hcq.telemetry import from_json
 
 from .fleet import LIMIT_S, Card, Fleet, Watch
 
-CALL_LIMIT_S = 10.0  # TIMEOUT: for the list of devices; the daemon makes it without a device
+CALL_LIMIT_S = 10.0  # TIMEOUT: for the list of devices; the daemon accesses no device for it
 
 
 class LeasedWatch(Watch):
-    """Reads one device of a daemon, by a connection of its own: one that does not answer delays no
-    other."""
+    """Reads one device of a daemon on a connection of its own, so that a device that does not
+    answer delays no other."""
 
     def __init__(self, address: Address, device: str, limit_s: float = LIMIT_S) -> None:
         self.card = Card(device, Path(str(address)))
@@ -29,7 +29,7 @@ class LeasedWatch(Watch):
         self._connection: Connection | None = None
 
     def step(self) -> bool:
-        """See Watch; a device that is not open stays, with the reason."""
+        """See Watch. A device that is not open is kept, with the reason."""
         try:
             if self._connection is None:
                 self._connection = Connection(self._address, config().token or None)
@@ -42,7 +42,7 @@ class LeasedWatch(Watch):
             self.close()
         except ValueError as error:
             raise TransportError(f"{self._name}: malformed telemetry: {error}") from None
-        self.card.device = self._name  # the daemon's name: several may have the same driver's
+        self.card.device = self._name  # the daemon's name: several may have the same driver name
         return True
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class LeasedFleet(Fleet):
         return self._sorted([watch.card for watch in watches])
 
     def look(self) -> list[Card]:
-        """See Fleet. The list of devices is asked for once."""
+        """See Fleet. The list of devices is requested only once."""
         if not self._watches:
             for name in self._names():
                 path = Path(name)

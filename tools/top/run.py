@@ -1,4 +1,4 @@
-"""`ugpu top`: the screen, or one look."""
+"""`ugpu top`: the screen, or a single listing."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .table import print_once
 def run(
     out: Output, *, once: bool = False, interval_s: float = 1.0, daemon: str | None = None
 ) -> int:
-    """Show the devices that processes of this user have open. once: print them and return; so it
-    is with --json, and where stdout is not a terminal. daemon: where a ugpud listens whose devices
-    are shown instead; "": the usual place. MissingDependency without Textual."""
+    """Show the devices that are open in processes of this user. once: print them and return; --json
+    and a stdout that is not a terminal imply it. daemon: the address of a ugpud whose devices are
+    shown instead; "": the usual place. MissingDependency without Textual."""
     if not 0.25 <= interval_s <= 60:
         raise UsageError(f"--interval must be 0.25 to 60 seconds, got {interval_s:g}")
     made = Fleet(config().observe_folder, gpus()) if daemon is None else LeasedFleet(daemon)

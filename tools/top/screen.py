@@ -24,7 +24,7 @@ PLOTS = (
 )  # fmt: skip
 _UNITS = {"usage_ratio": "ratio", "power_watts": "W", "temperature_celsius": "°C",
           "clock_hertz": "Hz", "memory_used_bytes": "B"}  # fmt: skip
-# Orders of the table: column, and by what.
+# Sort orders of the table: column and key.
 SORTS: tuple[tuple[str, Callable[[Card], tuple[object, ...]]], ...] = (
     ("device", lambda card: (card.device,)),
     ("busy", lambda card: (-_value(card, "usage_ratio"), card.device)),
@@ -41,7 +41,7 @@ def _value(card: Card, name: str) -> float:
 
 
 class Source(Protocol):
-    """Where devices come from (tools.top.fleet.Fleet). `look` never waits."""
+    """A source of devices (tools.top.fleet.Fleet). `look` never blocks."""
 
     interval_s: float
 
@@ -49,12 +49,12 @@ class Source(Protocol):
 
 
 class Plot(Vertical):
-    """The history of one sensor, with the last value and the largest."""
+    """The history of one sensor, with its last and its largest value."""
 
     def __init__(self, name: str, label: str | None) -> None:
         super().__init__(id=f"plot-{name}-{label or 'first'}".replace("_", "-"))
         self.sensor, self.which = name, label
-        # RACE: they are updated before `compose` has put them on the screen.
+        # RACE: they are updated before `compose` has mounted them.
         self.heading = Label("")
         self.line = Sparkline([], summary_function=max)
 
@@ -63,7 +63,7 @@ class Plot(Vertical):
         yield self.line
 
     def show(self, card: Card | None) -> None:
-        """Plot what is known of a device; nothing where it has no such sensor."""
+        """Plot the history of a device's sensor; nothing if it has no such sensor."""
         known = card.history if card is not None else {}
         key = next((k for k in known if k[0] == self.sensor and self.which in (None, k[1])), None)
         self.display = key is not None
@@ -78,7 +78,7 @@ class Plot(Vertical):
 
 
 class Top(App[None]):
-    """See the module. Tests give a source of their own."""
+    """See the module's docstring. Tests pass a source of their own."""
 
     TITLE = "ugpu top"
     CSS = """
@@ -125,7 +125,7 @@ class Top(App[None]):
         self.tick()
 
     def tick(self) -> None:
-        """Show what is known now."""
+        """Show the present data."""
         if not self.paused:
             self.show(self.source.look())
 

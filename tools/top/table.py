@@ -18,7 +18,7 @@ _HOTTEST = "temperature_celsius"
 
 
 def shown(sample: Sample) -> Reading:
-    """A sample with words for people."""
+    """Return a sample's value as text for people."""
     return Reading(sample.name, sample.label, sample.unit, sample.value)
 
 
@@ -37,13 +37,13 @@ def _memory(last: Telemetry) -> str:
 
 
 def _temperature(last: Telemetry) -> str:
-    """The hottest sensor."""
+    """Return the hottest sensor."""
     found = [sample.value for sample in last.samples if sample.name == _HOTTEST]
     return f"{max(found):.4g} °C" if found else ""
 
 
 def cells(card: Card) -> tuple[str, ...]:
-    """A row of COLUMNS."""
+    """Return a row of COLUMNS."""
     last = card.last
     if last is None:
         return (card.device, card.state, *[""] * (len(COLUMNS) - 2))
@@ -57,7 +57,7 @@ def cells(card: Card) -> tuple[str, ...]:
 
 
 def throttles(last: Telemetry) -> list[str]:
-    """The reasons why clocks are lowered now."""
+    """Return the reasons why clocks are lowered now."""
     return [s.label for s in last.samples if s.name == "clock_throttled" and s.value]
 
 
@@ -83,7 +83,7 @@ def remarks(card: Card) -> list[str]:
 
 
 def print_once(cards: Sequence[Card], out: Output) -> int:
-    """Show all devices once; 1 where one has failed or does not answer."""
+    """Print all devices once; return 1 if one has failed or does not answer."""
     out.table(COLUMNS, [cells(card) for card in cards])
     for card in cards:
         for line in remarks(card):

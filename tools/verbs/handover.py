@@ -33,7 +33,7 @@ def _reset(parser: argparse.ArgumentParser) -> None:
 
 @register("hand over", "recover a device by the mildest reset that works", _reset)
 def reset(arguments: argparse.Namespace, out: Output) -> int:
-    # Loads what proves a device, which other verbs do not need.
+    # Loads the proof that a device works, which other verbs do not need.
     from .. import reset as resets
 
     return resets.run(arguments.device, out, to=arguments.to, dry_run=arguments.dry_run)

@@ -1,4 +1,4 @@
-"""Verbs that look into a chip: shell, fw, waves, ring, vm, mem."""
+"""Verbs that inspect a chip: shell, fw, waves, ring, vm, mem."""
 
 from __future__ import annotations
 

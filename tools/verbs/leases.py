@@ -1,4 +1,4 @@
-"""`ugpu lease`: the devices of a ugpud, who holds them, and a lease from the command line."""
+"""`ugpu lease`: the devices of a ugpud, their holders, and a lease from the command line."""
 
 from __future__ import annotations
 

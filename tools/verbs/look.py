@@ -1,4 +1,4 @@
-"""Verbs that look at devices: ls, info, smi, top, metrics."""
+"""Verbs that show devices: ls, info, smi, top, metrics."""
 
 from __future__ import annotations
 

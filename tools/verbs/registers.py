@@ -1,4 +1,4 @@
-"""Verbs for registers and for what failures left: peek, reg, crash."""
+"""Verbs for registers and for evidence of failures: peek, reg, crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verbs of `ugpu`, and the register of all verbs."""
+"""Verbs of `ugpu`, and the registry of all verbs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..console import Output
 
-#: groups of `ugpu --help`, in its order, by what the reader wants to do
+#: groups of `ugpu --help`, in its order, by the reader's purpose
 GROUPS = ("run", "look", "debug", "hand over")
 TITLES = {
     "run": "Run kernels",
@@ -25,9 +25,10 @@ Run = Callable[[argparse.Namespace, Output], int]
 
 @dataclass(frozen=True)
 class Verb:
-    """help: a line for `ugpu --help`. arguments: adds the verb's arguments to its parser. run:
-    does the work and returns the exit code. usage, epilog: as argparse takes them. source_at: how
-    many words precede the source that it reads, which `--from SOURCE` names too; None without."""
+    """help: a line for `ugpu --help`. arguments: adds the verb's arguments to its parser. run: does
+    the work and returns the exit code. usage, epilog: as argparse takes them. source_at: the number
+    of words before the source that the verb reads, which `--from SOURCE` can name instead; None: it
+    reads none."""
 
     name: str
     group: str
@@ -52,7 +53,7 @@ def register(
     epilog: str | None = None,
     source_at: int | None = None,
 ) -> Callable[[Run], Run]:
-    """A decorator: make a function a verb, of its own name where none is given."""
+    """Decorator: make a function a verb, by default of its own name."""
     assert group in GROUPS, group
 
     def registered(run: Run) -> Run:
@@ -66,7 +67,7 @@ def register(
 
 
 def load() -> dict[str, Verb]:
-    """Every verb by name; imports the modules of this folder, which load nothing heavy."""
+    """Return every verb by name; imports the modules of this folder, which load nothing heavy."""
     package = __name__.rpartition(".")[0]
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         importlib.import_module(f"{package}.{module.name}")
@@ -74,7 +75,7 @@ def load() -> dict[str, Verb]:
 
 
 def overview() -> str:
-    """The verbs, a line each, by group."""
+    """Return the list of verbs, a line each, by group."""
     lines = []
     for group in GROUPS:
         lines.append(f"{TITLES[group]}:")

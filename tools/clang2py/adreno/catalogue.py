@@ -27,7 +27,7 @@ KGSL = HeaderTable(
     folder=FOLDER,
     licence=UAPI_LICENCE,
     before=TYPES + KERNEL_SIZE,
-    # Mesa's tree lacks <linux/ioctl.h>; an absolute folder stands for itself when it is joined.
+    # Mesa's tree lacks <linux/ioctl.h>; joining a path with an absolute folder gives that folder.
     include_folder=str(Path(__file__).parent / "stubs"),
     sizes=(
         ("kgsl_device_getproperty", 24),
@@ -52,13 +52,13 @@ REGISTERS = "A6XX"
 #: call it, at 0xa9f8 there (a6xx.xml).
 MOVED = {(7, "SP_CS_IBO_LO"): 0xA9F8, (7, "SP_CS_IBO_HI"): 0xA9F9}
 DESCRIPTORS = ("A6XX_TEX_SAMP", "A6XX_TEX_CONST", "A6XX_UBO")
-#: packets but those of drawing, of binning and of older generations
+#: all packets except those of drawing, of binning and of older generations
 PACKETS = re.compile(
     r"CP_(?!LOAD_STATE4?$|DRAW|SET_BIN|COND_WRITE$|COMPUTE_CHECK|DISPATCH_COMPUTE|FIXED_STRIDE)"
 )
 
-#: A compute driver and its model use these registers: those of the command processor, the shader
-#: processors, textures, caches, the 2D engine; the rest of the graphics pipeline is left out.
+#: The registers that a compute driver and its model use: those of the command processor, the shader
+#: processors, textures, caches, the 2D engine. The rest of the graphics pipeline is omitted.
 CHOSEN = re.compile(r"(CP|RBBM|UCHE|SP|HLSQ|TPL1|TP|GRAS_2D|RB_2D|RB_CCU|RB_DBG|RB_BLIT|RB_CMP)_")
 #: performance counters and the shader stages of graphics
 LEFT_OUT = re.compile(

@@ -55,7 +55,7 @@ def _numbers(
 
 
 def corrected(registers: Sequence[Register], generation: int) -> list[Register]:
-    """Move the registers that the release places wrongly; RnnError where one is right already."""
+    """Move the registers that the release places wrongly; RnnError if one is already right."""
     wanted = {name: offset for (number, name), offset in MOVED.items() if number == generation}
     found = []
     for one in registers:
@@ -71,7 +71,7 @@ def corrected(registers: Sequence[Register], generation: int) -> list[Register]:
 
 
 def generation_tables(database: Database, generation: int, top: dict[str, str]) -> Outputs:
-    """The tables of one generation; `top` holds the headings."""
+    """Return the tables of one generation. top: the headings."""
     stem = GENERATIONS[generation]
     registers, shifts = database.registers(REGISTERS, generation, keep=_chosen)
     registers = corrected(registers, generation)

@@ -2,11 +2,11 @@
 
     <database> holds <domain> (an address space: registers, or the words of a packet),
     <bitset> (fields that several registers share) and <enum>.
-    `variants` names the generations for which an element stands: A6XX, A7XX-, A2XX-A6XX.
+    `variants` names the generations that have an element: A6XX, A7XX-, A2XX-A6XX.
 
-A register of 64 bits becomes two: NAME_LO and NAME_HI. Element I of an array is NAME_I, its
-registers are NAME_I_REGISTER. Registers of a packet are its words: CP_EXEC_CS_1 is the second.
-What a stripe says of a word (one of several meanings) is put together in one register.
+A register of 64 bits becomes two: NAME_LO and NAME_HI. Element I of an array is NAME_I, and its
+registers are NAME_I_REGISTER. Registers of a packet are its words: CP_EXEC_CS_1 is the second. A
+stripe describes one of several meanings of a word; all of them are merged into one register.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PLACED = ("reg32", "reg64", "array", "stripe")
 
 
 class RnnError(UsageError):
-    """A database holds something that the tables cannot say."""
+    """A database contains something that the tables cannot express."""
 
 
 def _number(text: str | None, missing: int = 0) -> int:
@@ -50,7 +50,8 @@ def stands(element: ElementTree.Element, generation: int) -> bool:
 
 
 class Database:
-    """The elements of several files, by name; of each kind the first of a name counts."""
+    """The elements of several files, by name. If several of a kind have the same name, the first
+    one counts."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self.domains: dict[str, ElementTree.Element] = {}
@@ -76,7 +77,8 @@ class Database:
                 yield child
 
     def fields(self, element: ElementTree.Element, generation: int) -> list[tuple[Field, int]]:
-        """The fields of a register with their shift: what a field leaves out of its value."""
+        """Return the fields of a register with their shift: the number of low bits that a field
+        omits."""
         found: dict[str, tuple[Field, int]] = {}
         for child in self._bitfields(element, generation):
             low = _number(child.get("low", child.get("pos")), -1)
@@ -119,10 +121,8 @@ class Database:
         prefix: str = "",
         keep: Callable[[str], bool] = lambda name: True,
     ) -> tuple[list[Register], dict[str, int]]:
-        """The registers of a domain that `keep` wants, by name, and the shifts of their fields.
-
-        A shift is named REGISTER__FIELD__SHR. RnnError if a name stands for two places.
-        """
+        """Return the registers of a domain that `keep` selects, by name, and the shifts of their
+        fields. A shift is named REGISTER__FIELD__SHR. RnnError if a name has two places."""
         places: dict[str, int] = {}
         fields: dict[str, dict[str, Field]] = {}
         shifts: dict[str, int] = {}
@@ -143,7 +143,7 @@ class Database:
         return registers, shifts
 
     def enumerators(self, enum: str, generation: int) -> dict[str, int]:
-        """The values of an enumeration."""
+        """Return the values of an enumeration."""
         return {
             value.attrib["name"]: _number(value.attrib["value"])
             for value in self.enums[enum]

@@ -1,6 +1,7 @@
-"""Where Mesa's files come from: a tree the user has unpacked, or a clone of its public repository.
+"""Sources of Mesa's files: a tree that the user has unpacked, or a clone of its public repository.
 
-A clone holds no file contents until they are requested (`--filter=blob:none`): a few megabytes.
+A clone holds no file contents until they are requested (`--filter=blob:none`), and takes a few
+megabytes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class MesaTree:
 def mesa_tree(cache: Path, given: Path | None = None) -> MesaTree:
     """Return the tree at `given`, or fetch the release's files into the cache.
 
-    UsageError where a file is missing, HostError where git fails.
+    UsageError if a file is missing, HostError if git fails.
     """
     if given is None:
         repository = clone(REPOSITORY, cache / "mesa")

@@ -16,7 +16,7 @@ DRIVER_REPOSITORY = "https://github.com/NVIDIA/open-gpu-kernel-modules"
 DOCUMENT_REPOSITORY = "https://github.com/NVIDIA/open-gpu-doc"
 DOCUMENT_COMMIT = "c8607fe576b53ff821ffcf97e7548d2de11c4eaf"
 
-#: driver branch -> the release that stands for it; within a branch the interface is stable
+#: driver branch -> the release that represents it; within a branch the interface is stable
 BRANCHES = {
     "535": "535.288.01",
     "550": "550.163.01",
@@ -25,7 +25,7 @@ BRANCHES = {
     "595": "595.45.04",
 }
 BASE = "570"
-#: what is the same for all branches is read from this release
+#: definitions that are the same for all branches are read from this release
 NEWEST = BRANCHES["595"]
 
 SDK = "src/common/sdk/nvidia/inc"
@@ -52,7 +52,7 @@ LAST_HEADERS = (
     "nv-unix-nvos-params-wrappers.h",
     "uvm_linux_ioctl.h",
 )
-#: control headers of displays, virtual GPUs of a host, and other things no compute program asks for
+#: control headers of displays, virtual GPUs of a host, and others that compute programs do not use
 LEFT_OUT_CONTROLS = (
     "ctrl0073", "ctrl0076", "ctrl0090", "ctrl30f1", "ctrl402c", "ctrl5070", "ctrl9010",
     "ctrl9072", "ctrl90ec", "ctrla080", "ctrla081", "ctrla084", "ctrla0bc", "ctrla0bd",
@@ -69,10 +69,10 @@ CLASS_HEADERS = (
     "clc361", "clc461", "clc561", "clc637", "clc638", "clc639", "clc640", "clc661", "clc761",
     "clcb33",
 )  # fmt: skip
-#: fits every layout of a control, but no program ever sees it
+#: fits every layout of a control, but programs never see it
 LEFT_OUT_STRUCTS = ("FINN_",)
 
-#: parts that the numbers of controls are put together from
+#: parts of the numbers of controls
 LEFT_OUT_CONSTANTS = re.compile(r"_MESSAGE_ID$|^FINN_")
 
 #: escape of /dev/nvidiactl and /dev/nvidiaN -> its parameter block. Source: 580.142
@@ -115,12 +115,12 @@ ESCAPES = {
 
 @dataclass(frozen=True)
 class Methods:
-    """The methods of one class, and the descriptors its header holds besides."""
+    """The methods of one class, and the descriptors in the same header."""
 
     number: str
-    #: a path in the documents' repository; otherwise the class header of the driver's
+    #: a path in the documents' repository; otherwise the driver's class header
     document: str = ""
-    #: the class whose methods hold where this header, an excerpt, is silent
+    #: the class whose methods apply where this header, an excerpt, has none
     predecessor: str = ""
 
     @property
@@ -137,11 +137,11 @@ class Descriptors:
     header: str
     entries: dict[str, tuple[str, int]]
     document: bool = False
-    #: start of an array's name -> how many elements it has
+    #: start of an array's name -> number of its elements
     counts: dict[str, int] = field(default_factory=dict)
 
 
-#: descriptors that host class headers hold; each is one word
+#: descriptors in host class headers; each is one word
 HOST_DESCRIPTORS = {"GP_ENTRY0": 4, "GP_ENTRY1": 4, "DMA": 4}
 
 METHODS = (
@@ -173,7 +173,7 @@ QMD_VERSIONS = {
     "5.0": ("cec0", 384),
     "5.1": ("cec0", 384),
 }
-#: TPC_DISABLE_MASK is not told; it has as many as fit
+#: the size of TPC_DISABLE_MASK is not stated; it has as many elements as fit
 QMD_COUNTS = {"CONSTANT_BUFFER": 8, "RELEASE": 3, "DEPENDENT_QMD": 2}
 
 
@@ -201,7 +201,7 @@ DESCRIPTORS = (
             "VER3_PDE": ("NV_MMU_VER3_PDE_", 8),
             "VER3_DUAL_PDE": ("NV_MMU_VER3_DUAL_PDE_", 16),
             "VER3_PTE": ("NV_MMU_VER3_PTE_", 8),
-            # Only its kinds are of use: versions 2 (from Turing) and 3 number them so.
+            # Only its kinds are used: versions 2 (from Turing) and 3 number them this way.
             "PTE": ("NV_MMU_PTE_", 8),
         },
     ),

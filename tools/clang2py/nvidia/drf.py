@@ -1,9 +1,9 @@
-"""Read headers of DRF macros: methods of a class, and descriptors told bit by bit.
+"""Read headers of DRF macros: methods of a class, and descriptors defined bit by bit.
 
 NVIDIA spells a field as a macro whose body is two numbers and a colon (`31:2`, `MW(94:64)`,
-`(1*32+7):(1*32+4)`); the macro's name begins with that of the method or descriptor it lies in, and
-the names of its values begin with that of the field. Order in the header tells which belongs to
-which. Macros with an argument are arrays.
+`(1*32+7):(1*32+4)`). The macro's name begins with that of its method or descriptor, and the names
+of its values begin with that of the field. The order in the header determines what belongs
+together. Macros with an argument are arrays.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.
 
 
 class DrfError(UsageError):
-    """A header holds something that does not read as methods, fields and values."""
+    """A header contains something that is not a method, field or value."""
 
 
 @dataclass
 class Bits:
-    """A field: `width` bits from bit `lsb`; element i lies `stride` bits further for each i."""
+    """A field of `width` bits from bit `lsb`; element i is at `i * stride` bits beyond that."""
 
     lsb: int
     width: int
@@ -53,7 +53,7 @@ class _Macro:
 
 
 def _compute(text: str, argument: str = "", value: int = 0) -> int | None:
-    """Compute a sum of products; None for anything else."""
+    """Compute a sum of products; None for any other expression."""
     text = re.sub(r"\b(0[xX][0-9a-fA-F]+|\d+)[uUlL]*\b", r"\1", text.strip())
     text = re.sub(r"\b0+(\d)", r"\1", text) if not text.lower().startswith("0x") else text
     try:
@@ -77,7 +77,7 @@ def _compute(text: str, argument: str = "", value: int = 0) -> int | None:
 
 
 def _linear(text: str, argument: str) -> tuple[int, int] | None:
-    """(base, stride) of an expression; the stride is 0 without an argument."""
+    """Return (base, stride) of an expression; the stride is 0 without an argument."""
     first = _compute(text, argument, 0)
     if first is None:
         return None
@@ -87,7 +87,7 @@ def _linear(text: str, argument: str) -> tuple[int, int] | None:
 
 
 def _halves(body: str) -> tuple[str, str] | None:
-    """The two sides of a range, with `MW()` and outer parentheses taken off."""
+    """Return the two sides of a range, without `MW()` and outer parentheses."""
     body = body.strip()
     match = re.fullmatch(r"(?:MW)?\((.*)\)", body)
     if match and body.startswith("MW"):
@@ -123,13 +123,13 @@ def _field(macro: _Macro) -> Bits | None:
 
 
 def _owner(name: str, known: Iterable[str]) -> str | None:
-    """The longest known name that `name` continues."""
+    """Return the longest known name that `name` extends."""
     found = [each for each in known if name.startswith(f"{each}_")]
     return max(found, key=len) if found else None
 
 
 def read_methods(text: str, prefix: str, descriptors: Sequence[str] = ()) -> dict[str, Group]:
-    """Read the methods of a class, and the descriptors whose names are given."""
+    """Read the methods of a class, and the descriptors with the given names."""
     groups: dict[str, Group] = {name: Group(None) for name in descriptors}
     current = ""
     for macro in _macros(text):
@@ -159,7 +159,7 @@ def read_methods(text: str, prefix: str, descriptors: Sequence[str] = ()) -> dic
 
 
 def read_descriptor(text: str, prefix: str) -> Group:
-    """Read one descriptor: everything whose name begins with `prefix` is a field or a value."""
+    """Read one descriptor: every macro whose name begins with `prefix` is a field or a value."""
     found = Group(None)
     for macro in _macros(text):
         name = macro.name.removeprefix(prefix)
@@ -186,8 +186,9 @@ def read_descriptor(text: str, prefix: str) -> Group:
 def counts(group: Group, given: Mapping[str, int]) -> dict[str, int]:
     """Return the number of elements of each array of a descriptor, which the headers do not state.
 
-    `given` holds what is known, by the start of the name. Any other array has as many as fit before
-    the next field; arrays of one subject (the same first two words) have the same count: the least.
+    `given` holds known numbers, by the start of the name. Any other array has as many elements as
+    fit before the next field. Arrays of one subject (the same first two words) all have the
+    smallest of their numbers.
     """
     starts = sorted(bits.lsb for bits in group.fields.values())
     found = {}
@@ -205,7 +206,7 @@ def counts(group: Group, given: Mapping[str, int]) -> dict[str, int]:
 
 
 def group_text(name: str, group: Group, given: Mapping[str, int] | None = None) -> str:
-    """One line of a table, as nv/abi/bits.py reads it."""
+    """Return one line of a table, as nv/abi/bits.py reads it."""
     many = counts(group, given or {}) if group.offset is None else {}
     for each, count in many.items():
         bits = group.fields[each]
@@ -236,7 +237,7 @@ def sized(group: Group, size: int) -> Group:
 
 
 def merged(base: Mapping[str, Group], newer: Mapping[str, Group]) -> dict[str, Group]:
-    """An excerpt of a newer class's methods upon those of its predecessor."""
+    """Merge an excerpt of a newer class's methods into those of its predecessor."""
     found = dict(base)
     for name, group in newer.items():
         older = base.get(name)

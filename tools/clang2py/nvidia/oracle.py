@@ -1,8 +1,8 @@
-"""Compare the tables with another generator's output, where its wheel is installed.
+"""Compare the tables with the output of another generator, if its wheel is installed.
 
 python -m tools.clang2py.nvidia.oracle          tinygrad's nv_570 and nv_580 against ours
 
-For developers only; nothing of the product or of its tests needs the wheel.
+For developers only; neither the product nor its tests need the wheel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TAKEN = 2
 
 
 def _blocks(text: str) -> dict[str, dict[str, int]]:
-    """Structure -> member -> bit offset."""
+    """Map each structure to its members and their bit offsets."""
     found = {}
     for name, members in _FIELDS.findall(text):
         places = {m: int(at) * 8 + int(bit or 0) for m, at, _, bit in _FIELD.findall(members)}
@@ -64,7 +64,7 @@ def compare(branch: str, module: ModuleType) -> tuple[int, int, list[str]]:
 
 
 def main() -> int:
-    """Compare what there is; 0 if nothing differs, 2 without the wheel."""
+    """Compare the available tables; return 0 if nothing differs, 2 without the wheel."""
     worst = 0
     for branch in ("570", "580"):
         try:

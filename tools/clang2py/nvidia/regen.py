@@ -1,4 +1,5 @@
-"""Generate the tables of nv/abi: a whole interface, what other branches change, bit tables."""
+"""Generate the tables of nv/abi: a complete interface, the changes in other branches, bit
+tables."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def _key(line: str, words: int) -> str:
 
 
 def difference(base: str, other: str, words: int = 1) -> str:
-    """The lines to put over `base` to get `other`; `KEY -` takes a line away."""
+    """Return the lines that turn `base` into `other`; `KEY -` removes a line."""
     old = {_key(line, words): line for line in base.splitlines()}
     new = {_key(line, words): line for line in other.splitlines()}
     lines = [line for key, line in new.items() if old.get(key) != line]
@@ -73,7 +74,7 @@ def difference(base: str, other: str, words: int = 1) -> str:
 
 
 def _digest_of(tree: Path, paths: Iterable[str]) -> str:
-    """One digest of many files: of the lines `SHA-256 PATH`, sorted by path."""
+    """Return one digest of many files: of the lines `SHA-256 PATH`, sorted by path."""
     lines = [f"{digest((tree / path).read_bytes())} {path}\n" for path in sorted(paths)]
     return digest("".join(lines).encode("ascii"))
 
@@ -88,7 +89,7 @@ def _tables(interface: Interface) -> dict[str, str]:
 
 
 def interface_tables(sources: NvidiaSources) -> tuple[Outputs, dict[str, str]]:
-    """The resource manager's interface per branch; also the digests of all that was read."""
+    """Return the resource manager's interface per branch, and the digests of all files read."""
     remarks = {"structs": _STRUCTS, "constants": _CONSTANTS, "calls": _CALLS}
     inputs: dict[str, str] = {}
     texts = {}
@@ -111,7 +112,7 @@ def interface_tables(sources: NvidiaSources) -> tuple[Outputs, dict[str, str]]:
 
 
 def _codes(interface: Interface) -> Outputs:
-    """Names that no branch changes, in tables of their own: status codes, Xids."""
+    """Return names that no branch changes, in tables of their own: status codes, Xids."""
     constants = interface.header.constants
     chosen = {
         "status": {n: v for n, v in constants.items() if n.startswith(("NV_ERR_", "NV_WARN_"))},
@@ -126,7 +127,7 @@ def _codes(interface: Interface) -> Outputs:
 
 
 def _read_methods(sources: NvidiaSources, table: Methods) -> tuple[str, str, dict[str, Group]]:
-    """The label and the text of a header, and what it defines."""
+    """Return the label and the text of a header, and its definitions."""
     if table.document:
         path, label = sources.documents() / table.document, f"open-gpu-doc {table.document}"
     else:
@@ -142,7 +143,7 @@ def _read_methods(sources: NvidiaSources, table: Methods) -> tuple[str, str, dic
 
 
 def method_tables(sources: NvidiaSources) -> tuple[Outputs, dict[str, str]]:
-    """The methods of every class."""
+    """Return the methods of every class."""
     outputs: Outputs = {}
     inputs: dict[str, str] = {}
     known: dict[str, dict[str, Group]] = {}
@@ -174,7 +175,7 @@ def _descriptor_table(sources: NvidiaSources, table: Descriptors) -> tuple[str, 
 
 
 def descriptor_tables(sources: NvidiaSources) -> tuple[Outputs, dict[str, str]]:
-    """QMDs, page table entries, fault records, USERD."""
+    """Return the tables of QMDs, page table entries, fault records, USERD."""
     outputs: Outputs = {}
     inputs: dict[str, str] = {}
     for table in DESCRIPTORS:
@@ -184,7 +185,7 @@ def descriptor_tables(sources: NvidiaSources) -> tuple[Outputs, dict[str, str]]:
 
 
 def generate(sources: NvidiaSources) -> tuple[Outputs, dict[str, str]]:
-    """Generate everything in memory: file name -> text, and source -> digest of what was read."""
+    """Generate everything in memory: file name -> text, and source -> digest of the files read."""
     outputs: Outputs = {}
     inputs: dict[str, str] = {}
     for maker in (interface_tables, method_tables, descriptor_tables):

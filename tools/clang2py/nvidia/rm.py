@@ -1,8 +1,8 @@
-"""Read the resource manager's interface of one driver release: everything a program passes to it.
+"""Read the resource manager's interface of one driver release: all parameters that programs pass.
 
-Structures and constants come from one translation unit that includes every chosen header. Which
-block belongs to which control is read from the generated dispatch tables of the resource manager,
-which class takes which block and lives below which parents from its list of resources.
+Structures and constants come from one translation unit that includes every chosen header. The block
+of each control is read from the resource manager's generated dispatch tables. The block of each
+class, and the parents below which it may be created, are read from the list of resources.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Interface:
 
 
 def chosen_headers(tree: Path) -> list[str]:
-    """The headers to include, relative to one of the include folders."""
+    """Return the headers to include, relative to one of the include folders."""
     sdk = tree / SDK
     controls = []
     for path in sorted((sdk / "ctrl").rglob("*.h")):
@@ -120,7 +120,7 @@ def _controls(tree: Path) -> tuple[dict[int, str], list[str]]:
 
 
 def read_interface(tree: Path) -> Interface:
-    """Read one release; HeaderError where the compilers or the sources contradict each other."""
+    """Read one release; HeaderError if the compilers or the sources contradict each other."""
     header = _read_header(tree)
     interface = Interface(header)
     interface.classes = _classes(tree)

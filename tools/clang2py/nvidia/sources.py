@@ -1,7 +1,7 @@
-"""Where NVIDIA's headers come from: clones of two public git repositories, or folders of clones.
+"""Sources of NVIDIA's headers: clones of two public git repositories, or folders of clones.
 
-A clone holds no file contents until they are asked for (`--filter=blob:none`), so fetching one
-release costs a few megabytes. What is unpacked stays in a cache folder.
+A clone holds no file contents until they are requested (`--filter=blob:none`), so fetching one
+release costs a few megabytes. Unpacked files stay in a cache folder.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _given(folder: Path, name: str) -> Path:
 
 
 def unpack(repository: Path, commit: str, folders: Iterable[str], place: Path) -> Path:
-    """Take folders of one commit out of a repository, once."""
+    """Extract folders of one commit from a repository, once."""
     if (place / _DONE).exists():
         return place
     place.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ class NvidiaSources:
     """The unpacked trees: `release(branch's release)` and `documents()`.
 
     `given` is a folder that holds clones named open-gpu-kernel-modules and open-gpu-doc; without
-    it both are cloned into the cache. HostError where git fails, UsageError where a clone lacks.
+    it, both are cloned into the cache. HostError if git fails, UsageError if a clone is missing.
     """
 
     def __init__(self, cache: Path, given: Path | None = None) -> None:
@@ -83,18 +83,18 @@ class NvidiaSources:
         return _given(self.given, name) if self.given else clone(address, self.cache / name)
 
     def release(self, tag: str) -> Path:
-        """The needed folders of one driver release."""
+        """Return the needed folders of one driver release."""
         place = self.cache / f"nvidia-{tag}"
         return unpack(self._repository(DRIVER_REPOSITORY), tag, DRIVER_FOLDERS, place)
 
     def documents(self) -> Path:
-        """The class headers of the documents' repository."""
+        """Return the class headers of the documents' repository."""
         place = self.cache / f"nvidia-doc-{DOCUMENT_COMMIT[:12]}"
         repository = self._repository(DOCUMENT_REPOSITORY)
         return unpack(repository, DOCUMENT_COMMIT, DOCUMENT_FOLDERS, place)
 
     @property
     def origin(self) -> str:
-        """The words that name the origin in a manifest."""
+        """Return the text that names the origin in a manifest."""
         tags = " ".join(BRANCHES.values())
         return f"open-gpu-kernel-modules {tags}; open-gpu-doc {DOCUMENT_COMMIT[:12]}"

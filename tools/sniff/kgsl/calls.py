@@ -1,4 +1,4 @@
-"""KGSL's calls: which memory belongs to each, and what a recorded one means.
+"""KGSL's calls: the memory that belongs to each, and the meaning of a recorded call.
 
 Source: msm_kgsl.h (in Mesa 25.0.7 src/freedreno/vulkan), by the tables in qcom.regs.
 """
@@ -15,10 +15,10 @@ from ..flags import Flags
 from ..recording import BlockCopy, Call, Recording
 from ..rules import Rules
 
-DRIVER = "kgsl"  # in a recording, in the place of NVIDIA's version
+DRIVER = "kgsl"  # in a recording, in place of NVIDIA's version
 PREFIX = "/dev/kgsl-3d"
 _CALL, _SIZE = "IOCTL_KGSL_", 0x3FFF
-#: the block of a call whose name is not that of the call
+#: the block of a call whose name differs from the call's
 _STRUCTS = {
     "DRAWCTXT_BIND_GMEM_SHADOW": "kgsl_bind_gmem_shadow",
     "TIMESTAMP_EVENT_OLD": "kgsl_timestamp_event",
@@ -30,7 +30,7 @@ _STRUCTS = {
     "SHAREDMEM_FLUSH_CACHE": "kgsl_sharedmem_free",
     "TIMELINE_QUERY": "kgsl_timeline_val",
 }
-#: call -> (pointer, number of items, what an item is: a structure, or its bytes). No number: one.
+#: call -> (pointer, number of items, an item's structure or its size in bytes). No number: one.
 _LISTS: Mapping[str, tuple[tuple[str, str, str | int], ...]] = {
     "DEVICE_GETPROPERTY": (("value", "sizebytes", 1),),
     "SETPROPERTY": (("value", "sizebytes", 1),),
@@ -48,7 +48,7 @@ _LISTS: Mapping[str, tuple[tuple[str, str, str | int], ...]] = {
         ("synclist", "numsyncs", "kgsl_cmd_syncpoint"),
     ),
     "RINGBUFFER_ISSUEIBCMDS": (("ibdesc_addr", "numibs", "kgsl_ibdesc"),),
-    # priv_len is the size of what is imported; priv points to an address or a descriptor.
+    # priv_len is the size of the imported object; priv points to an address or a descriptor.
     "GPUOBJ_IMPORT": (("priv", "", "kgsl_gpuobj_import_useraddr"),),
     "GPUOBJ_FREE": (("priv", "len", 1),),
     "GPUOBJ_SYNC": (("objs", "count", "kgsl_gpuobj_sync_obj"),),
@@ -74,7 +74,7 @@ _PROPERTIES = {
 _SUBMITS = ("GPU_COMMAND", "SUBMIT_COMMANDS", "RINGBUFFER_ISSUEIBCMDS")
 
 
-#: (block, member) -> what the names of its bits begin with
+#: (block, member) -> prefix of the names of its bits
 _PREFIXES = {
     ("kgsl_gpumem_alloc_id", "flags"): "KGSL_MEMFLAGS_",
     ("kgsl_gpuobj_alloc", "flags"): "KGSL_MEMFLAGS_",
@@ -96,18 +96,19 @@ def is_kgsl(driver: str) -> bool:
 
 
 def names() -> dict[int, str]:
-    """Every call's name by its number."""
+    """Return every call's name by its number."""
     known = constants("msm_kgsl")
     return {known[name]: name.removeprefix(_CALL) for name in known if name.startswith(_CALL)}
 
 
 def struct_of(name: str) -> str:
-    """The block of a call."""
+    """Return the structure of a call's block."""
     return _STRUCTS.get(name, f"kgsl_{name.lower()}")
 
 
 def rules() -> Rules:
-    """Which blocks a recorder copies, and the calls at which memory is looked at."""
+    """Return the rules for a recorder: the blocks to copy, and the calls at which to record
+    memory."""
     layouts, found = structs("msm_kgsl"), Rules()
     for number, name in names().items():
         if name in _LISTS:
@@ -126,7 +127,7 @@ def rules() -> Rules:
 
 
 class Decoder:
-    """Decodes calls of one recording. Any bytes decode; what is not known is shown as bytes."""
+    """Decode calls of one recording. Any bytes can be decoded; unknown ones are shown as bytes."""
 
     def __init__(self) -> None:
         self._layouts = structs("msm_kgsl")
@@ -134,11 +135,11 @@ class Decoder:
         self._constants = constants("msm_kgsl")
 
     def all(self, recording: Recording) -> list[Decoded]:
-        """Every call of a recording."""
+        """Decode every call of a recording."""
         return [self.decode(call) for call in recording.calls]
 
     def decode(self, call: Call) -> Decoded:
-        """One call."""
+        """Decode one call."""
         if call.kind != "ioctl":
             return Decoded(call, call.kind)
         name = self._names.get(call.request & 0xFFFF_FFFF)

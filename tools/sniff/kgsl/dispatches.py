@@ -11,8 +11,8 @@ from .streams import Dispatch
 def differences(
     left: Sequence[Dispatch], right: Sequence[Dispatch], packets: Packets
 ) -> Iterator[str]:
-    """The last launch of each of two recordings, side by side, `~` before what differs; nothing
-    where one has none."""
+    """Compare the last launch of each of two recordings, side by side; `~` precedes differences.
+    Empty if a recording has none."""
     if not left or not right:
         return
     one, other = left[-1], right[-1]

@@ -16,7 +16,7 @@ _FRAGMENT = "_FRAG"
 
 @dataclass(frozen=True)
 class Packet:
-    """One packet. writes: registers in order, as (dword offset, value); of type 4 alone."""
+    """One packet. writes: registers in order, as (dword offset, value); only for type 4."""
 
     name: str
     body: tuple[int, ...]
@@ -24,7 +24,7 @@ class Packet:
 
 
 class Packets:
-    """Reads packets of one generation."""
+    """Decode packets of one generation."""
 
     def __init__(self, generation: int) -> None:
         self._registers = {
@@ -39,7 +39,8 @@ class Packets:
             self._codes.setdefault(code, name)
 
     def read(self, words: Sequence[int]) -> Iterator[Packet]:
-        """The packets of words. Words that are none end it, as a packet named "not a packet"."""
+        """Yield the packets in a list of words. A word that is not a packet header ends the list,
+        as a packet named "not a packet"."""
         at = 0
         while at < len(words):
             head = words[at]
@@ -58,19 +59,19 @@ class Packets:
                 yield Packet(self._codes.get(code, f"opcode {code:#x}"), body)
 
     def register(self, offset: int) -> str:
-        """A register's name; its number where no table has it."""
+        """Return a register's name, or its number if no table has it."""
         found = self._registers.get(offset)
         return found[0] if found else f"register {offset:#06x}"
 
     def fields(self, offset: int, value: int) -> dict[str, int]:
-        """The fields of a register's value; none where no table has them."""
+        """Return the fields of a register's value; empty if no table has them."""
         found = self._registers.get(offset)
         if found is None:
             return {}
         return {name: field.extract(value) for name, field in found[1].fields.items()}
 
     def value(self, offset: int, value: int) -> str:
-        """A register's value with the fields that are not 0."""
+        """Return a register's value with the fields that are not 0."""
         parts = self.fields(offset, value)
         if len(parts) < 2:
             return f"{value:#x}"
@@ -78,12 +79,12 @@ class Packets:
         return f"{value:#x} ({shown})" if shown else f"{value:#x}"
 
     def word(self, name: str, value: int) -> dict[str, int]:
-        """The fields of a packet's word, by the word's name."""
+        """Return the fields of a packet's word, by the word's name."""
         fields = self._bodies[name].fields
         return {field: place.extract(value) for field, place in fields.items()}
 
     def text(self, packet: Packet) -> str:
-        """One line for a packet."""
+        """Return one line for a packet."""
         if packet.writes:
             each = (f"{self.register(o)}={self.value(o, v)}" for o, v in packet.writes)
             return f"write {' '.join(each)}"

@@ -1,9 +1,9 @@
-"""Write the submissions of a recording as an .rd file, the form that freedreno's tools read.
+"""Write the submissions of a recording as an .rd file, the format of freedreno's tools.
 
-    u32 section, u32 bytes, the bytes; again and again. Source: Mesa 25.0.7,
+    u32 section, u32 bytes, the bytes; repeated. Source: Mesa 25.0.7,
     src/freedreno/common/redump.h.
 
-A submission is the content of all its memory, then the indirect buffers in order.
+A submission is the content of all its memory, followed by the indirect buffers in order.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def _section(kind: int, data: bytes) -> bytes:
 
 
 def _place(address: int, size: int) -> bytes:
-    """An address's two halves around a size."""
+    """Return an address's two halves, with a size between them."""
     return struct.pack("<III", address & 0xFFFF_FFFF, size, address >> 32)
 
 
 def sections(streams: Streams) -> Iterator[bytes]:
-    """The file, part by part."""
+    """Yield the parts of the file."""
     yield _section(_CHIP_ID, struct.pack("<Q", streams.chip_id))
     if streams.gpu_id:
         yield _section(_GPU_ID, struct.pack("<I", streams.gpu_id))
@@ -43,8 +43,8 @@ def sections(streams: Streams) -> Iterator[bytes]:
 
 
 def write(streams: Streams, path: Path) -> int:
-    """Write the file; return how many submissions it has. BadArgument where there is none, or the
-    file cannot be written."""
+    """Write the file; return its number of submissions. BadArgument if the recording has none or
+    the file cannot be written."""
     if not streams.submissions:
         raise BadArgument("the recording has no submission with its memory: record with --memory")
     try:

@@ -1,9 +1,9 @@
-"""Command streams in a recording: what each submission has the GPU's command processor do.
+"""Command streams in a recording: the work of the GPU's command processor in each submission.
 
-Memory is known as it was at the last submission before which it changed; pages that never did are
-zeros. Where an object of the GPU lies in the program is told by the calls that made it (number,
-address, size) and by the mapping, whose offset is the object's number. Memory that the program did
-not map through the device (imports) is not seen.
+A page has the content of its last change before a submission; a page without one is zeros. The
+calls that created a GPU object give its number, address and size. The mapping, whose offset is the
+object's number, gives its place in the program. Memory that the program did not map through the
+device (imports) is not known.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ..memory import PAGE
 from ..recording import Call
 from .packets import Packet, Packets
 
-_SHIFT = 12  # an object's number, shifted so, is the offset that maps it
+_SHIFT = 12  # an object's number, shifted by this, is the offset that maps it
 _INDIRECT = ("CP_INDIRECT_BUFFER",)
 _LOADS = ("CP_LOAD_STATE6_FRAG", "CP_LOAD_STATE6", "CP_LOAD_STATE6_GEOM")
 _LAUNCHES = ("CP_EXEC_CS", "CP_EXEC_CS_INDIRECT")
 _IB = 0x1  # KGSL_CMDLIST_IB
 _DEEPEST = 4
-_MOST_LINES = 2000  # of one submission
+_MOST_LINES = 2000  # per submission
 _MOST_WORDS = 1 << 20
 # ST6_CONSTANTS, SB6_CS_SHADER, SS6_INDIRECT. Source: Mesa 25.0.7, adreno_pm4.xml.
 _CONSTANTS, _COMPUTE, _IN_MEMORY = 1, 13, 2
@@ -33,8 +33,8 @@ _ZEROS = bytes(PAGE)
 
 @dataclass(frozen=True)
 class Dispatch:
-    """The state at a launch. registers: what its submission had written, by dword offset;
-    constants: words of the constant file that were loaded, by number."""
+    """The state at a launch. registers: those that its submission had written, by dword offset;
+    constants: the loaded words of the constant file, by number."""
 
     packet: Packet
     registers: Mapping[int, int]
@@ -43,7 +43,7 @@ class Dispatch:
 
 @dataclass
 class Submission:
-    """One submission: its indirect buffers, and the objects' content as it was then."""
+    """One submission: its indirect buffers, and the objects' content at that time."""
 
     buffers: list[tuple[int, int]]
     memory: list[tuple[int, bytes]] = field(default_factory=list)
@@ -57,7 +57,7 @@ class _Object:
 
 
 class Streams:
-    """Command streams of one recording, call by call with `take`."""
+    """Decode the command streams of one recording, call by call with `take`."""
 
     def __init__(self) -> None:
         self.chip_id = self.gpu_id = 0
@@ -70,19 +70,20 @@ class Streams:
 
     @property
     def packets(self) -> Packets:
-        """Names of the generation's packets; generation 6 where the recording has no chip."""
+        """Names of the generation's packets; generation 6 if the recording names no chip."""
         if self._packets is None:
             self._packets = Packets(7 if self.generation == 7 else 6)
         return self._packets
 
     @property
     def generation(self) -> int:
-        """As Mesa tells it by the number of the chip: 7 from 0x07000000 on, X1 and A7xx by 0x43."""
+        """Return the generation by the chip's number, as Mesa does: 7 from 0x07000000 on, X1 and
+        A7xx by 0x43."""
         major = self.chip_id >> 24
         return 7 if major == 7 or major & 0x40 else major
 
     def take(self, each: Decoded) -> Iterator[str]:
-        """The next call; lines about what it submits."""
+        """Process the next call. Yield lines about what it submits."""
         call = each.call
         if call.kind == "memory":
             if call.after is not None:
@@ -106,7 +107,7 @@ class Streams:
         if each.title in ("GPUMEM_ALLOC_ID", "GPUMEM_GET_INFO", "GPUOBJ_INFO", "GPUOBJ_ALLOC"):
             known = self._objects.setdefault(number(own, "id"), _Object())
             if each.title == "GPUMEM_ALLOC_ID":
-                known.here = 0  # a number that is used again is another object
+                known.here = 0  # a reused number is another object
             known.address = number(own, "gpuaddr") or known.address
             known.size = number(own, "mmapsize") or number(own, "size") or known.size
         elif each.title.endswith("KGSL_PROP_DEVICE_INFO"):
@@ -115,7 +116,7 @@ class Streams:
                 self.gpu_id = number(block.after or {}, "gpu_id")
 
     def read(self, address: int, size: int) -> bytes | None:
-        """Memory at an address of the GPU; None where it is in no mapped object."""
+        """Return memory at a GPU address; None if no mapped object contains it."""
         for known in self._objects.values():
             if known.here and known.address <= address <= known.address + known.size - size:
                 return self._here(known.here + address - known.address, size)
@@ -144,7 +145,8 @@ class Streams:
         yield from lines
 
     def _content(self) -> list[tuple[int, bytes]]:
-        """Every object that is mapped and not all zeros, up to its last page that is not."""
+        """Return every mapped object that is not all zeros, up to its last page that is not
+        zeros."""
         found = []
         for known in self._objects.values():
             pages = range(known.here, known.here + known.size, PAGE) if known.here else ()
@@ -193,13 +195,13 @@ class _State:
 
 
 def number(values: Values, name: str) -> int:
-    """A member that is a number; 0 where there is none."""
+    """Return a member that is a number; 0 if it is missing or not a number."""
     found = values.get(name, 0)
     return found if isinstance(found, int) else 0
 
 
 def _buffers(listed: Values) -> Iterator[tuple[int, int]]:
-    """Address and bytes of each indirect buffer in a list of commands."""
+    """Yield address and bytes of each indirect buffer in a list of commands."""
     many = sorted({name.partition(".")[0] for name in listed if name.startswith("[")},
                   key=lambda text: int(text[1:-1]))  # fmt: skip
     for stem in [f"{each}." for each in many] or [""]:
