@@ -10,17 +10,17 @@ from qcom.msm import FIRST_MINOR
 
 
 def attach_kgsl(index: int) -> NodeAttachment:
-    """The way to `/dev/kgsl-3d<index>`; opens nothing yet."""
+    """Return the attachment of `/dev/kgsl-3d<index>`; opens nothing yet."""
     return NodeAttachment(SystemNode("kgsl"), "kgsl", index)
 
 
 def attach_msm(index: int) -> NodeAttachment:
-    """The way to `/dev/dri/renderD<128 + index>`; opens nothing yet."""
+    """Return the attachment of `/dev/dri/renderD<128 + index>`; opens nothing yet."""
     return NodeAttachment(SystemNode("msm"), "msm", index)
 
 
 def listed_msm(nodes: Path, sysfs: Path = Path("/sys/class/drm")) -> list[tuple[int, Path]]:
-    """The render nodes below `nodes` (/dev) that belong to msm: index and path."""
+    """Return index and path of the render nodes below `nodes` (/dev) that belong to msm."""
     found = []
     for path in (nodes / "dri").glob("renderD*"):
         number = path.name.removeprefix("renderD")

@@ -1,14 +1,14 @@
-"""Cleaner: overwrites what the kernels of a holder left in the shader processors, besides memory.
+"""Cleaner: overwrites what a holder's kernels left in the shader processors, outside of memory.
 
 Mesa's drivers clear neither local memory nor registers nor the constant file at a dispatch, and
-ask the GPU for nothing that does (25.0.7, src/freedreno/vulkan/tu_shader.cc and tu_cmd_buffer.cc;
-a shader that needs zeroed local memory stores the zeros itself, nir_zero_initialize_shared_memory).
-Private memory is memory of the driver's own.
+never make the GPU do so (25.0.7, src/freedreno/vulkan/tu_shader.cc and tu_cmd_buffer.cc; a shader
+that needs zeroed local memory stores the zeros itself, nir_zero_initialize_shared_memory). Private
+memory is memory of the driver's own.
 
-A group takes a shader processor as a whole: all its local memory, all wave slots with waves of the
-single size, and for each wave its equal part of the register file. All waves are at the barrier
-before the first one ends: no wave gets the registers of another one. The constant file is loaded
-with zeros in front of it.
+A group occupies a whole shader processor: all its local memory and all wave slots with waves of the
+single size; each wave has an equal part of the register file. All waves reach the barrier before
+the first one ends, so that no wave reuses the registers of another one. Before the launch the
+constant file is loaded with zeros.
 
 Encodings: Mesa 25.0.7, src/freedreno/isa/ir3-cat0.xml to ir3-cat7.xml; Mesa disassembles the same
 text (tests/qcom/test_qcom_cleaner.py).
@@ -33,29 +33,29 @@ if TYPE_CHECKING:
 NAME = "ugpu.cleaner"
 # Groups for each shader processor. UNSURE: that the hardware spreads groups evenly while all
 # processors are idle, so that one each would do; and that each half of a processor that has two
-# takes groups of its own (fibers counts both). Counters of groups on a board would tell.
+# takes groups of its own (fibers counts both). Counters of groups on a board would settle it.
 _ROUNDS = 2
 _VEC4 = 16  # bytes
 _STORE = 16  # bytes that an instruction stores for each thread
-_SHARED = range(48 * 4, 56 * 4)  # r48.x to r55.w, of a wave and not of a thread
+_SHARED = range(48 * 4, 56 * 4)  # r48.x to r55.w, per wave rather than per thread
 _PREDICATES = range(4)  # p0.x to p0.w
 
 
 class Cleaner:
-    """The cleaner of one holder; its code is loaded at the first use and stays."""
+    """The cleaner of one holder. Its code is loaded at the first use and stays loaded."""
 
     def __init__(self, driver: AdrenoDriver) -> None:
         self._driver = driver
         self._program: Program | None = None
 
     def submit(self) -> tuple[Timeline, int]:
-        """Clear private memory, local memory, registers and constants behind all work of the
-        context; does not wait. Returns the timeline and the value it has afterwards. The lock is
-        held.
+        """Clear private memory, local memory, registers and constants after all work of the
+        context.
 
-        Raises OutOfMemory if the cleaner's memory cannot be allocated or the queue is full. A
-        processor occupied by another holder's waves is cleaned only if these end while groups of
-        the cleaner are still waiting.
+        Does not wait. Returns the timeline and the value that it then has. The lock is held. Raises
+        OutOfMemory if the cleaner's memory cannot be allocated or the queue is full. A processor
+        occupied by another holder's waves is cleaned only if these end while groups of the cleaner
+        are still waiting.
         """
         driver, facts = self._driver, self._driver.facts
         driver.core.complete()
@@ -76,12 +76,12 @@ class Cleaner:
 
 
 def threads(facts: ChipFacts) -> int:
-    """Threads that the wave slots of a shader processor have together."""
+    """Return the number of threads in all wave slots of a shader processor."""
     return facts.wave_base * facts.max_waves
 
 
 def groups(facts: ChipFacts) -> int:
-    """Groups that reach all shader processors."""
+    """Return the number of groups that reaches all shader processors."""
     halves = facts.fibers // (2 * threads(facts))  # `fibers` counts waves of the double size
     return _ROUNDS * facts.shader_processors * halves
 
@@ -102,8 +102,8 @@ def kernel(facts: ChipFacts) -> Ir3Kernel:
 
 
 def _words(count: int, size: int) -> Iterator[int]:
-    """Machine code that clears `count` vec4 of registers, and `size` bytes of local memory for each
-    thread, whose number is in r0.x; size: a power of two."""
+    """Yield machine code that clears `count` vec4 of registers, and `size` bytes of local memory
+    for each thread, whose number is in r0.x. size: a power of two."""
     yield 0x46D0_0000_2000_0000 | (size.bit_length() - 1) << 16  # shl.b r0.x, r0.x, ...
     yield _clear(1)
     yield 0x0000_0500_0000_0000  # (rpt5)nop

@@ -1,6 +1,6 @@
-"""Performance counters of KGSL: which events the GPU counts, for the whole GPU and all programs.
+"""Performance counters of KGSL: events counted by the GPU, for the whole GPU and all programs.
 
-Source: Qualcomm's KGSL, adreno_perfcounter.c (programs that want the same event share its
+Source: Qualcomm's KGSL, adreno_perfcounter.c (programs that request the same event share its
 counter) and msm_kgsl.h.
 """
 
@@ -20,10 +20,10 @@ Event = tuple[str, int]
 
 
 class Counters:
-    """Counters of some events, (group, number): ("SP", 1), numbers as Mesa's perfcntrs name them.
+    """Counters of some events, (group, number): ("SP", 1), numbered as in Mesa's perfcntrs.
 
-    Given back by `close` (idempotent) or at the end of a `with`. DriverRefused or DeviceBusy where
-    the GPU has no free counter; then none is held. They count from before: take differences.
+    Released by `close` (idempotent) or at the end of a `with`. DriverRefused or DeviceBusy where
+    the GPU has no free counter; then none is held. Values do not start at zero: use differences.
     """
 
     def __init__(self, kgsl: Kgsl, events: Iterable[Event]) -> None:
@@ -41,7 +41,7 @@ class Counters:
         try:
             for group, number in self.events:
                 pair = {"groupid": kgsl.names[_PREFIX + group], "countable": number}
-                self._held.append(pair)  # first: giving back what was not got does no harm
+                self._held.append(pair)  # first: releasing one that was not obtained is harmless
                 self._call("GET", kgsl.layouts.kgsl_perfcounter_get.new(**pair).raw)
         except BaseException:
             self.close()
@@ -52,7 +52,7 @@ class Counters:
         self.kgsl.call(f"PERFCOUNTER_{name}", request, argument)
 
     def read(self) -> dict[Event, int]:
-        """The 64-bit values now. BadArgument after `close`."""
+        """Return the current 64-bit values. BadArgument after `close`."""
         if not self._held:
             raise BadArgument("these counters have been released")
         layout = self.kgsl.layouts.kgsl_perfcounter_read_group
@@ -68,7 +68,7 @@ class Counters:
         return dict(zip(self.events, values, strict=True))
 
     def close(self) -> None:
-        """Give them back; raises nothing that the kernel driver says to it."""
+        """Release the counters; errors of the kernel driver are ignored."""
         while self._held:
             if not self.kgsl.closed:
                 with contextlib.suppress(UgpuError):

@@ -1,4 +1,4 @@
-"""The doors to Adreno GPUs, for hcq.registry: `kgsl:0`, `msm:0`."""
+"""Devices for Adreno GPUs, for hcq.registry: `kgsl:0`, `msm:0`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AdrenoDevice(Device):
 
     @property
     def boot_stages(self) -> list[tuple[str, float]]:
-        """Durations of the start: (name, seconds) of each stage."""
+        """Return the durations of the start: (name, seconds) of each stage."""
         return self._driver.boot_stages
 
     def import_memory(self, data: Any, *, read_only: bool = False) -> Buffer:
@@ -48,8 +48,8 @@ class AdrenoDevice(Device):
             return Counters(self._kgsl("performance counters"), events)
 
     def constrain_power(self, level: str) -> None:
-        """Hold the clocks at "max" or "min" while work of this device runs, also after a reset; ""
-        for the kernel's own choice. BadArgument for others, NotSupported on msm."""
+        """Hold the clocks at "max" or "min" while work of this device runs, even after a reset; ""
+        for the kernel's own choice. BadArgument for other levels, NotSupported on msm."""
         if level not in ("max", "min", ""):
             raise BadArgument(f"expected 'max', 'min' or '', got {level!r}")
         with self._driver.core.lock:
@@ -69,7 +69,7 @@ class AdrenoDevice(Device):
 def open_device(
     name: str, attachment: NodeAttachment, *, on_stage: StageHook | None = None
 ) -> AdrenoDevice:
-    """Open the GPU behind `attachment`. The device owns the attachment's node from now on.
+    """Open the GPU behind `attachment`. The device takes ownership of the attachment's node.
 
     on_stage(name, seconds) is called after each stage. DeviceNotFound and AccessDenied where the
     node cannot be opened.

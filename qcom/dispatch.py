@@ -20,16 +20,16 @@ from qcom.pm4 import Stream, Tables
 INSTRUCTION_UNIT = 128  # bytes of code that SP_CS_INSTRLEN counts
 _WORD = 1 << 32
 _VEC4 = 16  # bytes
-# Vec4 of the constant file -> CONSTANTRAMMODE, the least that holds them.
+# Vec4 of the constant file -> CONSTANTRAMMODE, the smallest mode that holds them.
 _CONSTANT_MODES = ((128, "CONSTLEN_128"), (192, "CONSTLEN_192"), (256, "CONSTLEN_256"))
-# Rows of a tile of groups by what the group's height is divisible by: tu6_emit_cs_config. Groups of
-# ours are one thread high.
+# Rows of a tile of groups, by the divisor of the group's height: tu6_emit_cs_config. Our groups are
+# one thread high.
 _TILE_WIDTH, _TILE_HEIGHT = 4, 17
 
 
 @dataclass(frozen=True)
 class PrivateMemory:
-    """Memory for variables that have no register. per_thread, per_processor: bytes."""
+    """Memory for variables that are not in registers. per_thread, per_processor: bytes."""
 
     address: int
     per_thread: int
@@ -42,8 +42,8 @@ NO_PRIVATE_MEMORY = PrivateMemory(0, 0, 0, False)
 
 @dataclass(frozen=True)
 class Prepared:
-    """A loaded kernel. code: where its instructions lie. words: packets of a launch that are the
-    same for all launches."""
+    """A loaded kernel. code: address of its instructions. words: the packets that all its launches
+    share."""
 
     kernel: Ir3Kernel
     code: int
@@ -66,13 +66,13 @@ def prepare(
 
 
 def branch_stack(kernel: Ir3Kernel) -> int:
-    """Depth of the stack of diverging branches as the register takes it: in pairs
+    """Return the depth of the stack of diverging branches in the register's unit, pairs
     (ir3_shader_branchstack_hw)."""
     return -(-kernel.branch_stack // 2)
 
 
 def check_launch(launch: Launch, kernel: Ir3Kernel) -> None:
-    """BadArgument where the group's or the grid's size cannot be run."""
+    """Raise BadArgument where the group's or the grid's size cannot be run."""
     if launch.block[0] > kernel.threads or launch.block[1:] != (1, 1):
         raise BadArgument(
             f"{kernel.name} is compiled for groups of up to {kernel.threads} threads along x",
@@ -87,7 +87,7 @@ def check_launch(launch: Launch, kernel: Ir3Kernel) -> None:
 
 
 def encode_launch(stream: Stream, launch: Launch) -> None:
-    """Append the packets of a launch; one of no groups is nothing."""
+    """Append the packets of a launch; none for a launch without groups."""
     prepared: Prepared = launch.kernel.details
     kernel = prepared.kernel
     check_launch(launch, kernel)
@@ -100,7 +100,7 @@ def encode_launch(stream: Stream, launch: Launch) -> None:
 
 
 def program(stream: Stream, facts: ChipFacts, prepared: Prepared) -> None:
-    """The registers that describe a kernel's code and what it needs."""
+    """Write the registers that describe a kernel's code and its resources."""
     kernel, codes = prepared.kernel, stream.tables.codes
     newer = stream.tables.number >= 7
     stream.write("HLSQ_INVALIDATE_CMD", CS_STATE=1, CS_IBO=1)
@@ -145,7 +145,7 @@ def program(stream: Stream, facts: ChipFacts, prepared: Prepared) -> None:
         "SP_CS_PVT_MEM_HW_STACK_OFFSET",
         OFFSET=private.per_processor >> codes.SP_CS_PVT_MEM_HW_STACK_OFFSET__OFFSET__SHR,
     )
-    local = max((kernel.local_size - 1) // 1024, 1)  # KiB less one; one at least, as Mesa has it
+    local = max((kernel.local_size - 1) // 1024, 1)  # KiB less one; at least one, as in Mesa
     mode = next((m for most, m in _CONSTANT_MODES if kernel.constants <= most), "CONSTLEN_512")
     stream.write("SP_CS_CTRL_REG1", SHARED_SIZE=local, CONSTANTRAMMODE=codes[mode])
     _numbers(stream, facts, kernel, size, local, codes[mode])
@@ -173,7 +173,7 @@ def _halves(address: int) -> tuple[int, int]:
 def _numbers(
     stream: Stream, facts: ChipFacts, kernel: Ir3Kernel, size: int, local: int, mode: int
 ) -> None:
-    """Registers that receive the group's and the thread's number, and the wave's size."""
+    """Write the registers that select where group and thread numbers go, and the wave's size."""
     none = NO_REGISTER
     where = {
         "WGIDCONSTID": kernel.group_register, "WGSIZECONSTID": none, "WGOFFSETCONSTID": none,
@@ -204,7 +204,7 @@ def _numbers(
 def constants(
     stream: Stream, kernel: Ir3Kernel, kernarg: bytes, references: Sequence[Reference]
 ) -> None:
-    """The parameters, from the start of the constant file."""
+    """Load the parameters at the start of the constant file."""
     block = kernarg + bytes(-len(kernarg) % _VEC4)
     count = min(len(block) // _VEC4, kernel.constants)
     if count:
@@ -229,7 +229,7 @@ def _load(stream: Stream, first: int, words: list[int], references: Sequence[Ref
 
 
 def dispatch(stream: Stream, grid: tuple[int, int, int], block: tuple[int, int, int]) -> None:
-    """The sizes, and the packet that starts the groups."""
+    """Write the sizes and the packet that starts the groups."""
     codes, registers = stream.tables.codes, stream.tables.registers
     stream.packet(
         "CP_SET_MARKER", stream.tables.packet_word("CP_SET_MARKER_0", MODE=codes.RM6_COMPUTE)

@@ -1,7 +1,7 @@
 """AdrenoDriver: an Adreno GPU above its kernel driver, KGSL or msm.
 
-This file holds the device's life and the hooks that hcq calls. The kernel driver owns the GPU: what
-fails here is our context, which is made anew.
+This file contains the device's life cycle and the hooks that hcq calls. The kernel driver owns the
+GPU: a failure here affects only our context, which is then created again.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 COUNTER_HERTZ = 19.2e6  # of CP_ALWAYS_ON_COUNTER: tu_device.cc, timestampPeriod
-LOOK_INTERVAL_S = 0.02  # between questions whether the context was lost
-_SPINS = 200  # looks at the timeline before a waiter sleeps: about 0.1 ms
-_NEAR = 1 << 20  # bytes behind memory that an overrun may reach
-_SHORT_PAUSES = 2000  # looks before the pauses grow: about 0.1 s
+LOOK_INTERVAL_S = 0.02  # between checks whether the context was lost
+_SPINS = 200  # polls of the timeline before a waiter sleeps: about 0.1 ms
+_NEAR = 1 << 20  # bytes after an allocation that an overrun may reach
+_SHORT_PAUSES = 2000  # polls before the pauses grow: about 0.1 s
 _PAUSE_S, _LONG_PAUSE_S = 5e-5, 5e-4
 StageHook = Callable[[str, float], None]
 
 
 class AdrenoDriver(Driver):
-    """One GPU. boot_stages lists what the start took, (name, seconds)."""
+    """One GPU. boot_stages: durations of the start, (name, seconds)."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class AdrenoDriver(Driver):
         self.clock = interface.node.clock
         self.clock_hertz = COUNTER_HERTZ
         self.boot_stages: list[tuple[str, float]] = []
-        self.looks = 0  # at timelines by waiters since the last submission
+        self.looks = 0  # polls of timelines by waiters since the last submission
         self._on_stage = on_stage
         self._looked_at = 0.0
         self._queues: tuple[AdrenoQueue, ...] = ()
@@ -120,7 +120,7 @@ class AdrenoDriver(Driver):
         self.probe = Timeline(self.core, buffer, f"{self.name} probe")
 
     def rebuild(self) -> None:
-        """A new context; what the old one ran is lost, and the queues are empty."""
+        """Create a new context; the work of the old one is lost, and the queues are empty."""
         self.interface.destroy_context()
         for queue in self._queues:
             queue.forget()
@@ -137,15 +137,16 @@ class AdrenoDriver(Driver):
         return self.interface.sole_holder()
 
     def open_tenant(self, name: str) -> AdrenoDriver:
-        """See Driver. A tenant is another open file of msm: an address space and a submit queue of
-        its own, as of another program."""
+        """See Driver. A tenant is another open file of msm, with its own address space and submit
+        queue, as another program would have."""
         return AdrenoDriver(name, self.interface.another(), self.index)
 
     def shutdown(self) -> None:
         self._release()
 
     def _release(self) -> None:
-        """Free everything, in any state; the kernel driver forgets the rest with its file."""
+        """Free everything, in any state; the kernel driver frees the rest when its file is
+        closed."""
         with contextlib.suppress(UgpuError):
             self.interface.destroy_context()
         for queue in self._queues:
@@ -190,7 +191,7 @@ class AdrenoDriver(Driver):
         memory, start = _place(buffer)
         if not memory.has_view:
             return False
-        # ORDER: lines that are written in part first hold what the GPU has written of them.
+        # ORDER: before a line is written in part, it must contain the GPU's writes to it.
         for edge in (start, start + len(data)):
             if edge % CACHE_LINE:
                 line = edge - edge % CACHE_LINE
@@ -208,7 +209,7 @@ class AdrenoDriver(Driver):
         return True
 
     def find(self, address: int) -> str:
-        """Where an address lies beside the memory in use, in words."""
+        """Describe where an address is relative to the memory in use."""
         code = self.programs.find(address)
         if code is not None:
             return f"at byte {code[1]} of the code of {code[0]}"
@@ -249,8 +250,8 @@ class AdrenoDriver(Driver):
         return self.dispatcher.refusal
 
     def pause(self, limit_s: float) -> None:
-        # Most waits are short: give the processor away without sleeping, then sleep, then sleep
-        # longer. Submitting work starts anew.
+        # Most waits are short: yield the processor without sleeping, then sleep, then sleep
+        # longer. A submission restarts this sequence.
         self.looks += 1
         if self.looks < _SPINS:
             self.clock.sleep(0)
@@ -280,7 +281,7 @@ class AdrenoDriver(Driver):
         return (*own, *kgsl_sensors(self.interface.node, self.index))
 
     def _memory_used(self) -> float:
-        """Of this device: neither kernel driver tells what others have."""
+        """Return the memory of this device: neither kernel driver reports that of others."""
         return float(sum(memory.size for memory in list(self.interface.memories)))
 
     def info(self) -> dict[str, object]:
@@ -300,7 +301,8 @@ class AdrenoDriver(Driver):
 
 
 def _facts_of(identity: Identity) -> ChipFacts:
-    """The facts of the GPU; for an unknown one of a known generation those of its oldest chip."""
+    """Return the facts of the GPU; for an unknown one of a known generation, those of its oldest
+    chip."""
     known = chips.by_id(identity.chip_id)
     if known is not None:
         return known
@@ -318,6 +320,6 @@ def _facts_of(identity: Identity) -> ChipFacts:
 
 
 def _place(buffer: Buffer) -> tuple[Memory, int]:
-    """The memory that a buffer or a slice of one lies in, and where."""
+    """Return the memory that contains a buffer or a slice of one, and the offset in it."""
     memory = memory_of(buffer)
     return memory, int(buffer.address) - memory.address

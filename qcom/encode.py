@@ -1,10 +1,11 @@
-"""Commands as an image for the command processor: segments of packets, and data behind them.
+"""Commands as an image for the command processor: segments of packets, followed by data.
 
-A segment is what runs without a wait for the host; it begins from no state, since nothing survives
-between submissions (another context may have run). A Wait ends a segment: which timeline has to
-reach which value stands in the image's data, and qcom.queue gives the next segment to the kernel
-driver when that is so, or will be by work given to it before. The command processor could poll
-memory itself, but then nothing else would run, and the kernel driver would call it a hang.
+A segment runs without waiting for the host. It starts from no state, since none survives between
+submissions (another context may have run). A Wait ends a segment: the image's data names the
+timeline and the value it must reach. qcom.queue submits the next segment to the kernel driver once
+the timeline has that value, or will have it through work submitted before. The command processor
+could poll memory itself, but no other work would run then, and the kernel driver would report a
+hang.
 
 Sources: Mesa 25.0.7 src/freedreno/vulkan tu_cmd_buffer.cc (tu6_init_hw, tu6_emit_flushes) and
 tu_query_pool.cc (CP_ALWAYS_ON_COUNTER); Linux 7.3 drivers/gpu/drm/msm/adreno/a6xx_gpu.c: fences.
@@ -38,12 +39,12 @@ from qcom.pm4 import Stream, Tables, halves
 MOST_GROUPS = 65535  # of a launch that copies
 LONGEST_IB = 1 << 19  # words; CP_INDIRECT_BUFFER counts 20 bits
 _ALL = 0xFFFF_FFFF
-_POLL_CYCLES = 16  # between looks at memory: as Mesa has it
+_POLL_CYCLES = 16  # between polls of memory, as in Mesa
 
 
 @dataclass(frozen=True)
 class Point:
-    """A timeline and the word of the image from which its value stands, 64 bits."""
+    """A timeline, and the word of the image at which its 64-bit value begins."""
 
     timeline: Timeline
     word: int
@@ -51,8 +52,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Segment:
-    """Packets that run together, once all of `waits` hold; ranges: (first word, words) each of
-    whole packets. signals: what they raise."""
+    """Packets that run together once all of `waits` hold. ranges: (first word, words), each of
+    whole packets. signals: the timeline values that they raise."""
 
     ranges: tuple[tuple[int, int], ...]
     waits: tuple[Point, ...]
@@ -60,14 +61,14 @@ class Segment:
 
 
 class Commands(CommandBuffer):
-    """An image. segments: its parts, in order; kernels: names of what it launches."""
+    """An image. segments: its parts, in order; kernels: names of the kernels that it launches."""
 
     segments: tuple[Segment, ...] = ()
 
 
 @dataclass
 class _Open:
-    """A segment under construction; blocks in place of words."""
+    """A segment under construction; it has blocks in place of words."""
 
     starts: list[int]
     waits: list[tuple[Timeline, int]]
@@ -75,7 +76,8 @@ class _Open:
 
 
 class Encoder:
-    """Makes images for one chip. own: kernels by name that copy and fill (qcom.kernels)."""
+    """Encodes images for one chip. own: the driver's kernels for copy and fill, by name
+    (qcom.kernels)."""
 
     def __init__(self, facts: ChipFacts, tables: Tables) -> None:
         self.facts = facts
@@ -83,7 +85,7 @@ class Encoder:
         self.own: dict[str, Kernel] = {}
 
     def encode(self, commands: Sequence[Command]) -> Commands:
-        """Encode; pure."""
+        """Encode commands as an image; pure."""
         return _Image(self).encode(commands)
 
 
@@ -144,12 +146,12 @@ class _Image:
             self._invalidate()
 
     def _value(self, symbol: Symbol) -> int:
-        """A block of data that holds a value."""
+        """Add a block of data that contains a value; return the block."""
         return self.stream.data([0, 0], [(0, symbol)])
 
     def _wait(self, command: Wait) -> None:
         if self.segments and self.segments[-1].starts:
-            self._clean()  # what comes next may be another submission, much later
+            self._clean()  # the next segment may be another submission, much later
             self.segments.append(_Open([], [], []))
         elif not self.segments:
             self.segments.append(_Open([], [], []))
@@ -158,7 +160,7 @@ class _Image:
     # ---- state and caches ------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Start a segment: caches without stale lines, the registers of the chip."""
+        """Start a segment: invalidate caches, set the chip's registers."""
         stream, codes = self.stream, self.tables.codes
         if self._newer:
             thread = self.tables.packet_word(
@@ -187,12 +189,12 @@ class _Image:
         self.stream.packet(packet, self.tables.packet_word(f"{packet}_0", EVENT=event), *words)
 
     def _invalidate(self) -> None:
-        """Later reads of shaders come from memory."""
+        """Invalidate caches, so that later reads of shaders come from memory."""
         self._event("CACHE_INVALIDATE7" if self._newer else "CACHE_INVALIDATE")
         self.stream.packet("CP_WAIT_FOR_IDLE")
 
     def _clean(self) -> None:
-        """All before has ended, and what it wrote is in memory."""
+        """Wait for all earlier work and write its results back to memory."""
         stream, codes = self.stream, self.tables.codes
         stream.packet("CP_WAIT_FOR_IDLE")
         if self._newer:
@@ -209,7 +211,7 @@ class _Image:
             "CP_WAIT_REG_MEM_0", FUNCTION=codes.WRITE_EQ, POLL=codes.POLL_MEMORY
         )
         stream.packet("CP_WAIT_REG_MEM", poll, *fence, 1, _ALL, _POLL_CYCLES)
-        stream.packet("CP_MEM_WRITE", *fence, 0)  # as it was, for the next time
+        stream.packet("CP_MEM_WRITE", *fence, 0)  # restore the value, for the next time
         stream.packet("CP_WAIT_MEM_WRITES")
 
     # ---- commands --------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Failures by name, and the way back: a new context.
+"""Failures by name, and recovery: a new context.
 
-The kernel driver owns the GPU and resets it. A client sees that its context was lost, whether by
-its own fault (guilty) or another's (innocent), and on newer kernels which address faulted.
+The kernel driver owns the GPU and resets it. A client sees that its context was lost, whether
+through its own fault (guilty) or another's (innocent), and on newer kernels which address faulted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Faults:
         self.driver = driver
 
     def explain(self, state: ResetState) -> UgpuError:
-        """The error for a context that was lost."""
+        """Return the error for a context that was lost."""
         driver = self.driver
         facts: dict[str, object] = {
             "state": state.value, "kernels": list(self._in_flight()), "remedy": _RESET,
@@ -67,7 +67,7 @@ class Faults:
         return tuple(dict.fromkeys(names))
 
     def diagnose(self, timeline: Timeline) -> dict[str, object]:
-        """Facts for a wait that does not end."""
+        """Return facts about a wait that does not end."""
         facts: dict[str, object] = {"kernels": list(self._in_flight()), "remedy": _RESET}
         for queue in self.driver.all_queues():
             if queue.timeline is timeline and queue.in_flight:
@@ -99,7 +99,7 @@ class Faults:
         found.missing["registers.json"] = "the kernel driver does not show them"
         return found
 
-    # ---- the way back ----------------------------------------------------------------------------
+    # ---- recovery --------------------------------------------------------------------------------
 
     def recover(self, only: Level | None) -> Recovery:
         """See Driver.recover."""

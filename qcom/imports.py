@@ -1,4 +1,4 @@
-"""Memory that others made, used by the GPU without a copy: the program's own, and dma-bufs.
+"""Memory made by others and used by the GPU without a copy: the program's own, and dma-bufs.
 
 Sources: Qualcomm's KGSL, kgsl.c (kgsl_ioctl_gpuobj_import, kgsl_setup_useraddr): address and size
 are whole pages; Linux drivers/gpu/drm/drm_prime.c for msm.
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def import_memory(driver: AdrenoDriver, data: Any, *, read_only: bool) -> Buffer:  # see as_array
-    """Let the GPU use an array's memory: whole pages, as `mmap` gives them, one contiguous piece.
+    """Let the GPU use an array's memory: contiguous whole pages, as `mmap` returns them.
 
-    The buffer keeps `data` alive and is closed like any other; the memory stays the caller's.
-    read_only: for the GPU; needed where `data` is. Where hardware keeps the caches coherent,
-    `buffer.placement` is HOST, and nothing else is needed. Elsewhere it is DEVICE: `sync` comes
-    between accesses of the host and work of the GPU. BadArgument for memory that does not consist
-    of whole pages, NotSupported where the kernel driver (msm) has no such import.
+    The buffer keeps `data` alive and is closed like any other; the caller keeps owning the memory.
+    read_only: for the GPU; required where `data` is read-only. Where hardware keeps the caches
+    coherent, `buffer.placement` is HOST and no `sync` is needed. Elsewhere it is DEVICE, and `sync`
+    must come between accesses of the host and work of the GPU. BadArgument for memory that does not
+    consist of whole pages, NotSupported where the kernel driver (msm) has no such import.
     """
     array = as_array(data)
     if array.dtype.hasobject or not array.flags.c_contiguous:
@@ -54,11 +54,11 @@ def import_memory(driver: AdrenoDriver, data: Any, *, read_only: bool) -> Buffer
 def import_dma_buf(driver: AdrenoDriver, descriptor: int, *, read_only: bool) -> Buffer:
     """Let the GPU use another driver's buffer, such as a camera's, by its file descriptor.
 
-    The descriptor stays the caller's, and may be closed: the kernel keeps the buffer until ours is
-    closed. The host accesses it through a mapping of the descriptor, between calls of
-    DMA_BUF_IOCTL_SYNC; `copy_to` and `copy_from` go through the GPU. read_only: KGSL maps it so;
-    msm is told that submissions only read it and has no such mapping. BadArgument for what is not
-    an open descriptor of a buffer.
+    The caller keeps owning the descriptor and may close it: the kernel keeps the buffer until the
+    returned one is closed. The host accesses it through a mapping of the descriptor, between calls
+    of DMA_BUF_IOCTL_SYNC; `copy_to` and `copy_from` go through the GPU. read_only: KGSL maps it so;
+    msm has no such mapping, and submissions only declare that they read it. BadArgument for a
+    descriptor that is not an open one of a buffer.
     """
     if isinstance(descriptor, bool) or not isinstance(descriptor, int):
         raise BadArgument(f"expected a file descriptor, got {descriptor!r}")
@@ -78,8 +78,9 @@ def import_dma_buf(driver: AdrenoDriver, descriptor: int, *, read_only: bool) ->
 
 
 def sync(driver: AdrenoDriver, buffer: Buffer, *, to_gpu: bool) -> None:
-    """Make visible what the host has stored in imported memory (to_gpu), before work is submitted,
-    or what the GPU has stored, after work was waited for. No-op where hardware does it."""
+    """Make the host's stores in imported memory visible to the GPU (to_gpu), before work is
+    submitted, or the GPU's stores visible to the host, after waiting for the work. No-op where
+    hardware does it."""
     if buffer.core is not driver.core:
         raise BadArgument(f"{buffer!r} belongs to another device", device=driver.name)
     with driver.core.lock:
@@ -92,7 +93,7 @@ def sync(driver: AdrenoDriver, buffer: Buffer, *, to_gpu: bool) -> None:
 
 
 def memory_of(buffer: Buffer) -> Memory:
-    """The memory that a buffer, or a slice of one, lies in."""
+    """Return the memory that contains a buffer or a slice of one."""
     memory = (buffer.owner or buffer).handle
     assert isinstance(memory, Memory)
     return memory

@@ -1,7 +1,7 @@
 """The driver's interface to a kernel driver (KGSL or msm): memory, one context, submissions.
 
-Both own the GPU: page tables, the ring, power and resets are theirs. A context's submissions run in
-order.
+The kernel driver owns the GPU: page tables, the ring, power and resets. The submissions of a
+context run in order.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ CACHE_LINE = 64  # bytes, of the Arm processors beside these GPUs
 
 
 class Caching(enum.Enum):
-    """Caching of memory on the host: COMBINED stores gather and are visible to the GPU without
-    `sync`, loads are slow; COHERENT is cached and kept coherent by hardware; CACHED needs
+    """How the host caches memory. COMBINED: stores are write-combined and visible to the GPU
+    without `sync`; loads are slow. COHERENT: cached, and kept coherent by hardware. CACHED: needs
     `sync`."""
 
     COMBINED = "write-combined"
@@ -54,8 +54,8 @@ class ResetState(enum.Enum):
 
 @dataclass(frozen=True)
 class Identity:
-    """Identity of the GPU as reported by the kernel driver. chip_id: as it reports it. gmem: bytes
-    on chip."""
+    """Identity of the GPU. chip_id: as the kernel driver reports it. gmem: bytes of on-chip
+    memory."""
 
     chip_id: int
     gmem: int
@@ -64,8 +64,8 @@ class Identity:
 
 @dataclass(frozen=True)
 class Fault:
-    """A page fault of our context that the kernel driver describes. kind: "translation",
-    "permission", "external"; empty where it is not told."""
+    """A page fault of our context, as the kernel driver describes it. kind: "translation",
+    "permission", "external"; empty where it is not reported."""
 
     kind: str
     address: int | None = None
@@ -73,9 +73,9 @@ class Fault:
 
 
 class Memory:
-    """Memory that GPU and host share. handle: the kernel driver's number, 0 when freed. size:
-    whole pages. imported: the program's own bytes that it is, kept alive until it is freed. Made by
-    KernelInterface.allocate or an import, which also frees it."""
+    """Memory shared by GPU and host. handle: the kernel driver's number, 0 when freed. size: whole
+    pages. imported: the program's own bytes, where the memory was imported from them, kept alive
+    until it is freed. Created and freed by a KernelInterface (`allocate` or an import)."""
 
     def __init__(self, interface: KernelInterface, size: int, caching: Caching) -> None:
         self.interface = interface
@@ -88,20 +88,19 @@ class Memory:
 
     @property
     def has_view(self) -> bool:
-        """Return whether this process can access the bytes; not those of another driver's
-        buffer."""
+        """Return whether this process can access the bytes; False for another driver's buffer."""
         return self.mapping is not None or self.imported is not None
 
     @property
     def view(self) -> memoryview:
-        """The bytes."""
+        """Return the bytes."""
         if self.imported is not None:
             return self.imported
         assert self.mapping is not None and self.mapping.view is not None
         return self.mapping.view
 
     def close(self) -> None:
-        """Unmap and free; idempotent, and raises nothing that the kernel driver says to it."""
+        """Unmap and free; idempotent. Errors of the kernel driver are ignored."""
         self.interface.free(self)
 
     def __repr__(self) -> str:
@@ -109,9 +108,9 @@ class Memory:
 
 
 class KernelInterface(ABC):
-    """One open device file. `close` releases all that was made through it; idempotent.
+    """One open device file. `close` releases everything that was created through it; idempotent.
 
-    What an ioctl refuses becomes an error of hcq.errors (`refused`).
+    A failed ioctl raises an error of hcq.errors (`refused`).
     """
 
     def __init__(self, node: Node, path: str) -> None:
@@ -129,11 +128,12 @@ class KernelInterface(ABC):
         except OSError as error:
             raise refused("open", error, path=path) from error
 
-    #: what it means that the device file does not exist
+    #: why the device file does not exist
     missing = "the kernel driver is not loaded"
 
     def call(self, name: str, request: int, argument: bytearray | memoryview) -> None:
-        """One ioctl, repeated where a signal cut it off; otherwise what `refused` makes of it."""
+        """Make one ioctl and repeat it where a signal interrupted it. Raises the error from
+        `refused`."""
         while True:
             try:
                 self.node.ioctl(self.handle, request, argument)
@@ -144,12 +144,12 @@ class KernelInterface(ABC):
 
     @abstractmethod
     def identify(self) -> Identity:
-        """Ask what GPU it is. NotSupported where the kernel driver is too old."""
+        """Read the identity of the GPU. NotSupported where the kernel driver is too old."""
 
     def memory_size(self) -> int | None:
-        """Bytes that all memory of the GPU can have, None where the kernel tells no number. The
-        GPU has none of its own, and no call of its kernel drivers says how much there is: it is the
-        machine's (MemTotal), of which other programs need some."""
+        """Return the limit on the GPU's memory in bytes; None where the kernel reports none. The
+        GPU has no memory of its own, and no call of its kernel drivers reports a limit. The limit
+        is the machine's memory (MemTotal), part of which other programs need."""
         try:
             text = self.node.read_text("/proc/meminfo")
         except OSError:
@@ -159,15 +159,15 @@ class KernelInterface(ABC):
 
     @abstractmethod
     def allocate(self, size: int, caching: Caching, *, read_only: bool = False) -> Memory:
-        """Allocate, map for GPU and host. read_only: for the GPU. OutOfMemory when used up;
-        then nothing is left behind."""
+        """Allocate memory and map it for GPU and host. read_only: for the GPU. Raises OutOfMemory
+        when memory is exhausted; nothing stays allocated then."""
 
     def free(self, memory: Memory) -> None:
         """See Memory.close."""
         if memory.mapping is not None:
             memory.mapping.close()
             memory.mapping = None
-        # Cut off after the call, it is repeated: the number may have another owner by then.
+        # An exception after the call makes `free` run again: the number may be reused by then.
         own = all(other is memory or other.handle != memory.handle for other in self.memories)
         if memory.handle and own and not self.closed:
             with contextlib.suppress(UgpuError):
@@ -178,21 +178,22 @@ class KernelInterface(ABC):
 
     @abstractmethod
     def release(self, memory: Memory) -> None:
-        """Give memory back to the kernel driver, by its number."""
+        """Return memory to the kernel driver, by its number."""
 
     def sync(self, memory: Memory, start: int, size: int, *, to_gpu: bool) -> None:
-        """Make CACHED memory that the host has written visible to the GPU, or (not to_gpu) what
-        the GPU has written visible to the host. Nothing to do for other memory."""
+        """Make the host's writes to CACHED memory visible to the GPU, or (not to_gpu) the GPU's
+        writes visible to the host. No-op for other memory."""
         return
 
     def import_memory(self, data: memoryview, *, read_only: bool) -> Memory:
         """Map whole pages of this process for the GPU, without a copy. NotSupported where the
-        kernel driver cannot."""
+        kernel driver has no such import."""
         raise NotSupported(f"{self.path}: the kernel driver does not import memory of programs")
 
     def import_dma_buf(self, descriptor: int, size: int, *, read_only: bool) -> Memory:
-        """Map another driver's buffer of `size` bytes. The kernel driver keeps the buffer: the
-        descriptor may be closed afterwards. NotSupported where it cannot."""
+        """Map another driver's buffer of `size` bytes. The kernel driver keeps the buffer alive, so
+        the descriptor may be closed afterwards. NotSupported where the kernel driver has no such
+        import."""
         raise NotSupported(f"{self.path}: imports of dma-bufs are not implemented for this driver")
 
     @property
@@ -207,21 +208,22 @@ class KernelInterface(ABC):
 
     @abstractmethod
     def create_context(self) -> None:
-        """Make the context that submissions run in; there was none, or it was destroyed."""
+        """Create the context that submissions run in. There must be no context yet, or it must have
+        been destroyed."""
 
     @abstractmethod
     def destroy_context(self) -> None:
-        """Destroy the context, if there is one; what it runs is waited for or cut off by the kernel
-        driver. Raises nothing."""
+        """Destroy the context, if there is one. The kernel driver waits for its work or aborts it.
+        Raises nothing."""
 
     def sole_holder(self) -> str:
-        """Return why the GPU cannot have a second context whose kernels reach none of this one's
-        memory, made by this process; empty where `another` can."""
+        """Return why this process cannot create a second context whose kernels cannot reach this
+        one's memory; empty where `another` can."""
         return "its kernel driver gives a process one address space, and ugpud is one process"
 
     def another(self) -> KernelInterface:
-        """Open the device file again, with an address space of its own: as another program. The
-        caller closes it. NotSupported where `sole_holder` has a reason."""
+        """Open the device file again with a separate address space, as another program would. The
+        caller closes it. NotSupported where `sole_holder` returns a reason."""
         raise NotSupported(f"{self.path} cannot be opened for another holder: {self.sole_holder()}")
 
     @abstractmethod
@@ -234,7 +236,8 @@ class KernelInterface(ABC):
         """Return whether our context was lost. The kernel driver clears this state on a read."""
 
     def fault(self) -> Fault | None:
-        """The last fault of our context, where the kernel driver describes faults."""
+        """Return the last fault of our context; None where the kernel driver does not describe
+        faults."""
         return None
 
     @abstractmethod
@@ -250,12 +253,12 @@ class KernelInterface(ABC):
                 memory.mapping.close()
         self.node.close()
         for memory in list(self.memories):
-            memory.imported = None  # from here on no kernel driver refers to it
+            memory.imported = None  # the kernel driver no longer refers to it
 
 
 class Submission(ABC):
-    """One ioctl's argument. Its result shows in place: an exception after the kernel driver has
-    taken it does not make it be given twice."""
+    """The argument of one ioctl. The ioctl's result is stored in it, so that an exception after the
+    kernel driver has accepted the submission does not cause a second one."""
 
     @property
     @abstractmethod
@@ -264,25 +267,27 @@ class Submission(ABC):
 
     @abstractmethod
     def submit(self) -> None:
-        """Give it, unless it has been."""
+        """Submit to the kernel driver, unless already submitted."""
 
     @abstractmethod
     def again(self) -> Submission | None:
-        """Another submission of the same ranges, at the cost of a copy. None where it must be made
-        by `prepare`: the context is another one, or memory that it names has come or gone."""
+        """Return another submission of the same ranges, at the cost of a copy. None where `prepare`
+        must make it: the context has changed, or memory that it refers to has been added or
+        freed."""
 
 
 def address_of(buffer: bytearray | memoryview) -> int:
-    """Where a buffer lies in this process; it must not be resized or freed meanwhile."""
+    """Return a buffer's address in this process. The buffer must not be resized or freed
+    meanwhile."""
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
-# Of numbers that have two names, the one that the kernel's sources use.
+# For error numbers with two names, the one that the kernel's sources use.
 _NAMES = {errno.EDEADLK: "EDEADLK", errno.EAGAIN: "EAGAIN", errno.EOPNOTSUPP: "EOPNOTSUPP"}
 
 
 def refused(call: str, error: OSError, **facts: object) -> UgpuError:
-    """The error for what a kernel driver answers."""
+    """Return the error for an ioctl that failed with `error`."""
     code = error.errno or 0
     name = _NAMES.get(code) or errno.errorcode.get(code, str(code))
     if code in (errno.EDEADLK, errno.EPROTO):
@@ -304,7 +309,7 @@ def refused(call: str, error: OSError, **facts: object) -> UgpuError:
 
 
 def whole_pages(size: int) -> int:
-    """`size` as allocated. BadArgument unless it is a positive int."""
+    """Return `size` rounded up to whole pages. BadArgument unless it is a positive int."""
     if size < 0:
         raise BadArgument("size must not be negative", size=size)
     return max(PAGE, -(-size // PAGE) * PAGE)

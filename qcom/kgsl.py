@@ -1,6 +1,6 @@
 """KGSL, Qualcomm's own kernel driver: /dev/kgsl-3d0.
 
-Source: msm_kgsl.h (in Mesa 25.0.7 src/freedreno/vulkan), and how tu_knl_kgsl.cc there uses it.
+Source: msm_kgsl.h (in Mesa 25.0.7 src/freedreno/vulkan), and its use in tu_knl_kgsl.cc there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from qcom.regs import constants, structs
 
 log = logging.getLogger(__name__)
 
-MAPPING_SHIFT = 12  # an object's number, shifted so, is the offset that maps it
+MAPPING_SHIFT = 12  # an object's number, shifted left by this, is the offset that maps it
 _RESETS = {0: ResetState.NONE, 1: ResetState.GUILTY, 2: ResetState.INNOCENT}
 _MODES = {
     Caching.COMBINED: "KGSL_CACHEMODE_WRITECOMBINE",
@@ -53,20 +53,20 @@ class Kgsl(KernelInterface):
     def __init__(self, node: Node, index: int) -> None:
         self.names = constants("msm_kgsl")
         self.layouts = structs("msm_kgsl")
-        self._context: Struct | None = None  # the call that made it, whose result shows in place
+        self._context: Struct | None = None  # the call that created it, with its result
         self._coherent: bool | None = None
         self.power = ""
         super().__init__(node, f"/dev/kgsl-3d{index}")
 
     @property
     def context(self) -> int:
-        """The context's number; 0 where there is none."""
+        """Return the context's number; 0 where there is none."""
         return 0 if self._context is None else int(self._context.drawctxt_id)
 
     # ---- facts -----------------------------------------------------------------------------------
 
     def ask(self, name: str, value: bytearray | memoryview) -> None:
-        """Ask for a property; `value` holds what the call takes and gets what it returns."""
+        """Read a property. `value` holds the call's input and receives its result."""
         argument = self.layouts.kgsl_device_getproperty.new(
             type=self.names[name], value=address_of(value), sizebytes=len(value)
         )
@@ -122,7 +122,7 @@ class Kgsl(KernelInterface):
             raise
 
     def _import(self, kind: str, memory: Memory, given: Struct, size: int, flags: int) -> Memory:
-        """GPUOBJ_IMPORT. size: as the call takes it in `priv_len`."""
+        """Make the call GPUOBJ_IMPORT. size: the value for `priv_len`."""
         names = self.names
         argument = self.layouts.kgsl_gpuobj_import.new(
             priv=address_of(given.raw), priv_len=size, flags=flags,
@@ -135,7 +135,7 @@ class Kgsl(KernelInterface):
             info = self.layouts.kgsl_gpuobj_info.new(id=memory.handle)
             self.call("GPUOBJ_INFO", names.IOCTL_KGSL_GPUOBJ_INFO, info.raw)
             memory.address = info.gpuaddr
-            # What the kernel driver granted: older ones take no IOCOHERENT here.
+            # The caching that the kernel driver granted: older ones accept no IOCOHERENT here.
             granted = argument.flags & names.KGSL_MEMFLAGS_IOCOHERENT & 0xFFFF_FFFF
             if memory.caching is Caching.COHERENT and not granted:
                 memory.caching = Caching.CACHED
@@ -149,13 +149,13 @@ class Kgsl(KernelInterface):
         names = self.names
         memory = Memory(self, len(data), self.caching)
         if memory.caching is not Caching.COHERENT:
-            memory.caching = Caching.CACHED  # as the program's pages are, whatever we ask for
+            memory.caching = Caching.CACHED  # like the program's pages, whatever we request
         memory.imported = data
         flags = names[_MODES[memory.caching]] << names.KGSL_CACHEMODE_SHIFT
         if memory.caching is Caching.COHERENT:
             flags |= names.KGSL_MEMFLAGS_IOCOHERENT & 0xFFFF_FFFF
         flags |= names.KGSL_MEMFLAGS_GPUREADONLY if read_only else 0
-        # np: the address of read-only bytes too.
+        # NumPy returns the address of read-only bytes, too.
         where = int(np.frombuffer(data, np.uint8).ctypes.data)
         given = self.layouts.kgsl_gpuobj_import_useraddr.new(virtaddr=where)
         return self._import("ADDR", memory, given, len(data), flags)
@@ -191,10 +191,10 @@ class Kgsl(KernelInterface):
     def create_context(self) -> None:
         names = self.names
         flags = names.KGSL_CONTEXT_SAVE_GMEM | names.KGSL_CONTEXT_NO_GMEM_ALLOC
-        # FAULT_INFO: faults can be asked for afterwards; a kernel that lacks it masks the flag.
+        # FAULT_INFO: faults can be queried afterwards; a kernel that lacks it masks the flag.
         flags |= names.KGSL_CONTEXT_PREAMBLE | names.KGSL_CONTEXT_FAULT_INFO
-        # Otherwise the kernel driver replays a submission that hung, which may have run in part;
-        # and reports of faults are for contexts that a fault has ended (adreno_dispatch.c,
+        # Without the next flag the kernel driver replays a hung submission, which may have run in
+        # part; and reports of faults are for contexts that a fault has ended (adreno_dispatch.c,
         # _set_ft_policy and process_cmdobj_fault; kgsl.c, kgsl_ioctl_get_fault_report).
         flags |= names.KGSL_CONTEXT_NO_FAULT_TOLERANCE
         self._context = self.layouts.kgsl_drawctxt_create.new(flags=flags)
@@ -206,8 +206,8 @@ class Kgsl(KernelInterface):
                 log.warning("%s: the new context has no power constraint: %s", self.path, error)
 
     def constrain_power(self, level: str) -> None:
-        """Hold the GPU's clocks at "max" or "min" while the context's work runs; "" for none. Later
-        contexts have it too."""
+        """Hold the GPU's clocks at "max" or "min" while the context's work runs; "" for no
+        constraint. It also applies to later contexts."""
         names, layouts = self.names, self.layouts
         value = layouts.kgsl_device_constraint_pwrlevel.new()
         constraint = layouts.kgsl_device_constraint.new(
@@ -242,7 +242,8 @@ class Kgsl(KernelInterface):
         return _RESETS.get(int.from_bytes(value, "little"), ResetState.UNKNOWN)
 
     def fault(self) -> Fault | None:
-        """Newer kernels tell page faults of contexts made with FAULT_INFO; older ones refuse."""
+        """Return the last page fault. Newer kernels report those of contexts created with
+        FAULT_INFO; older ones refuse."""
         names, layouts = self.names, self.layouts
         report_size = layouts.kgsl_pagefault_report.size
         reports = bytearray(_MOST_FAULTS * report_size)
@@ -259,7 +260,7 @@ class Kgsl(KernelInterface):
         except UgpuError as error:
             log.debug("%s: no report of faults: %s", self.path, error)
             return None
-        # `count` stays as it was given; a report has READ or WRITE.
+        # `count` keeps its input value; a report has READ or WRITE.
         first = layouts.kgsl_pagefault_report.view(reports)
         bits = first.fault_type
         if not bits:
@@ -271,7 +272,7 @@ class Kgsl(KernelInterface):
         return Fault(kind, first.fault_addr, access)
 
     def timestamp(self, kind: str) -> int:
-        """The context's timestamp: "QUEUED", "CONSUMED" or "RETIRED"."""
+        """Return the context's timestamp: "QUEUED", "CONSUMED" or "RETIRED"."""
         argument = self.layouts.kgsl_cmdstream_readtimestamp_ctxtid.new(
             context_id=self.context, type=self.names[f"KGSL_TIMESTAMP_{kind}"]
         )
@@ -326,7 +327,7 @@ class _Command(Submission):
         if self._argument.context_id != self.kgsl.context:
             return None
         made = object.__new__(_Command)
-        made.kgsl, made._list = self.kgsl, self._list  # the list is shared, and stays as it is
+        made.kgsl, made._list = self.kgsl, self._list  # the list is shared and never modified
         made._argument = self.kgsl.layouts.kgsl_gpu_command.view(bytearray(self._argument.raw))
         made._argument.timestamp = 0
         return made

@@ -36,30 +36,31 @@ _FLAGS = {
 
 
 class Msm(KernelInterface):
-    """One open render node. See KernelInterface. Every submission names all memory: the kernel
-    driver keeps in place what a submission names."""
+    """One open render node. See KernelInterface. Every submission lists all memory: the kernel
+    driver keeps resident only the memory that a submission lists."""
 
     missing = "the kernel driver msm is not loaded (Qualcomm's own, KGSL, has /dev/kgsl-3d0)"
 
     def __init__(self, node: Node, index: int) -> None:
         self.names = constants("msm_drm")
         self.layouts = structs("msm_drm")
-        self._queue: Struct | None = None  # the call that made it, whose result shows in place
+        self._queue: Struct | None = None  # the call that created it, with its result
         self._coherent: bool | None = None
-        self._entries: dict[int, bytes] = {}  # what names each handle in a submission
-        self._faults = (0, 0)  # of the queue and of others, when they were last looked at
+        self._entries: dict[int, bytes] = {}  # each handle's entry in a submission
+        self._faults = (0, 0)  # of the queue and of others, at the last check
         self._index = index
         super().__init__(node, f"/dev/dri/renderD{FIRST_MINOR + index}")
 
     @property
     def queue(self) -> int:
-        """The submit queue's number; 0 where there is none, as the file's own is not used."""
+        """Return the submit queue's number; 0 where there is none, as the file's own is not
+        used."""
         return 0 if self._queue is None else int(self._queue.id)
 
     # ---- facts -----------------------------------------------------------------------------------
 
     def parameter(self, name: str) -> int:
-        """One number that the kernel driver tells of the GPU."""
+        """Return one parameter of the GPU from the kernel driver."""
         argument = self.layouts.drm_msm_param.new(
             pipe=self.names.MSM_PIPE_3D0, param=self.names[name]
         )
@@ -78,11 +79,11 @@ class Msm(KernelInterface):
         for key, name in (("gpu_id", "MSM_PARAM_GPU_ID"), ("clock_limit", "MSM_PARAM_MAX_FREQ")):
             with contextlib.suppress(DriverRefused):
                 facts[key] = self.parameter(name)
-        # Linux 7.3 adreno_gpu.c: the upper half is what the speed bin's fuse says.
+        # Linux 7.3 adreno_gpu.c: the upper half is the value of the speed bin's fuse.
         return Identity(chip_id & 0xFFFF_FFFF, self.parameter("MSM_PARAM_GMEM_SIZE"), facts)
 
     def memory_size(self) -> int | None:
-        """See KernelInterface. Older kernels do not tell the size of the address space."""
+        """See KernelInterface. Older kernels do not report the size of the address space."""
         found = super().memory_size()
         try:
             space = self.parameter("MSM_PARAM_VA_SIZE")
@@ -103,9 +104,9 @@ class Msm(KernelInterface):
     # ---- several holders -------------------------------------------------------------------------
 
     def sole_holder(self) -> str:
-        """See KernelInterface. Each open file has an address space where the GPU's IOMMU has page
-        tables for each; else all use one, and its size is not told (Linux 7.3 adreno_gpu.c,
-        MSM_PARAM_VA_SIZE; msm_gpu.c, msm_gpu_create_private_vm)."""
+        """See KernelInterface. Each open file has its own address space where the GPU's IOMMU
+        supports page tables for each. Otherwise all share one, and its size is not reported (Linux
+        7.3 adreno_gpu.c, MSM_PARAM_VA_SIZE; msm_gpu.c, msm_gpu_create_private_vm)."""
         if not isinstance(self.node, Reopenable):
             return f"{self.node.name} cannot be opened a second time"
         try:
@@ -158,7 +159,7 @@ class Msm(KernelInterface):
             raise
 
     def _name(self, memory: Memory, *, read_only: bool) -> None:
-        """Have submissions name the memory; for reading alone where nothing else writes it."""
+        """List the memory in submissions; as read-only where nothing else writes it."""
         flags = self.names.MSM_SUBMIT_BO_READ
         known = self._entries.get(memory.handle)
         layout = self.layouts.drm_msm_gem_submit_bo
@@ -168,8 +169,8 @@ class Msm(KernelInterface):
         self._entries[memory.handle] = bytes(entry)
 
     def import_dma_buf(self, descriptor: int, size: int, *, read_only: bool) -> Memory:
-        """See KernelInterface. The kernel driver maps what it imports for writing too. A buffer
-        that is imported twice has one handle: the last of its memories releases it."""
+        """See KernelInterface. The kernel driver maps imports for writing as well. A buffer that is
+        imported twice has one handle, which the last of its memories releases."""
         memory = Memory(self, whole_pages(size), Caching.COMBINED)
         argument = bytearray(_PRIME.pack(0, 0, descriptor))
         try:
@@ -185,7 +186,7 @@ class Msm(KernelInterface):
             raise
 
     def free(self, memory: Memory) -> None:
-        # First: a freed number must not be named. Another import of the same buffer still needs it.
+        # First: a freed handle must not be listed. Another import of the buffer still needs it.
         others = [one for one in self.memories if one is not memory]
         if all(one.handle != memory.handle for one in others):
             self._entries.pop(memory.handle, None)
@@ -215,7 +216,7 @@ class Msm(KernelInterface):
         return _Submit(self, ranges)
 
     def _count_faults(self) -> tuple[int, int]:
-        # ORDER: our own fault raises the queue's count first. One that comes between these calls
+        # ORDER: our own fault raises the queue's count first. A fault between these two calls
         # must not look like another's.
         of_all = self.parameter("MSM_PARAM_FAULTS")
         value = bytearray(8)
@@ -228,8 +229,8 @@ class Msm(KernelInterface):
         return own, of_all - own
 
     def reset_state(self) -> ResetState:
-        """Faults that the kernel driver counts: of the queue, guilty ones; of the whole GPU and
-        this address space, innocent ones too (tu_knl_drm_msm.cc, msm_device_check_status)."""
+        """Read the fault counts of the kernel driver: guilty ones of the queue; innocent ones, too,
+        of the whole GPU and this address space (tu_knl_drm_msm.cc, msm_device_check_status)."""
         if not self.queue:
             return ResetState.NONE
         before, now = self._faults, self._count_faults()
@@ -287,7 +288,7 @@ class _Submit(Submission):
         msm = self.msm
         if self._argument.queueid != msm.queue or b"".join(msm._entries.values()) != self._objects:
             return None
-        made = copy.copy(self)  # the lists are shared, and stay as they are
+        made = copy.copy(self)  # the lists are shared and never modified
         made._argument = msm.layouts.drm_msm_gem_submit.view(bytearray(self._argument.raw))
         made._argument.fence = 0
         return made

@@ -1,8 +1,8 @@
 """Command streams of Adreno's command processor: packets of type 4 and 7, with relocations.
 
-Type 4 writes registers that follow each other, type 7 is an operation. Bits of both headers are
-guarded by odd parity (Mesa 25.0.7 src/freedreno/common/freedreno_pm4.h). Names of registers, fields
-and opcodes are those of qcom.regs; which of them a generation has is its table's matter.
+Type 4 writes consecutive registers, type 7 is an operation. Odd parity guards bits of both headers
+(Mesa 25.0.7 src/freedreno/common/freedreno_pm4.h). Names of registers, fields and opcodes are those
+of qcom.regs; a generation's table determines which of them it has.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from qcom.regs import constants, load
 _TYPE4, _TYPE7 = 4 << 28, 7 << 28
 MOST_REGISTERS = 0x7F  # of a type 4 packet
 MOST_WORDS = 0x3FFF  # of a type 7 packet
-DATA_ALIGN = 16  # words: what shaders and descriptors fetch from is aligned to 64 bytes
+DATA_ALIGN = 16  # words: data that shaders and descriptors fetch is aligned to 64 bytes
 
 
 def odd_parity(value: int) -> int:
-    """The bit that makes the number of ones in `value` and itself odd."""
+    """Return the bit that makes the number of ones in `value` plus itself odd."""
     return ~value.bit_count() & 1
 
 
 def type4(register: int, count: int) -> int:
-    """The header of a write to `count` registers from `register` on."""
+    """Return the header of a write to `count` registers from `register` on."""
     return _TYPE4 | count | odd_parity(count) << 7 | register << 8 | odd_parity(register) << 27
 
 
 def type7(opcode: int, count: int) -> int:
-    """The header of an operation with `count` words."""
+    """Return the header of an operation with `count` words."""
     return _TYPE7 | count | odd_parity(count) << 15 | opcode << 16 | odd_parity(opcode) << 23
 
 
@@ -53,7 +53,7 @@ class Tables:
         return Tables(generation, load(stem), load(f"{stem}_packets"), constants(stem))
 
     def packet_word(self, name: str, **fields: int) -> int:
-        """A packet's word from its fields, as in CP_LOAD_STATE6_0."""
+        """Return a word of a packet from its fields, as in CP_LOAD_STATE6_0."""
         return self.packets[name].encode(**fields)
 
 
@@ -66,7 +66,7 @@ class Half:
 
 
 def halves(symbol: Symbol) -> tuple[Half, Half]:
-    """An address as packets take it, the low word first."""
+    """Return an address as packets take it, the low word first."""
     return Half(symbol, 0), Half(symbol, 32)
 
 
@@ -74,10 +74,10 @@ Word = int | Half
 
 
 class Stream:
-    """Words of commands, and data that they refer to behind them.
+    """Words of commands, followed by the data that they refer to.
 
-    Addresses in the data are relative until `finish`: `data` returns a number, and `place` is a
-    symbol for it.
+    Addresses in the data are relative until `finish`: `data` returns a block number, and `place` is
+    a symbol for that block's address.
     """
 
     def __init__(self, tables: Tables) -> None:
@@ -105,7 +105,7 @@ class Stream:
                 self.words.append(word)
 
     def write(self, name: str, *words: Word, **fields: int) -> None:
-        """Write registers from `name` on: one with `fields`, or as many as there are words."""
+        """Write registers from `name` on: one with `fields`, or one for each word."""
         register = self.tables.registers[name]
         values: Sequence[Word] = words or (register.encode(**fields),)
         self.words.append(type4(register.offset, len(values)))
@@ -116,12 +116,12 @@ class Stream:
         self.write(f"{name}_LO", *halves(symbol))
 
     def packet(self, name: str, *words: Word) -> None:
-        """An operation with its words."""
+        """Append an operation and its words."""
         self.words.append(type7(self.tables.codes[name], len(words)))
         self._put(words)
 
     def insert(self, words: Sequence[int], references: Sequence[Reference]) -> None:
-        """Append words of which some bytes are not known yet."""
+        """Append words, some bytes of which are not yet known."""
         start = len(self.words)
         self.words.extend(words)
         for reference in references:
@@ -133,8 +133,8 @@ class Stream:
         symbols: Sequence[tuple[int, Symbol]] = (),
         relocations: Sequence[Relocation] = (),
     ) -> int:
-        """Add a block of data; symbols are 64-bit values at their words, relocations count words
-        from the block's first. The block's number."""
+        """Add a block of data and return its number. symbols: 64-bit values at their words;
+        relocations count words from the block's first."""
         relocations = list(relocations)
         for at, symbol in symbols:
             relocations.append(Relocation(at, symbol))
@@ -144,12 +144,13 @@ class Stream:
 
     @staticmethod
     def place(block: int, offset: int = 0) -> Symbol:
-        """A symbol for the address of a block, `offset` bytes in; good in this stream alone."""
+        """Return a symbol for the address of a block, plus `offset` bytes; valid only in this
+        stream."""
         return Symbol("block", addend=offset, slot=block)
 
     def finish(self) -> tuple[np.ndarray[tuple[int], np.dtype[np.uint32]], list[Relocation],
                               list[int]]:  # fmt: skip
-        """The image's words, its relocations, and the word that each block starts at."""
+        """Return the image's words, its relocations, and the word at which each block starts."""
         words, relocations, starts = list(self.words), list(self.relocations), []
         for block, own in self._blocks:
             words.extend([0] * (-len(words) % DATA_ALIGN))

@@ -23,15 +23,15 @@ _PAGE = 4096
 
 
 class Programs:
-    """All programs of a device. Private memory is one block for each of its two layouts, for the
-    kernel that needs most; a smaller one that was outgrown stays, as captured graphs refer to it
-    (each is twice as large as the one before: Mesa's tu_setup_pvtmem)."""
+    """All programs of a device. Each of the two layouts of private memory has one block, sized for
+    the kernel that needs most. A block that became too small is kept, as captured graphs refer to
+    it (each is twice as large as the one before: Mesa's tu_setup_pvtmem)."""
 
     def __init__(self, driver: AdrenoDriver) -> None:
         self.driver = driver
         self._private: dict[bool, PrivateMemory] = {}
         self._blocks: list[Memory] = []
-        # Name, entry and bytes of each kernel: not the program, which the caller may drop.
+        # Name, entry and bytes of each kernel; without the program, which the caller may drop.
         self._loaded: dict[Memory, list[tuple[str, int, int]]] = {}
 
     def load(self, image: bytes) -> Program:
@@ -67,11 +67,12 @@ class Programs:
             raise
 
     def forget(self, memory: Memory) -> None:
-        """The program in `memory` was closed."""
+        """Remove the program in `memory`, which was closed."""
         self._loaded.pop(memory, None)
 
     def find(self, address: int) -> tuple[str, int] | None:
-        """The kernel whose code holds an address, and the offset in it; None if none does."""
+        """Return the kernel whose code contains an address, and the offset in it; None without
+        one."""
         for kernels in list(self._loaded.values()):
             for name, start, size in kernels:
                 if start <= address < start + size:
@@ -79,7 +80,8 @@ class Programs:
         return None
 
     def lines(self, address: int) -> list[tuple[int, int, str]]:
-        """The lines of source of a kernel's instructions: none, as objects of ir3 have no table."""
+        """Return the source lines of a kernel's instructions: none, as ir3 objects have no line
+        table."""
         return []
 
     def _private_for(self, kernel: Ir3Kernel) -> PrivateMemory:
@@ -101,7 +103,7 @@ class Programs:
         return made
 
     def clear_private(self) -> list[Command]:
-        """Commands that zero private memory."""
+        """Return commands that zero private memory."""
         blocks = ((Symbol.constant(each.address), each.size) for each in self._blocks)
         return [Fill(address, 0, size) for address, size in blocks]
 
@@ -131,7 +133,7 @@ def _loaded(program: Program, prepared: Prepared) -> Kernel:
 
 
 def check(kernel: Ir3Kernel, facts: ChipFacts) -> None:
-    """BadCodeObject where a GPU cannot run a kernel."""
+    """Raise BadCodeObject where a GPU cannot run a kernel."""
     name = kernel.name
     if kernel.generation != facts.generation:
         raise BadCodeObject(

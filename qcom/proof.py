@@ -23,18 +23,19 @@ _PATTERN = 0x5EED_C0DE
 
 
 def signal(driver: AdrenoDriver) -> dict[str, object]:
-    """Run a signal alone, beside the queues, and wait for it. UnitTimeout, or what the kernel
-    driver reports."""
+    """Run a single signal outside the queues, and wait for it. Raises UnitTimeout, or the kernel
+    driver's error."""
     _run(driver, [])
     return {"ran": "a signal"}
 
 
 def work(driver: AdrenoDriver) -> dict[str, object]:
-    """The same with kernels; ChipError for a wrong result. Without memory for that, a signal."""
+    """Run kernels and a signal; ChipError for a wrong result. Without memory for that, only a
+    signal."""
     interface = driver.interface
     try:
         memory = interface.allocate(2 * _SIZE, Caching.COMBINED)
-    except OutOfMemory as error:  # the program's buffers, which are to survive, fill it
+    except OutOfMemory as error:  # the program's buffers, which must survive, fill the memory
         return signal(driver) | {"kernel": f"not run: {error}"}
     try:
         memory.view[: 2 * _SIZE] = bytes(2 * _SIZE)

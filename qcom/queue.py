@@ -1,9 +1,9 @@
-"""Hardware queues: two orders of submissions in one context of the kernel driver.
+"""Hardware queues: two sequences of submissions in one context of the kernel driver.
 
-An image lies in its queue's arena, or in memory of its own. Its segments are given to the kernel
-driver in order, each once its waits hold or will hold by work given before (`Dispatcher`): the
-context runs everything in the order in which it was given. Every image ends by signalling its
-queue's timeline, which frees its memory.
+An image is stored in its queue's arena, or in memory of its own. Its segments are submitted to the
+kernel driver in order, each as soon as its waits hold or will hold through work submitted before
+(`Dispatcher`): the context runs everything in order of submission. Every image ends by signalling
+its queue's timeline, which frees the image's memory.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from qcom.driver import AdrenoDriver
 
 ARENA_SIZE = 1 << 20
-MOST_PENDING = 1024  # images of a queue that have not ended
+MOST_PENDING = 1024  # unfinished images of a queue
 _IMAGE_ALIGN = 256
 _FULL_PAUSE_S = 1e-4
 
 
 class OwnImage(Resident):
-    """An image in memory of its own."""
+    """An image that has its own memory."""
 
     def __init__(self, queue: AdrenoQueue, buffer: Commands) -> None:
         self.segments = buffer.segments
         self.kernels = buffer.kernels
-        # What gave the image's segments last, by the first one and how many.
+        # The last submission of segments, by index of the first one and their number.
         self.submissions: dict[tuple[int, int], Submission] = {}
         self.memory: Memory | None = None
         try:
@@ -55,18 +55,18 @@ class OwnImage(Resident):
 
     def close(self) -> None:
         if self.memory is not None:
-            self.words = np.zeros(0, np.uint32)  # lets go of the mapping's view
+            self.words = np.zeros(0, np.uint32)  # releases the mapping's view
             self.memory.close()
             self.memory = None
 
 
 @dataclass
 class Image:
-    """An image that has been decided on. start: of it in `memory`, bytes. head: the arena's
-    position behind it. end: the timeline's value then. kept: memory to free with it; resident: the
-    image of a graph, which stays. given: segments that the kernel driver has, then the ioctl that
-    gives it the next ones while it is being made, and how many these are: one attribute, so that an
-    exception finds all three or none changed."""
+    """An image to be submitted. start: its offset in `memory`, bytes. head: the arena's position
+    after it. end: the timeline's value when it has ended. kept: memory to free with it; resident:
+    the image of a graph, which stays. given: the number of segments submitted, then the submission
+    in progress, if any, and its number of segments: one attribute, so that an exception finds all
+    three or none changed."""
 
     segments: tuple[Segment, ...]
     memory: Memory
@@ -84,15 +84,15 @@ class Image:
         return self.given[0] >= len(self.segments)
 
     def value(self, word: int) -> int:
-        """A 64-bit value in the image."""
+        """Return a 64-bit value in the image."""
         return int(self.words[word]) | int(self.words[word + 1]) << 32
 
 
 @dataclass
 class Dispatcher:
-    """Gives segments to the kernel driver. promised: the highest value of each timeline, by its
-    address, that work given so far signals. refusal: what the kernel driver answered in place of
-    taking a submission; nothing is given after it."""
+    """Submits segments to the kernel driver. promised: the highest value of each timeline, by its
+    address, that work submitted so far signals. refusal: the error with which the kernel driver
+    refused a submission; nothing is submitted after it."""
 
     driver: AdrenoDriver
     promised: dict[int, int] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Dispatcher:
         return True
 
     def pump(self) -> None:
-        """Give all that can be given. The device's lock is held; may be repeated after an
+        """Submit everything that can be. The device's lock is held. May be repeated after an
         exception at any point."""
         again = True
         while again:
@@ -117,7 +117,8 @@ class Dispatcher:
                     again = True
 
     def _give(self, queue: AdrenoQueue) -> bool:
-        """Give the segments of the queue's first held image that can be; whether all were."""
+        """Submit the segments of the queue's first held image that can run; return whether all
+        were."""
         image = queue.held[0]
         while not image.all_given:
             given, command, many = image.given
@@ -141,8 +142,8 @@ class Dispatcher:
         return True
 
     def _command(self, image: Image, chosen: list[Segment]) -> Submission | None:
-        """What gives these segments; None where they have no packets. An image that is given again
-        and again keeps it."""
+        """Return the submission for these segments; None where they have no packets. A resident
+        image keeps it for the next time."""
         key = image.given[0], len(chosen)
         known = image.resident.submissions.get(key) if image.resident is not None else None
         command = known.again() if known is not None else None
@@ -161,7 +162,8 @@ class Dispatcher:
         return command
 
     def _ready(self, image: Image) -> list[Segment]:
-        """The next segments that can run now, and behind them what they make possible."""
+        """Return the next segments that can run now, including those that the earlier ones of them
+        enable."""
         promised, chosen = dict(self.promised), []
         try:
             for segment in image.segments[image.given[0] :]:
@@ -180,7 +182,7 @@ class Dispatcher:
 
 
 class AdrenoQueue(HardwareQueue):
-    """One order of submissions. See HardwareQueue."""
+    """One sequence of submissions. See HardwareQueue."""
 
     driver: AdrenoDriver
     intent: Image | None = None
@@ -188,7 +190,7 @@ class AdrenoQueue(HardwareQueue):
     def __init__(self, driver: AdrenoDriver, name: str, kind: QueueKind) -> None:
         self.core, self.driver = driver.core, driver
         self.name, self.kind = name, kind
-        self.held: deque[Image] = deque()  # not, or not wholly, given to the kernel driver
+        self.held: deque[Image] = deque()  # not, or only partly, submitted to the kernel driver
         self._pending: deque[Image] = deque()
         self._unused: OwnImage | None = None
         self._head = self._tail = 0  # positions in the arena; they only rise
@@ -211,7 +213,7 @@ class AdrenoQueue(HardwareQueue):
 
     @property
     def in_flight(self) -> tuple[str, ...]:
-        """Names of kernels that were submitted and have not ended."""
+        """Return the names of kernels that were submitted and have not ended."""
         value = self.timeline.value
         running = [image for image in self._pending if image.end > value]
         return tuple(dict.fromkeys(name for image in running for name in image.kernels))
@@ -224,7 +226,7 @@ class AdrenoQueue(HardwareQueue):
     def submit(self, buffer: CommandBuffer, values: NDArray[np.uint64]) -> None:
         assert isinstance(buffer, Commands) and self.arena is not None
         count = len(buffer.words)
-        self.reclaim()  # large images have memory of their own
+        self.reclaim()  # frees the memory of large images, too
         self._await_room(count)
         kept, head = None, self._head
         if 4 * count > ARENA_SIZE // 2:
@@ -246,7 +248,7 @@ class AdrenoQueue(HardwareQueue):
         buffer.patch(words, values)
         end = self.timeline.last + 1
         self.intent = Image(buffer.segments, memory, first, words, head, end, buffer.kernels, kept)
-        self.complete()  # from `intent` on it takes place
+        self.complete()  # once `intent` is set the submission takes place
 
     def place(self, buffer: CommandBuffer) -> Resident:
         assert isinstance(buffer, Commands)
@@ -279,7 +281,7 @@ class AdrenoQueue(HardwareQueue):
             self.held.append(image)
         self._unused = None
         self._head = image.head
-        # ORDER: who waits must wait for it before the hardware may see it.
+        # ORDER: waiters must wait for this value before the hardware may see the image.
         self.timeline.last = max(self.timeline.last, image.end)
         self.driver.looks = 0
         self.driver.dispatcher.pump()
@@ -288,11 +290,12 @@ class AdrenoQueue(HardwareQueue):
     # ---- memory ----------------------------------------------------------------------------------
 
     def _find(self, size: int) -> int | None:
-        """Where `size` contiguous bytes of the arena are free, as a position that only rises."""
+        """Return where `size` contiguous bytes of the arena are free, as a position that only
+        rises; None where there is no room."""
         size = -(-size // _IMAGE_ALIGN) * _IMAGE_ALIGN
         start = self._head
         if start % ARENA_SIZE + size > ARENA_SIZE:
-            start += ARENA_SIZE - start % ARENA_SIZE  # the rest at the end stays unused
+            start += ARENA_SIZE - start % ARENA_SIZE  # the end of the arena stays unused
         return start if start + size - self._tail <= ARENA_SIZE else None
 
     def reclaim(self) -> bool:
@@ -307,7 +310,8 @@ class AdrenoQueue(HardwareQueue):
         return freed
 
     def _await_room(self, words: int) -> None:
-        """For the driver's own submissions; others have waited without the lock."""
+        """Wait for room, for the driver's own submissions; other callers have waited without the
+        lock."""
         clock = self.driver.clock
         patience = clock.patience(self.driver.core.limit_s)
         while not self.room(words):
@@ -319,7 +323,7 @@ class AdrenoQueue(HardwareQueue):
             clock.sleep(_FULL_PAUSE_S)
 
     def forget(self) -> None:
-        """After the context was lost: nothing that was submitted will end."""
+        """Drop all submissions after the context was lost: none of them will end."""
         self.intent = None
         self.held.clear()
         if self._unused is not None:
@@ -333,7 +337,7 @@ class AdrenoQueue(HardwareQueue):
         self._head = self._tail = 0
 
     def close(self) -> None:
-        """Free all memory; idempotent. Nothing of the queue runs any more."""
+        """Free all memory; idempotent. Nothing of the queue may be running."""
         self.forget()
         self._words = np.zeros(0, np.uint32)
         if hasattr(self, "timeline"):

@@ -1,9 +1,9 @@
-"""Sensors of an Adreno GPU: what the kernel driver shows in sysfs.
+"""Sensors of an Adreno GPU, as the kernel driver shows them in sysfs.
 
 Sources: kgsl_pwrctrl.c of Qualcomm's KGSL (attributes of /sys/class/kgsl/kgsl-3d0); for msm Linux
 drivers/devfreq/devfreq.c (attributes of /sys/class/devfreq/<address>.gpu), and thermal zones whose
-type begins with "gpu" (device trees in arch/arm64/boot/dts/qcom). What a kernel does not show is
-left out.
+type begins with "gpu" (device trees in arch/arm64/boot/dts/qcom). Sensors that a kernel does not
+show are omitted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MOST_ZONES = 256
 
 
 def kgsl_sensors(node: Node, index: int) -> list[Sensor]:
-    """The sensors that this kernel has."""
+    """Return the sensors that this kernel has."""
     folder = f"/sys/class/kgsl/kgsl-3d{index}"
     return [
         Sensor(kind.name, kind.unit, _reader(node, f"{folder}/{kind.file}", kind.factor))
@@ -50,7 +50,8 @@ def kgsl_sensors(node: Node, index: int) -> list[Sensor]:
 
 
 def msm_sensors(node: Node, address: int) -> list[Sensor]:
-    """The sensors that this kernel has. address: of the GPU's registers in the device tree."""
+    """Return the sensors that this kernel has. address: of the GPU's registers in the device
+    tree."""
     folder = f"/sys/class/devfreq/{address:x}.gpu"
     found = [
         Sensor(kind.name, kind.unit, _reader(node, f"{folder}/{kind.file}", kind.factor))
@@ -66,7 +67,7 @@ def msm_sensors(node: Node, address: int) -> list[Sensor]:
 
 
 def _zones(node: Node) -> list[str]:
-    """Temperatures of the GPU's thermal zones."""
+    """Return paths of the temperatures of the GPU's thermal zones."""
     found = []
     for number_of in range(_MOST_ZONES):
         zone = f"/sys/class/thermal/thermal_zone{number_of}"
@@ -88,7 +89,7 @@ def _there(node: Node, path: str) -> bool:
 
 
 def number(text: str) -> float:
-    """The number that a file begins with, as in "42 %". ValueError where there is none."""
+    """Return the number at the start of a file, as in "42 %". ValueError where there is none."""
     words = text.split()
     if not words:
         raise ValueError("expected a number, got an empty file")

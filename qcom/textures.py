@@ -1,5 +1,5 @@
-"""Textures, samplers and images of a launch: descriptors, their limits, and the packets that name
-them. Images are what a kernel stores texels to and loads them from; Mesa's name for them is IBO.
+"""Textures, samplers and images of a launch: descriptors, their limits, and the packets that load
+them. Kernels load texels from images and store them there; Mesa's name for images is IBO.
 
 Sources: Mesa 25.0.7 src/freedreno/registers/adreno/a6xx.xml (A6XX_TEX_CONST, A6XX_TEX_SAMP),
 src/freedreno/fdl/fd6_view.c (linear images, buffers; storage_descriptor), src/gallium/drivers/
@@ -23,8 +23,8 @@ MOST_SAMPLERS = 16
 MOST_IMAGES = 32  # IR3_BINDLESS_IMAGE_COUNT
 ALIGN = 64  # bytes: of an image's address and pitch, and of a buffer's base
 _DESCRIPTOR, _SAMPLER = 16, 4  # words
-_MOST_LOADED = 16  # of a packet, as tinygrad's driver has it; the rest is read when it is used
-_WIDTH_BITS = 15  # of a buffer's number of texels, the rest is in HEIGHT
+_MOST_LOADED = 16  # per packet, as in tinygrad's driver; the others are read when they are used
+_WIDTH_BITS = 15  # bits of a buffer's number of texels in WIDTH; the others are in HEIGHT
 _BORDER = [0] * 32  # words of a border colour: zeros
 _WRAPS = {
     "repeat": "A6XX_TEX_REPEAT", "edge": "A6XX_TEX_CLAMP_TO_EDGE",
@@ -35,7 +35,7 @@ _TP_MODE = 0x28
 
 
 def check(kernel: Ir3Kernel, tables: Tables) -> None:
-    """BadCodeObject where a GPU cannot have a kernel's textures, samplers and images."""
+    """Raise BadCodeObject where the GPU cannot have a kernel's textures, samplers and images."""
     for what, found, most in (
         ("textures", len(kernel.textures), MOST_TEXTURES),
         ("samplers", len(kernel.samplers), MOST_SAMPLERS),
@@ -73,7 +73,7 @@ def _format(texture: Ir3Texture) -> str:
 
 
 def static(stream: Stream, kernel: Ir3Kernel) -> None:
-    """Registers that are the same for all launches of a kernel."""
+    """Write the registers that are the same for all launches of a kernel."""
     if kernel.textures:
         codes = stream.tables.codes
         stream.write("SP_TP_MODE_CNTL", ISAMMODE=codes.ISAMMODE_GL, UNK3=_TP_MODE)
@@ -151,7 +151,7 @@ def _whole(references: Sequence[Reference], offset: int) -> None:
 
 
 def _check_place(symbol: Symbol, texture: Ir3Texture, name: str) -> None:
-    """BadArgument where memory known by now cannot be the texture."""
+    """Raise BadArgument where memory whose address is already known cannot be the texture."""
     if symbol.kind not in ("buffer", "constant"):
         return
     address = symbol.addend
@@ -171,13 +171,13 @@ def _check_place(symbol: Symbol, texture: Ir3Texture, name: str) -> None:
 
 
 def _align(texture: Ir3Texture) -> int:
-    """Bytes of which a texture's address is a multiple."""
+    """Return the alignment of a texture's address in bytes."""
     return ALIGN if texture.height else texture.texel
 
 
 def _words(tables: Tables, texture: Ir3Texture, *, stored: bool = False) -> list[int]:
-    """A descriptor whose address is 0. stored: of an image, which has no components put in place of
-    those that its format lacks."""
+    """Return the words of a descriptor with address 0. stored: for an image, which has no
+    substitutes for components that its format lacks."""
     codes, packets = tables.codes, tables.packets
     places = ("X", "Y", "Z", "W")
     swizzle = {
@@ -202,8 +202,9 @@ def _words(tables: Tables, texture: Ir3Texture, *, stored: bool = False) -> list
 def _relocations(
     tables: Tables, texture: Ir3Texture, first: int, symbol: Symbol
 ) -> list[Relocation]:
-    """Insert the address: the base, and of a buffer the texel behind it that begins the texture. A
-    replay may put another buffer, with another alignment, in a buffer's place."""
+    """Return the relocations that insert the address: the base and, for a buffer, the index of the
+    texture's first texel after it. A replay may substitute another buffer with another
+    alignment."""
     low = ALIGN.bit_length() - 1
     found = [
         Relocation(first + 4, symbol, shift=low, lsb=low, width=32 - low),

@@ -23,7 +23,7 @@ from usbgpu.usb import Pending, Speed, UsbDevice
 
 log = logging.getLogger(__name__)
 
-# (vendor, product) of bridges with this firmware, and how their product strings begin
+# (vendor, product) of bridges with this firmware, and the prefix of their product strings
 IDS = ((0xADD1, 0x0001), (0x3801, 0x0001))
 PRODUCTS = ("custom", "AS2462")
 
@@ -34,22 +34,22 @@ _TO_HOST = 0x8000
 _PLACE = struct.Struct("<III")  # address low and high; value, or count of dwords
 _ANSWER = struct.Struct("<IBBBB")  # value; completion header high and low; kind; return code
 _DONE, _ERROR = 0, 1  # return codes; 0xFF: no completion came
-# An E4 request for more ends in a time-out on a USB 2 link, or is cut short.
+# A larger E4 request times out on a USB 2 link, or returns too few bytes.
 _XDATA_LIMIT, _XDATA_LIMIT_USB2 = 255, 64
-# handmade/e4_flash.py: the firmware writes over what follows; pull request 83: one packet of USB 2.
+# handmade/e4_flash.py: the firmware overwrites what follows; pull request 83: one packet of USB 2.
 _STAGE_LIMIT, _STAGE_LIMIT_USB2 = 128, 64
-_ENDPOINTS, _ARM_OUT = 0x9094, 0x10  # registers.h: the next packet out is taken into the buffer
+_ENDPOINTS, _ARM_OUT = 0x9094, 0x10  # registers.h: the next packet out goes to the buffer
 _RETRIES, _RETRY_PAUSE_S = 10, 1e-3
-# TIMEOUT: a control request is answered at once, but for F0, which polls for a completion as long
+# TIMEOUT: a control request is answered at once, except F0, which polls for a completion as long
 # as the firmware counts to 500,000, and F3, which samples the link up to 20 times 100 ms apart.
 _CONTROL_LIMIT_S, _TLP_LIMIT_S, _POWER_LIMIT_S = 1.0, 5.0, 10.0
-# TIMEOUT: dwords go one by one through the bridge's processor; SRAM goes by its DMA engine.
+# TIMEOUT: the bridge's processor moves dwords one by one; its DMA engine moves SRAM.
 _STREAM_LIMIT_S, _SRAM_LIMIT_S = 30.0, 10.0
 _LARGEST_STREAM = 1 << 20  # bytes in one transfer, our choice
 
 
 class CustomBridge:
-    """See usbgpu.bridge.Bridge. Owns `usb` from now on."""
+    """See usbgpu.bridge.Bridge. Takes ownership of `usb`."""
 
     abilities = frozenset({Ability.POWER, Ability.SLOTS, Ability.FLASH, Ability.PINS})
 
@@ -101,8 +101,8 @@ class CustomBridge:
     # ---- PCI Express -------------------------------------------------------------------------
 
     def request(self, kind: Tlp, address: int, value: int = 0, enable: int = 0xF) -> Completion:
-        """See Bridge.request: one transfer for a posted request, else two. A request that failed
-        on its way is sent again, ten times, 1 ms apart."""
+        """See Bridge.request: one transfer for a posted request, else two. A request that failed in
+        transit is sent again, up to ten times, 1 ms apart."""
         check_memory(address, 4)
         with self._lock:
             for left in reversed(range(_RETRIES + 1)):
@@ -119,16 +119,18 @@ class CustomBridge:
     def post(self, kind: Tlp, address: int, value: int, enable: int = 0xF) -> None:
         """See Bridge.post: one transfer.
 
-        UNSURE: that a configuration write has been completed when the next request comes, which
-        takes a control transfer of 100 us and more; the firmware does not look before it sends.
+        UNSURE: that a configuration write has been completed when the next request arrives, at
+        least one control transfer (100 us or more) later; the firmware does not check before it
+        sends.
         """
         check_memory(address, 4)
         with self._lock:
             self._send(kind, enable, _SINGLE, address, value)
 
     def read_block(self, kind: Tlp, address: int, size: int) -> bytes | None:
-        """See Bridge.read_block: two transfers for each MiB, and one: the registers of the request
-        engine keep the last completion (pcie_read_chunk), which F0 in the other direction gives."""
+        """See Bridge.read_block: two transfers for each MiB, plus one: the registers of the request
+        engine keep the last completion (pcie_read_chunk), and F0 in the other direction returns
+        it."""
         check_memory(address, size)
         data = b""
         if not size:
@@ -146,8 +148,8 @@ class CustomBridge:
         return data if last.status is Status.OK else None
 
     def _completed(self) -> Completion | None:
-        """Return the outcome of the last request; None where it was not sent, as another one was in
-        progress."""
+        """Return the outcome of the last request; None where it was not sent because another one
+        was in progress."""
         answer = self._control_in(_TLP, 0, 0, _ANSWER.size, limit_s=_TLP_LIMIT_S)
         data, header, _, _, code = _ANSWER.unpack(answer)
         if code == _DONE:
@@ -181,7 +183,7 @@ class CustomBridge:
         begun: Callable[[], object],
         arrived: Callable[[int, bytes], object],
     ) -> None:
-        """See Bridge.read_sram: a transfer, one for each piece, and those of the calls."""
+        """See Bridge.read_sram: one transfer, one for each piece, and those of the callbacks."""
         total = sum(sizes)
         _check_sram(offset, total)
         _check_pieces(sizes)
@@ -209,7 +211,8 @@ class CustomBridge:
                 raise
 
     def write_sram(self, offset: int, size: int, pieces: Iterable[Data]) -> None:
-        """See Bridge.write_sram: a transfer, one for each piece, and those of making them."""
+        """See Bridge.write_sram: one transfer, one for each piece, and those of producing the
+        pieces."""
         _check_sram(offset, size)
         if not size:
             return
@@ -249,13 +252,15 @@ class CustomBridge:
         raise NotSupported("the bridge's firmware does not say when data is in its SRAM")
 
     def _arm(self, direction: int, sectors: int, offset: int, size: int) -> None:
-        """ORDER: the request before its data: nothing takes a bulk transfer that was not armed."""
+        """ORDER: send the request before its data: the firmware takes no bulk transfer that was not
+        armed."""
         self._settle()
         self._owed, self._owed_to = sectors * SECTOR, direction
         self._control_out(_SRAM, direction | sectors, offset // SLOT | -(-size // SLOT) << 8)
 
     def _settle(self) -> None:
-        """Finish a transfer that was armed before an exception cut it off: only that disarms it."""
+        """Finish a transfer that was armed before an exception interrupted it: only that disarms
+        it."""
         owed, self._owed = self._owed, 0
         if not owed:
             return
@@ -268,7 +273,8 @@ class CustomBridge:
             log.debug("an interrupted transfer was not completed: %s", error)
 
     def _give_up(self, endpoint: int, pending: Sequence[Pending]) -> None:
-        """After an exception, end what is under way and what the firmware still expects."""
+        """After an exception, end the transfers in flight and those that the firmware still
+        expects."""
         for transfer in pending:
             transfer.cancel()
         self._clear(endpoint)
@@ -300,7 +306,7 @@ class CustomBridge:
         data: memoryview,
         limit_s: float,
     ) -> None:
-        """Send `data` after `arm`, the request that has the firmware expect it."""
+        """Send `data` after `arm`, the request that makes the firmware expect it."""
         try:
             arm()
             self.transfers += 1
@@ -322,7 +328,7 @@ class CustomBridge:
         size: int,
         limit_s: float,
     ) -> bytes:
-        """Receive `size` bytes after `arm`, the request that has the firmware send them."""
+        """Receive `size` bytes after `arm`, the request that makes the firmware send them."""
         try:
             arm()
             self.transfers += 1
@@ -342,9 +348,10 @@ class CustomBridge:
         return data
 
     def _clear(self, endpoint: int) -> None:
-        """After a transfer that failed, end what the firmware still expects of it: CLEAR_FEATURE
-        resets the endpoint there and cancels a stream. ORDER: at once, as it would cancel a later
-        stream too: not from a generator, which an exception may leave to the garbage collector."""
+        """After a failed transfer, end what the firmware still expects of it: CLEAR_FEATURE resets
+        the endpoint there and cancels a stream. ORDER: at once, as it would cancel a later stream
+        too. Therefore never from a generator, which an exception may leave to the garbage
+        collector."""
         try:
             self.usb.clear_halt(endpoint)
         except UgpuError as error:
@@ -359,7 +366,7 @@ class CustomBridge:
 
 
 def _armed() -> None:
-    """The firmware expects the transfer already."""
+    """No-op `arm` for a transfer that the firmware already expects."""
 
 
 def _check_length(data: bytes, expected: int) -> None:

@@ -1,4 +1,4 @@
-"""From a name to a card behind a bridge: `usb:0`, `usb:<serial>` or `usb:<port>`."""
+"""Open the card behind a bridge by name: `usb:0`, `usb:<serial>` or `usb:<port>`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from usbgpu.transport import UsbTransport
 def attach(
     wanted: str, accept: Callable[[PciIdentity], object], *, sysfs: Path = SYSFS_USB
 ) -> UsbTransport:
-    """Open the card behind a bridge. accept: raises for a card that no driver takes; its power is
-    then left as it was."""
+    """Open the card behind a bridge. accept: raises for a card that no driver takes; the card's
+    power is then left unchanged."""
     bridge = by_name(wanted, sysfs)
     identity = bridge.usb.identity
     return UsbTransport(bridge, f"usb:{identity.serial or identity.port}", accept=accept)
 
 
 def by_name(wanted: str, sysfs: Path = SYSFS_USB) -> Bridge:
-    """Open a bridge alone; the caller closes it."""
+    """Open a bridge only; the caller closes it."""
     identity = choose(wanted, sysfs)
     check_firmware(identity)
     usb = LibUsbDevice(identity, sysfs=sysfs)

@@ -1,7 +1,7 @@
 """Thunderbolt devices known to bolt, the daemon that authorises them; over D-Bus.
 
-Source: bolt's interface description, org.freedesktop.bolt.xml (names of 0.9). Reads only: devices
-are authorised by `boltctl`, which asks the user's policy.
+Source: bolt's interface description, org.freedesktop.bolt.xml (names of 0.9). Read only: `boltctl`
+authorises devices, subject to the user's policy.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ _LIMIT_S = 2.0
 
 @dataclass(frozen=True)
 class BoltDevice:
-    """status: as bolt says it (connected, authorizing, authorized, auth-error...). stored: whether
-    bolt remembers the device. policy: auto, manual or iommu; what it does when it is plugged in."""
+    """A device known to bolt. status: as bolt reports it (connected, authorizing, authorized,
+    auth-error...). stored: whether bolt remembers the device. policy: auto, manual or iommu; bolt's
+    action when the device is plugged in."""
 
     unique_id: str
     status: str
@@ -31,16 +32,16 @@ class BoltDevice:
 
     @property
     def facts(self) -> dict[str, object]:
-        """For a device's list of facts."""
+        """Return the entries for a device's list of facts."""
         kept = f"remembered, policy {self.policy}" if self.stored else "not remembered"
         return {"bolt": f"{self.status}, {kept}"}
 
 
 def devices() -> dict[str, BoltDevice]:
-    """Return the devices that bolt knows, by unique id; none where jeepney is not installed (extra
-    "hotplug") or bolt does not answer on the system's bus. Then sysfs alone counts."""
+    """Return the devices that bolt knows, by unique id. Empty where jeepney is not installed (extra
+    "hotplug") or bolt does not answer on the system's bus; sysfs is then the only source."""
     try:
-        # An extra: imported where it is used.
+        # Part of an optional extra, so it is imported where it is used.
         import jeepney
         from jeepney.io import blocking
     except ImportError as error:
@@ -55,8 +56,8 @@ def devices() -> dict[str, BoltDevice]:
 
 
 def _connect(blocking: Any) -> Any:  # Any: modules without types
-    """Connect to the system's bus. The library waits for the bus's first reply without a limit:
-    here its socket is shut down then."""
+    """Connect to the system's bus. The library waits for the bus's first reply without a limit, so
+    this function shuts its socket down after the limit."""
     bus = blocking.prep_socket(blocking.get_bus("SYSTEM"), timeout=_LIMIT_S)
     ended = threading.Timer(_LIMIT_S, bus.shutdown, (socket.SHUT_RDWR,))
     ended.daemon = True

@@ -1,7 +1,7 @@
 """Interface of a bridge between USB and PCI Express, independent of its firmware.
 
-A bridge sends PCI Express requests for us, has SRAM that the card behind it reaches by DMA, and
-shows its own registers (XDATA). Addresses and sizes are bytes, data is little-endian.
+A bridge sends PCI Express requests for us, has SRAM that the card behind it accesses by DMA, and
+exposes its own registers (XDATA). Addresses and sizes are bytes, data is little-endian.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from usbgpu.usb import UsbDevice
 
 SRAM_BUS_ADDRESS = 0x20_0000  # where the card sees the SRAM
 SRAM_SIZE = 512 << 10
-SLOT = 16 << 10  # SRAM is transferred from the start of a slot on
-SECTOR = 512  # and in whole sectors
+SLOT = 16 << 10  # a transfer of SRAM begins at the start of a slot
+SECTOR = 512  # and consists of whole sectors
 PIECE = 1024  # bytes: whole packets at each speed
 LTSSM = 0xB450  # XDATA: state of the link below
 LINK_UP = 0x78  # L0
 
 
 class Ability(enum.Enum):
-    """Feature that not every bridge firmware has; calls that need a missing one raise NotSupported.
+    """Feature that not every bridge firmware has. Calls that need a missing one raise NotSupported.
 
-    POWER: it switches the card's supply (`power`); else the card has power while the bridge has.
-    SLOTS: `read_sram` and `write_sram` from the start of any slot. FILL: `fill_sram`; of what it
-    writes XDATA shows the first page.
-    FLASH: it hands the flash controller data (`stage`). PINS: its general-purpose pins are ours.
+    POWER: the bridge switches the card's supply (`power`); without it the card is powered whenever
+    the bridge is. SLOTS: `read_sram` and `write_sram` from the start of any slot. FILL:
+    `fill_sram`; only the first page that it writes is visible in XDATA. FLASH: the bridge passes
+    data to the flash controller (`stage`). PINS: we may use its general-purpose pins.
     """
 
     POWER = enum.auto()
@@ -68,53 +68,53 @@ class Status(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Completion:
-    """The answer to a request. value: the dword that was read, 0 for writes and failures."""
+    """The answer to a request. value: the dword that was read; 0 for writes and failures."""
 
     status: Status
     value: int = 0
 
 
 class Bridge(Protocol):
-    """One bridge. Thread-safe: each call is one unit. All raise DeviceLost once it is unplugged,
-    and TransportError (EndpointStalled, TransferTimeout, TransferOverrun) for transfers that fail.
-    """
+    """One bridge. Thread-safe: each call is atomic. All calls raise DeviceLost after the bridge is
+    unplugged, and TransportError (EndpointStalled, TransferTimeout, TransferOverrun) for failed
+    transfers."""
 
     usb: UsbDevice
-    firmware: str  # its name and version, for people
+    firmware: str  # its name and version, for display
     abilities: frozenset[Ability]
 
     @property
     def transfers(self) -> int:
-        """USB transfers so far."""
+        """Return the number of USB transfers so far."""
         ...
 
     def read_xdata(self, address: int, size: int, bank: int = 0) -> bytes:
-        """Read registers of the bridge. bank 1: those of PHY and switch."""
+        """Read registers of the bridge. bank 1: registers of PHY and switch."""
         ...
 
     def write_xdata(self, address: int, data: bytes, bank: int = 0) -> None:
-        """Write registers of the bridge, one byte after the other."""
+        """Write registers of the bridge, one byte at a time."""
         ...
 
     def power(self, on: bool) -> None:
-        """Switch the card's supply; on: returns when its link is up, or will not come up."""
+        """Switch the card's supply. on: return when its link is up, or will not come up."""
         ...
 
     def request(self, kind: Tlp, address: int, value: int = 0, enable: int = 0xF) -> Completion:
-        """Send one request for the dword at `address`. enable: which of its bytes count."""
+        """Send one request for the dword at `address`. enable: byte enables."""
         ...
 
     def post(self, kind: Tlp, address: int, value: int, enable: int = 0xF) -> None:
-        """Send one write without asking how it ends. The request after it may ask."""
+        """Send one write without checking its result. The next request may check it."""
         ...
 
     def read_block(self, kind: Tlp, address: int, size: int) -> bytes | None:
-        """Read whole dwords, ascending, by requests of one kind; None where the last of them was
-        not completed. A failure of another one does not show."""
+        """Read whole dwords, ascending, by requests of one kind; None where the last request was
+        not completed. A failure of an earlier one is not detected."""
         ...
 
     def write_memory(self, address: int, data: bytes | bytearray | memoryview) -> None:
-        """Write whole dwords, ascending, in their order."""
+        """Write whole dwords to ascending addresses, in order."""
         ...
 
     def read_sram(
@@ -124,33 +124,33 @@ class Bridge(Protocol):
         begun: Callable[[], object],
         arrived: Callable[[int, bytes], object],
     ) -> None:
-        """Read SRAM from the start of a slot on, in pieces of these sizes, each but the last a
-        multiple of `PIECE`. The data goes out once the card writes a completion (0x82200C on its
-        bus) after `begun` was called. arrived: called with each piece's position and data, while
-        later ones are under way. Neither streams reads."""
+        """Read SRAM from the start of a slot, in pieces of these sizes. Each size but the last is a
+        multiple of `PIECE`. The bridge sends the data once the card writes a completion (0x82200C
+        on its bus) after `begun` was called. arrived: called with each piece's position and data
+        while later pieces are in flight. Neither callback may stream reads."""
         ...
 
     def write_sram(self, offset: int, size: int, pieces: Iterable[Data]) -> None:
-        """Write `size` bytes of SRAM from the start of a slot on, in pieces, each but the last a
-        multiple of `PIECE`. A piece is asked for while the one before is under way, and must not
-        stream anything. They may land after this has returned. The rest of the last sector is
-        zeroed."""
+        """Write `size` bytes of SRAM from the start of a slot, in pieces. Each piece but the last
+        is a multiple of `PIECE`. The next piece is taken from `pieces` while the one before is in
+        flight; producing it must not stream anything. Data may arrive after this returns. The rest
+        of the last sector is zeroed."""
         ...
 
     def fill_sram(self, data: bytes | bytearray | memoryview) -> None:
-        """Write SRAM from its start on; the data is there when this returns. What follows it, up to
-        a multiple of 64 KiB, may become zero."""
+        """Write SRAM from its start; the data has arrived when this returns. The bytes after it, up
+        to a multiple of 64 KiB, may become zero."""
         ...
 
     def stage(self, data: bytes) -> None:
-        """Put up to `stage_limit` bytes into the flash controller's buffer, from its start on."""
+        """Put up to `stage_limit` bytes at the start of the flash controller's buffer."""
         ...
 
     @property
     def stage_limit(self) -> int:
-        """Bytes that reach the flash controller's buffer in one call."""
+        """Return the most bytes that one call puts into the flash controller's buffer."""
         ...
 
     def close(self) -> None:
-        """Let go of the USB device; idempotent."""
+        """Release the USB device; idempotent."""
         ...

@@ -7,13 +7,14 @@ from usbgpu.bridge import Ability, Bridge, Completion, Status
 
 
 def require(bridge: Bridge, ability: Ability, what: str) -> None:
-    """NotSupported unless the bridge's firmware has an ability. what: for which it is needed."""
+    """Raise NotSupported unless the bridge's firmware has an ability. what: the feature that needs
+    it."""
     if ability not in bridge.abilities:
         raise NotSupported(f"{what} needs the open firmware, the bridge runs {bridge.firmware}")
 
 
 def completion_of(status: int, value: int) -> Completion:
-    """The completion with a status of PCI Express; TransportError for a reserved one."""
+    """Return the completion for a PCI Express status; TransportError for a reserved one."""
     if status == Status.OK:
         return Completion(Status.OK, value)
     try:
@@ -23,7 +24,7 @@ def completion_of(status: int, value: int) -> Completion:
 
 
 def check_xdata(address: int, size: int, bank: int) -> None:
-    """BadArgument unless these are registers of the bridge."""
+    """Raise BadArgument unless these are registers of the bridge."""
     if not 0 <= address <= address + size <= 0x1_0000 or bank not in (0, 1):
         raise BadArgument(
             "XDATA addresses must be below 0x10000, banks 0 or 1",
@@ -32,7 +33,7 @@ def check_xdata(address: int, size: int, bank: int) -> None:
 
 
 def check_memory(address: int, size: int) -> None:
-    """BadArgument unless a request can have this address, and there are whole dwords."""
+    """Raise BadArgument unless the address fits a request and the size is whole dwords."""
     if (address | size) & 3 or not 0 <= address <= address + size <= 1 << 64:
         raise BadArgument(
             "PCI Express requests must be whole, aligned dwords", address=address, size=size

@@ -16,7 +16,7 @@ _PRODUCTS = (*asm24.PRODUCTS, *stock.PRODUCTS)
 
 
 def protocol(identity: UsbIdentity) -> str:
-    """Return the name of a bridge's protocol, for people."""
+    """Return the name of a bridge's protocol, for display."""
     if identity.name.startswith(asm24.PRODUCTS):
         return "vendor requests (open firmware)"
     return "UAS (vendor's firmware, patched)" if known(identity) else "unknown"
@@ -28,7 +28,7 @@ def known(identity: UsbIdentity) -> bool:
 
 
 def check_firmware(identity: UsbIdentity) -> None:
-    """NotSupported unless we know how the bridge's firmware is talked to."""
+    """Raise NotSupported unless the protocol of the bridge's firmware is known."""
     if not known(identity):
         raise NotSupported(
             f"the bridge runs unknown firmware: expected a product name that begins with "
@@ -38,7 +38,8 @@ def check_firmware(identity: UsbIdentity) -> None:
 
 
 def open_bridge(usb: UsbDevice, *, sleep: Callable[[float], None] = time.sleep) -> Bridge:
-    """The protocol that a bridge's firmware speaks, on an opened device, which it owns then."""
+    """Return a bridge for the protocol of its firmware, on an opened device. The bridge then owns
+    the device."""
     check_firmware(usb.identity)
     if usb.identity.name.startswith(stock.PRODUCTS):
         return StockBridge(usb, sleep=sleep)

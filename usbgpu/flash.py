@@ -1,9 +1,9 @@
 """The bridge's SPI flash, programmed through the registers of its controller.
 
 Source: asm2464pd-firmware src/include/registers.h (0xC8A1 to 0xC8AF, buffer at 0x7000),
-handmade/e4_flash.py (sequences), pull request 83 (a read needs a byte before it and samples that
-agree; USB 2 stages 64 bytes). Commands and times: Winbond W25Q80DV data sheet, 8.2 and 9.6, which
-other vendors' parts share.
+handmade/e4_flash.py (sequences), pull request 83 (a read needs one byte before it, and samples must
+agree; USB 2 stages 64 bytes). Commands and times: Winbond W25Q80DV data sheet, 8.2 and 9.6; parts
+of other vendors share them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hcq.errors import BadArgument, ChipError, NotSupported
 from usbgpu.bridge import Ability, Bridge
 from usbgpu.checks import require
 
-BLOCK = 64 << 10  # what `erase` erases
+BLOCK = 64 << 10  # bytes that `erase` erases
 PAGE = 256
 _BUFFER, _BUFFER_SIZE = 0x7000, 0x1000
 _ENABLE, _ENABLED = 0xCA81, 0x01
@@ -29,12 +29,13 @@ _PROTECTED = 0x1C  # status: block protection
 _WRITING = 0x01  # status
 _SMALLEST, _LARGEST = 16, 24  # log2 of bytes; three bytes address 16 MiB
 _SAMPLES = 3
-# TIMEOUT: transfers take microseconds; 2 s is the data sheet's most for a block, doubled.
+# TIMEOUT: transfers take microseconds; 2 s is twice the data sheet's maximum for a block.
 _TRANSFER_LIMIT_S, _WRITE_LIMIT_S = 1.0, 4.0
 
 
 class Flash:
-    """The part behind a bridge. `open` is the first call, `protect` the last. One thread."""
+    """The part behind a bridge. `open` must be the first call, `protect` the last. One thread at a
+    time."""
 
     def __init__(self, bridge: Bridge, clock: Clock) -> None:
         self._bridge = bridge
@@ -43,8 +44,8 @@ class Flash:
         self._status = 0
 
     def open(self) -> None:
-        """Set the controller up and identify the part; NotSupported for one of unknown size, and
-        where the bridge's firmware hands the controller no data."""
+        """Set the controller up and identify the part. NotSupported for a part of unknown size, and
+        where the bridge's firmware passes no data to the controller."""
         require(self._bridge, Ability.FLASH, "the flash part")
         enabled = self._bridge.read_xdata(_ENABLE, 1)[0] | _ENABLED
         self._bridge.write_xdata(_ENABLE, bytes([enabled]))
@@ -61,13 +62,13 @@ class Flash:
     # ---- reading -----------------------------------------------------------------------------
 
     def read(self, address: int, size: int) -> bytes:
-        """Read bytes; two samples of each chunk must agree, of three. ChipError where none do."""
+        """Read bytes. Two of at most three samples of each chunk must agree, else ChipError."""
         self._check(address, size)
         parts = []
         most = _BUFFER_SIZE - 1
         for start in range(address, address + size, most):
             want = min(most, address + size - start)
-            before = (start - 1) % self.size  # the first byte that comes may be stale
+            before = (start - 1) % self.size  # the first byte of a read may be stale
             parts.append(self._sampled(_READ, before, want + 1, _ADDRESS)[1:])
         return b"".join(parts)
 
@@ -90,7 +91,7 @@ class Flash:
         self._write_status(self._status & ~_PROTECTED)
 
     def protect(self) -> None:
-        """Put the protection back as `unprotect` found it."""
+        """Restore the protection that `unprotect` found."""
         self._write_status(self._status)
 
     def erase(self, address: int) -> None:
@@ -103,7 +104,7 @@ class Flash:
         self._await_write()
 
     def program(self, address: int, data: bytes) -> None:
-        """Turn bits to 0. What is 0xFF already needs no write and gets none."""
+        """Clear bits. Bytes that are 0xFF need no write and get none."""
         self._check(address, len(data))
         step = self._bridge.stage_limit
         for start in range(0, len(data), step):
@@ -131,7 +132,8 @@ class Flash:
             raise ChipError(f"flash protection: expected {wanted:#04x}, got {found:#04x}")
 
     def _enable_writes(self) -> None:
-        """ORDER: after staging; it moves no data, so what was staged stays in the buffer."""
+        """ORDER: call it after staging; it moves no data, so the staged data stays in the
+        buffer."""
         self._transfer(_WRITE_ENABLE, 0, 0, _NO_ADDRESS)
 
     def _await_write(self) -> None:

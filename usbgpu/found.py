@@ -1,4 +1,4 @@
-"""Bridges that are plugged in, from sysfs: nothing is opened, no library is needed.
+"""Bridges that are plugged in, read from sysfs: no device is opened, no library is needed.
 
 Source: Linux Documentation/ABI/stable/sysfs-bus-usb and testing/sysfs-bus-usb.
 """
@@ -19,7 +19,7 @@ NODES = Path("/dev/bus/usb")
 
 
 def bridges(sysfs: Path = SYSFS_USB) -> list[UsbIdentity]:
-    """Bridges by port, whatever firmware they run."""
+    """Return the bridges, ordered by port, whatever firmware they run."""
     if not sysfs.is_dir():
         return []
     found = (identity_at(folder) for folder in sysfs.iterdir() if ":" not in folder.name)
@@ -46,7 +46,7 @@ def identity_at(folder: Path) -> UsbIdentity | None:
 
 
 def choose(wanted: str, sysfs: Path = SYSFS_USB) -> UsbIdentity:
-    """The bridge with this serial number, at this port ("2-1.4"), or with this index by port.
+    """Return the bridge with a serial number, at a port ("2-1.4"), or with an index by port.
 
     DeviceNotFound for none, and for several with the same serial, with their ports.
     """
@@ -76,13 +76,14 @@ def _text(folder: Path, name: str, default: str | None = None) -> str:
 
 
 def _node(identity: UsbIdentity) -> Path:
-    """The node that libusb opens: by the bus, a port's first number, and the device's number."""
+    """Return the node that libusb opens, from the bus (a port's first number) and the device's
+    number."""
     bus = identity.port.partition("-")[0]
     return NODES / bus.zfill(3) / f"{identity.address:03}"
 
 
 def _speed(text: str) -> Speed:
-    """sysfs has 1.5 and 12 too, at which no bridge works."""
+    """Parse a speed of sysfs, which may also be 1.5 or 12; no bridge works at those."""
     rate = int(float(text))
     return max((speed for speed in Speed if speed <= rate), default=Speed.FULL)
 
@@ -92,8 +93,8 @@ def _order(port: str) -> tuple[int, ...]:
 
 
 def listed(sysfs: Path = SYSFS_USB) -> list[tuple[str, dict[str, object]]]:
-    """The name of each bridge, and what is known without opening it. usable: we know how its
-    firmware is talked to; accessible: this user may open its USB node."""
+    """Return the name of each bridge, and the facts known without opening it. usable: the protocol
+    of its firmware is supported; accessible: this user may open its USB node."""
     found = bridges(sysfs)
     serials = [one.serial for one in found]
     return [

@@ -1,4 +1,4 @@
-"""I2C on two pins of the bridge, clocked bit by bit by writes of its registers.
+"""I2C on two pins of the bridge, clocked bit by bit by register writes.
 
 Source: asm2464pd-firmware scripts/ina231_monitor.py (2026-04-29): registers of the pins, their
 values, and the input register. A bit takes three or four transfers, so a byte about 5 ms.
@@ -12,13 +12,14 @@ from typing import Self
 from hcq.errors import DeviceNotFound, TransportError
 from usbgpu.bridge import Bridge
 
-_CLOCK, _DATA = 0xC629, 0xC62A  # XDATA: what GPIO 9 and GPIO 10 do
+_CLOCK, _DATA = 0xC629, 0xC62A  # XDATA: functions of GPIO 9 and GPIO 10
 _INPUTS, _DATA_LEVEL = 0xC651, 1 << 2
 _RELEASED, _LOW = 0x00, 0x02
 
 
 class I2cBus:
-    """Take the two pins, as a context manager; leaving gives them back the functions they had."""
+    """The two pins as a context manager: entering takes them, leaving restores their former
+    functions."""
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
@@ -45,7 +46,7 @@ class I2cBus:
         self._give_back()
 
     def _give_back(self) -> None:
-        """ORDER: data first; a clock that falls under a low data line begins nothing."""
+        """ORDER: data first; a clock that falls while the data line is low starts nothing."""
         self._bridge.write_xdata(_DATA, self._before[1:])
         self._bridge.write_xdata(_CLOCK, self._before[:1])
 
@@ -92,14 +93,14 @@ class I2cBus:
     # ---- lines -------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Data falls while the clock is high; also in the middle of a transfer."""
+        """Let data fall while the clock is high; also used in the middle of a transfer."""
         self._data(1)
         self._clock(1)
         self._data(0)
         self._clock(0)
 
     def _stop(self) -> None:
-        """Data rises while the clock is high."""
+        """Let data rise while the clock is high."""
         self._data(0)
         self._clock(1)
         self._data(1)

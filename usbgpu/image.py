@@ -1,4 +1,4 @@
-"""Firmware images for the bridge: inspected before anything is written.
+"""Firmware images for the bridge: inspected before they are written.
 
 Source: asm2464pd-firmware handmade/Makefile and firmware/split.py (wrapper), handmade/src/usb.h
 (descriptors), handmade/BOOT_ABI.md (images for its boot stub, which are refused here).
@@ -21,7 +21,7 @@ _STUB_IMAGE = b"A24F"
 
 @dataclass(frozen=True)
 class FirmwareImage:
-    """A whole image. data: as it lies in flash. ids: vendor and product of the USB device that it
+    """A complete image. data: as stored in flash. ids: vendor and product of the USB device that it
     presents."""
 
     data: bytes
@@ -29,13 +29,13 @@ class FirmwareImage:
 
     @property
     def crc(self) -> int:
-        """CRC-32 of the body."""
+        """Return the CRC-32 of the body."""
         return int.from_bytes(self.data[-4:], "little")
 
 
 def wrapped(data: bytes) -> bytes:
-    """Return the image that `data` begins with, checked by its length, mark, sum and CRC-32;
-    FirmwareInvalid says what is wrong with it."""
+    """Return the image at the start of `data`, after checking its length, mark, sum and CRC-32.
+    FirmwareInvalid reports which check failed."""
     if data.startswith(_STUB_IMAGE):
         raise FirmwareInvalid("expected an image for the boot ROM, got one for a boot stub (A24F)")
     if len(data) < _HEADER + _TRAILER:
@@ -56,7 +56,7 @@ def wrapped(data: bytes) -> bytes:
 
 
 def inspect(data: bytes, bridge: UsbIdentity) -> FirmwareImage:
-    """Check an image for the bridge that is plugged in; FirmwareInvalid for another's."""
+    """Check an image for the bridge that is plugged in; FirmwareInvalid for another bridge's."""
     whole = wrapped(data)
     if len(whole) != len(data):
         raise FirmwareInvalid(f"expected {len(whole)} bytes by its header, got {len(data)}")
@@ -79,8 +79,8 @@ def inspect(data: bytes, bridge: UsbIdentity) -> FirmwareImage:
 
 
 def _ids(body: bytes) -> set[tuple[int, int]]:
-    """Vendor and product of every device descriptor: class 0, a packet size of endpoint 0 that USB
-    has, and one configuration."""
+    """Return vendor and product of every device descriptor: one with class 0, a packet size of
+    endpoint 0 that USB allows, and one configuration."""
     found = set()
     at = body.find(_DEVICE_DESCRIPTOR)
     while at >= 0:

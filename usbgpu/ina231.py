@@ -21,7 +21,7 @@ ADDRESS = 0x45
 _SHUNT_VOLTAGE, _BUS_VOLTAGE = 0x01, 0x02
 _SHUNT_UNIT_V, _BUS_UNIT_V = 2.5e-6, 1.25e-3
 _BUS_BITS = 0x7FFF
-# Two resistors of 1 mOhm in series by the board's nominal values; the power that the firmware's
+# Two resistors of 1 mOhm in series, by the board's nominal values; the power that the firmware's
 # authors measured matches this.
 SHUNT_OHM = 2.78e-3
 _FRESH_S = 0.5  # our choice: a reading takes about 60 ms of the link
@@ -41,7 +41,7 @@ class Power:
 
 def read_power(bridge: Bridge) -> Power:
     """Read the sensor; about 400 control transfers. DeviceNotFound for an enclosure without one,
-    NotSupported where the bridge's pins are not ours."""
+    NotSupported where we may not use the bridge's pins."""
     require(bridge, Ability.PINS, "the power sensor")
     with I2cBus(bridge) as bus:
         shunt = bus.read_word(ADDRESS, _SHUNT_VOLTAGE)
@@ -51,18 +51,18 @@ def read_power(bridge: Bridge) -> Power:
 
 
 class Supply:
-    """The sensor as part of a device's sensors. One reading serves all that ask within 0.5 s. Any
-    thread."""
+    """The sensor as part of a device's sensors. One reading serves all requests within 0.5 s.
+    Thread-safe."""
 
     def __init__(self, bridge: Bridge, clock: Clock) -> None:
         self._bridge = bridge
         self._clock = clock
         self._lock = threading.Lock()  # the pins carry one reading at a time
         self._missing = False
-        self._read: tuple[float, Power] | None = None  # when, what
+        self._read: tuple[float, Power] | None = None  # time and reading
 
     def sensors(self) -> Sequence[Sensor]:
-        """None for an enclosure without one, which the first call finds out."""
+        """Return the sensors; empty for an enclosure without one, which the first call detects."""
         if Ability.PINS not in self._bridge.abilities:
             return ()
         try:

@@ -1,7 +1,7 @@
-"""USB devices through libusb: asynchronous transfers, bulk streams, and word of departure.
+"""USB devices through libusb: asynchronous transfers, bulk streams, and notice of departure.
 
-One thread handles the library's events; a thread that waits for a transfer sleeps until it has
-ended.
+One thread handles the library's events. A thread that waits for a transfer sleeps until the
+transfer has ended.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ log = logging.getLogger(__name__)
 
 INTERFACE = 0
 _MOST_CONTROL = 0xFFFF
-# TIMEOUT: host controllers take back a cancelled transfer within a frame or two; our choice.
+# TIMEOUT: host controllers return a cancelled transfer within a frame or two; our choice.
 _CANCEL_LIMIT_S = 1.0
-# TIMEOUT: how long word of a departure may take behind the first transfer that it ended.
+# TIMEOUT: how long notice of a departure may take after the first transfer that it ended.
 _DEPARTURE_S = 0.05
-_EVENTS_S = 0.1  # how long the thread sleeps at most; word of closing interrupts it
+_EVENTS_S = 0.1  # the thread's longest sleep; closing interrupts it
 
 
 def load() -> Any:  # a module without types
-    """The binding, and through it the library. MissingDependency without either."""
+    """Return the binding, which loads the library. MissingDependency without either."""
     try:
         import usb1
     except ImportError as error:
@@ -69,8 +69,8 @@ class LibUsbDevice:
     ) -> None:
         """Open the device that `usbgpu.found` has found, and claim its interface.
 
-        AccessDenied with the rule that grants access, DeviceBusy, DeviceNotFound for one that has
-        left. library: the binding, for tests.
+        AccessDenied with the rule that grants access, DeviceBusy, DeviceNotFound for a device that
+        has left. library: the binding, for tests.
         """
         self.identity = identity
         self.streams = 0
@@ -228,7 +228,7 @@ class LibUsbDevice:
         self._alternate, self.streams, self._with_streams = setting, 0, ()
 
     def allocate_streams(self, count: int, endpoints: Sequence[int]) -> int:
-        """See UsbDevice.allocate_streams. Streams go with a reset and with the setting."""
+        """See UsbDevice.allocate_streams. A reset or another setting ends the streams."""
         for endpoint in endpoints:
             self.packet_size(endpoint)
         with self._errors("streams", count=count):
@@ -323,7 +323,7 @@ class LibUsbDevice:
             self._handle.releaseInterface(INTERFACE)
 
     def forget(self, transfer: LibUsbTransfer) -> None:
-        """A transfer has ended."""
+        """Remove a transfer that has ended."""
         with self._lock:
             self._pending.discard(transfer)
 
@@ -353,13 +353,13 @@ class LibUsbDevice:
             self._leave()
             raise self._lost() from error
         except usb1.USBError as error:
-            # A transfer that unplugging cut off ends before the host knows why.
+            # A transfer that unplugging interrupts ends before the host knows why.
             if self._departed.wait(_DEPARTURE_S):
                 raise self._lost() from error
             raise TransportError(f"USB {what} failed: {error}", **facts) from error
 
     def ended_badly(self, transfer: LibUsbTransfer, status: int) -> Exception:
-        """The error of a transfer that did not complete."""
+        """Return the error for a transfer that did not complete."""
         usb1, facts = self._usb1, {"endpoint": transfer.endpoint, "length": transfer.length}
         if status == usb1.TRANSFER_STALL:
             return EndpointStalled("the device halted a USB endpoint", **facts)
@@ -400,10 +400,10 @@ class LibUsbTransfer:
         self._status = 0
         self._data = b""
         self._count = 0
-        self._late: float | None = None  # the limit that it did not keep
+        self._late: float | None = None  # the limit that it exceeded
 
     def ended(self, raw: Any) -> None:
-        """The library's word, from the thread of events."""
+        """Handle the library's notice that the transfer has ended, on the event thread."""
         self._status = raw.getStatus()
         self._count = raw.getActualLength()
         if self.endpoint & IN:
@@ -445,7 +445,8 @@ class LibUsbTransfer:
 
 
 def _endpoints(device: Any) -> tuple[dict[int, int], dict[int, tuple[int, ...]]]:
-    """Packet sizes of all bulk endpoints of our interface, and which of them each setting has."""
+    """Return packet sizes of all bulk endpoints of our interface, and the endpoints of each
+    setting."""
     packets: dict[int, int] = {}
     settings: dict[int, tuple[int, ...]] = {}
     for configuration in device.iterConfigurations():

@@ -1,8 +1,8 @@
 """Bulk streams of libusb, which its binding (libusb1) does not offer: two functions, one field.
 
 Source: libusb 1.0.26, libusb.h (libusb_alloc_streams, libusb_transfer_set_stream_id,
-LIBUSB_TRANSFER_TYPE_BULK_STREAM). The binding keeps the pointers that these take in private
-attributes; what is used of the binding is checked before the first streams are asked for.
+LIBUSB_TRANSFER_TYPE_BULK_STREAM). The binding keeps the pointers for these functions in private
+attributes. The attributes are checked before the first streams are requested.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from hcq.errors import NotSupported
 
 _BULK_STREAM = 4
-# LIBUSB_ERROR_NOT_SUPPORTED, and LIBUSB_ERROR_INVALID_PARAM: Linux' answer (EINVAL) where either
+# LIBUSB_ERROR_NOT_SUPPORTED, and LIBUSB_ERROR_INVALID_PARAM: Linux returns it (EINVAL) where either
 # side has none.
 _NONE = (-12, -2)
 _HANDLE, _TRANSFER = "_USBDeviceHandle__handle", "_USBTransfer__transfer"
@@ -28,7 +28,7 @@ class StreamCalls:
         self._found: tuple[Any, Any] | None = None
 
     def allocate(self, handle: Any, count: int, endpoints: Sequence[int]) -> int:
-        """Ask for `count` streams of endpoints; return how many there are. Raises the binding's
+        """Request `count` streams for endpoints; return the number allocated. Raises the binding's
         errors, and NotSupported for another libusb or another version of the binding."""
         allocate, _ = self.calls()
         addresses = (ctypes.c_ubyte * len(endpoints))(*endpoints)
@@ -40,14 +40,14 @@ class StreamCalls:
         return found
 
     def assign(self, transfer: Any, stream: int) -> None:
-        """Have a transfer that is set up for bulk use a stream, which was allocated."""
+        """Assign an allocated stream to a transfer that is set up for bulk."""
         _, assign = self.calls()
         pointer = getattr(transfer, _TRANSFER)
         pointer.contents.type = _BULK_STREAM
         assign(pointer, stream)
 
     def calls(self) -> tuple[Any, Any]:
-        """The two functions, declared; NotSupported as above."""
+        """Return the two functions, with declared types; NotSupported as above."""
         if self._found is None:
             self._found = self._declared()
         return self._found

@@ -1,4 +1,4 @@
-"""The power management of a bridge's port: a link that was suspended comes back degraded."""
+"""Power management of a bridge's port: a link that was suspended comes back degraded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REMEDY = "sudo ugpu doctor --write-udev, then plug the enclosure in again"
 
 
 class KeptAwake:
-    """No suspend of a port, from now until `restore`."""
+    """Prevents suspend of a port until `restore`."""
 
     def __init__(self, folder: Path) -> None:
         self._control = folder / "power" / "control"
@@ -28,7 +28,7 @@ class KeptAwake:
             )  # fmt: skip
 
     def restore(self) -> None:
-        """Put the setting back as it was found; idempotent."""
+        """Restore the original setting; idempotent."""
         found, self._found = self._found, ""
         if not found:
             return

@@ -1,7 +1,7 @@
-"""The bridge's SRAM: the memory outside the card that the card reaches.
+"""The bridge's SRAM: the memory outside the card that the card can access.
 
-Its first page is what the host reads and writes at will, byte by byte through XDATA, and is given
-out as DMA memory. All slots but the first are filled and emptied by transfers.
+The host accesses its first page byte by byte through XDATA; this page is allocated as DMA memory.
+Transfers fill and empty all other slots.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from usbgpu.bridge import SLOT, SRAM_BUS_ADDRESS, SRAM_SIZE, Bridge
 
 DMA_BYTES = PAGE
 _XDATA = 0xF000  # where the bridge's own processor sees the first page
-# A page that the card writes and XDATA shows. The SRAM engine uses its start; tinygrad 0.14 has a
+# A page that the card writes and XDATA shows. The SRAM engine uses its start; tinygrad 0.14 puts a
 # fence here too (ops_amd.py).
 _FENCE_BUS, _FENCE_XDATA, _FENCE_SIZE = 0x82_0800, 0xA800, 8
 _START_BUS, _START_XDATA, _START_SIZE = 0x82_0810, 0xA810, 4
 _SIGNALS_BUS, _SIGNALS_XDATA, _SIGNALS_SIZE = 0x82_0900, 0xA900, 256
-# The completion queue of the bridge's storage engine: a completion lets armed data go out.
+# The completion queue of the bridge's storage engine: a completion releases armed data.
 _RELEASE_BUS = 0x82_200C
 
 
@@ -46,7 +46,7 @@ class SramPage:
         self._bridge.write_xdata(_XDATA + start, bytes(data))
 
     def close(self) -> None:
-        """Give it back. Idempotent."""
+        """Free the page; idempotent."""
         self.view.release()
         self._release(self)
 
@@ -55,7 +55,7 @@ class SramPage:
 
 
 class Sram:
-    """See hcq.transport.bulk.BulkMemory, and `allocate`. Any thread."""
+    """See hcq.transport.bulk.BulkMemory, and `allocate`. Thread-safe."""
 
     address = BusAddr(SRAM_BUS_ADDRESS + SLOT)
     size = SRAM_SIZE - SLOT
@@ -88,7 +88,7 @@ class Sram:
                 self._page = None
 
     def close(self) -> None:
-        """Take the page back; idempotent."""
+        """Free the page; idempotent."""
         page = self._page
         if page is not None:
             page.close()
@@ -96,7 +96,8 @@ class Sram:
     # ---- bulk --------------------------------------------------------------------------------
 
     def send(self, offset: int, size: int, pieces: Iterable[Data]) -> None:
-        """See BulkMemory.send: a transfer, one for each piece, and what making them does."""
+        """See BulkMemory.send: one transfer, one for each piece, and those of producing the
+        pieces."""
         self._bridge.write_sram(SLOT + offset, size, pieces)
 
     def receive(
@@ -106,7 +107,7 @@ class Sram:
         begun: Callable[[], object],
         arrived: Callable[[int, bytes], object],
     ) -> None:
-        """See BulkMemory.receive: a transfer, one for each piece, and what the calls do."""
+        """See BulkMemory.receive: one transfer, one for each piece, and those of the callbacks."""
         self._bridge.read_sram(SLOT + offset, sizes, begun, arrived)
 
     def read_fence(self) -> int:

@@ -1,7 +1,7 @@
-"""SRAM of a bridge whose firmware fills it from its start on alone. See hcq.transport.bulk.
+"""SRAM of a bridge whose firmware can only fill it from its start. See hcq.transport.bulk.
 
-Its first page shows in XDATA, and so does the firmware's submission queue, whose second half the
-firmware leaves alone: timelines lie there (tinygrad 0.12 runtime/ops_amd.py, USBIface).
+XDATA shows its first page and the firmware's submission queue. The firmware does not use the second
+half of the queue, which holds the timelines (tinygrad 0.12 runtime/ops_amd.py, USBIface).
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ _SIGNALS_BUS, _SIGNALS_XDATA, _SIGNALS_SIZE = 0x82_0800, 0xA800, 0x800
 
 
 class Staging:
-    """See hcq.transport.bulk.StagedMemory. There is no DMA memory besides: `allocate` refuses."""
+    """See hcq.transport.bulk.StagedMemory. There is no DMA memory in addition: `allocate` always
+    fails."""
 
     address = BusAddr(SRAM_BUS_ADDRESS)
-    size = SRAM_SIZE - 4 * SLOT  # a whole number of the firmware's writes, and the spare page
+    size = SRAM_SIZE - 4 * SLOT  # whole writes of the firmware; leaves room for the spare page
     readable = PAGE
     spare = BusAddr(SRAM_BUS_ADDRESS + SRAM_SIZE - PAGE)
     signals = BusAddr(_SIGNALS_BUS)
@@ -30,7 +31,7 @@ class Staging:
         self._bridge = bridge
 
     def allocate(self, size: int) -> SramPage:
-        """OutOfMemory: the host reaches no memory of the bridge that stays as it is."""
+        """Raise OutOfMemory: the host can access no memory of the bridge whose contents persist."""
         raise OutOfMemory("the bridge has no DMA memory", size=size, free=0)
 
     def fill(self, data: bytes | bytearray | memoryview) -> None:
@@ -50,7 +51,8 @@ class Staging:
         return self._bridge.read_xdata(_SIGNALS_XDATA + start, size)
 
     def write_signals(self, start: int, data: bytes | bytearray | memoryview) -> None:
-        """See Signals.write_signals; bytes that follow each other are written together."""
+        """See Signals.write_signals; the range from the first to the last changed byte is written
+        at once."""
         before = self.read_signals(start, len(data))
         new = bytes(data)
         first = next((at for at in range(len(new)) if before[at] != new[at]), len(new))
@@ -59,4 +61,4 @@ class Staging:
             self._bridge.write_xdata(_SIGNALS_XDATA + start + first, new[first : last + 1])
 
     def close(self) -> None:
-        """Nothing of its own to release."""
+        """No-op: there is nothing to release."""

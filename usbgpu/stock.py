@@ -4,8 +4,8 @@ Sources: tinygrad runtime/support/usb.py at f1041dc0ac and 0.12 (commands E4, E5
 registers, endpoints), extra/usbgpu/patch.py (strings, ids); asm2464pd-firmware handmade/src
 (pcie_pio.h: how the request engine is started; main.c: its status) and src/include/registers.h.
 
-Command E4 reads XDATA, E5 writes a byte of it, and WRITE(16) fills SRAM from its start on. PCI
-Express requests are sent by the registers of the request engine, which E5 writes and E4 reads.
+Command E4 reads XDATA, E5 writes a byte of it, and WRITE(16) fills SRAM from its start. The
+registers of the request engine, which E5 writes and E4 reads, send PCI Express requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from usbgpu.checks import check_memory, check_xdata, completion_of
 from usbgpu.uas import Command, Pipes, Uas
 from usbgpu.usb import Speed, UsbDevice
 
-# How its product string begins; the ids are those of the open firmware.
+# Prefix of the product string; the ids are those of the open firmware.
 PRODUCTS = ("USB 3.2 PCIe TinyEnclosure",)
 
 PIPES = Pipes(setting=1, command=0x04, status=0x83, data_in=0x81, data_out=0x02)
@@ -30,7 +30,7 @@ STREAMS = 31
 _XDATA_READ, _XDATA_WRITE, _WRITE_16 = 0xE4, 0xE5, 0x8A
 _SPACE = 0x50  # bits 23:16 of an address in XDATA; the bank is bit 16
 _XDATA_LIMIT = 255
-# What tinygrad writes when it opens the bridge. UNSURE: all of their meanings.
+# Registers that tinygrad writes when it opens the bridge. UNSURE: all of their meanings.
 _SETUP = (
     (0x54B, b"\x20"), (0x54E, b"\x04"), (0x5A8, b"\x02"), (0x5F8, b"\x04"),
     (0x7EC, b"\x01\0\0\0"), (0xC422, b"\x02"), (0x0000, b"\x33"),
@@ -42,9 +42,9 @@ _GO, _STATE = 0xB254, 0xB296
 _GO_NOW, _CLEAR, _DONE, _ERROR = b"\x0f", b"\x07", 2, 1
 _ANSWER = _HEADER + 2 - _DATA
 _HAS_DATA = 0x40
-# A write to SRAM takes slots of 16 KiB in turn; what frees them (tinygrad, scsi_write).
+# A write to SRAM takes slots of 16 KiB in turn; these writes free them (tinygrad, scsi_write).
 _ARM, _FREE, _FREE_ALL = (0x171, b"\xff\xff\xff"), (0xCE6E, b"\0\0"), (0xCE40, bytes(4))
-_ONE_SLOT, _MOST = 16 << 10, 64 << 10  # bytes: a write in one slot, and the largest
+_ONE_SLOT, _MOST = 16 << 10, 64 << 10  # bytes: the largest write to one slot, and the largest write
 _RETRIES, _RETRY_PAUSE_S = 10, 1e-3
 # TIMEOUT: tinygrad's for all of these.
 _LIMIT_S = 1.0
@@ -53,7 +53,7 @@ _COMPLETION_LIMIT_S = 0.1
 
 
 class StockBridge:
-    """See usbgpu.bridge.Bridge. Owns `usb` from now on."""
+    """See usbgpu.bridge.Bridge. Takes ownership of `usb`."""
 
     abilities = frozenset({Ability.FILL})
     stage_limit = 0
@@ -65,7 +65,8 @@ class StockBridge:
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Select the setting with streams. LinkDegraded on a USB 2 link, which has none."""
+        """Select the alternate setting with streams. LinkDegraded on a USB 2 link, which has no
+        streams."""
         identity = usb.identity
         if identity.speed < Speed.SUPER:
             raise LinkDegraded(
@@ -79,8 +80,8 @@ class StockBridge:
         self._sleep = sleep
         self._now = now
         self._lock = threading.RLock()
-        self._held: dict[int, int] = {}  # registers of the request engine that we know
-        self._taken = True  # slots of SRAM, perhaps, by a write that was cut off
+        self._held: dict[int, int] = {}  # known contents of the request engine's registers
+        self._taken = True  # whether SRAM slots may be taken, e.g. by an interrupted write
         self._uas = Uas(usb, PIPES, STREAMS)
         for address, data in _SETUP:
             self.write_xdata(address, data)
@@ -109,7 +110,7 @@ class StockBridge:
             self._run(_write(address, bytes(data), bank))
 
     def power(self, on: bool) -> None:
-        """See Bridge.power: the firmware powers the slot by itself, for good."""
+        """See Bridge.power: always raises; the firmware itself powers the slot, permanently."""
         raise NotSupported("the bridge's firmware does not switch the supply of the slot")
 
     def stage(self, data: bytes) -> None:
@@ -119,8 +120,8 @@ class StockBridge:
     # ---- PCI Express -------------------------------------------------------------------------
 
     def request(self, kind: Tlp, address: int, value: int = 0, enable: int = 0xF) -> Completion:
-        """See Bridge.request: up to 18 commands at once. A request that failed on its way is sent
-        again, ten times, 1 ms apart."""
+        """See Bridge.request: up to 18 commands at once. A request that failed in transit is sent
+        again, up to ten times, 1 ms apart."""
         check_memory(address, 4)
         with self._lock:
             for left in reversed(range(_RETRIES + 1)):
@@ -143,10 +144,10 @@ class StockBridge:
             self._run(self._start(kind, address, value, enable))
 
     def read_block(self, kind: Tlp, address: int, size: int) -> bytes | None:
-        """See Bridge.read_block: at least five commands for each dword. A request that is not done
-        when its state is read, or failed, is sent again alone.
+        """See Bridge.read_block: at least five commands for each dword. A request that failed, or
+        is not done when its state is read, is sent again alone.
 
-        UNSURE: that no request takes longer than the firmware needs to the next command.
+        UNSURE: that no request takes longer than the firmware needs to start the next command.
         """
         check_memory(address, size)
         parts: list[bytes] = []
@@ -165,7 +166,7 @@ class StockBridge:
                         done = self.request(kind, places[len(parts)])
                         self._hold(b"")
                         parts.append(done.value.to_bytes(4, "little"))
-                        break  # those behind it may have been sent too early
+                        break  # later ones may have been sent too early
                     self._hold(answer)
                     done = _completion(answer)
                     parts.append(done.value.to_bytes(4, "little"))
@@ -173,7 +174,7 @@ class StockBridge:
 
     def write_memory(self, address: int, data: bytes | bytearray | memoryview) -> None:
         """See Bridge.write_memory: at least three commands for each dword, and one for each byte of
-        data and address that is not that of the dword before."""
+        data and address that differs from that of the dword before."""
         view = memoryview(data).cast("B") if data else memoryview(b"")
         check_memory(address, len(view))
         with self._lock:
@@ -187,17 +188,17 @@ class StockBridge:
             self._run(commands)
 
     def _start(self, kind: Tlp, address: int, value: int, enable: int) -> list[Command]:
-        """Commands that have the request engine send one request."""
+        """Return the commands that make the request engine send one request."""
         wanted = struct.pack(">BII", enable, address & 0xFFFF_FFFF, address >> 32)
         commands = self._set(_KIND, bytes([kind])) + self._set(_ENABLES, wanted)
         if kind & _HAS_DATA:
             commands += self._set(_DATA, value.to_bytes(4, "big"))
         if not kind.posted:
-            self._hold(b"")  # a completion may write it
+            self._hold(b"")  # a completion may overwrite the data register
         return [*commands, *_write(_STATE, _CLEAR), *_write(_GO, _GO_NOW)]
 
     def _set(self, address: int, data: bytes) -> list[Command]:
-        """Commands for those of the engine's registers that hold something else."""
+        """Return commands that write those registers of the engine whose contents differ."""
         commands = []
         for register, byte in enumerate(data, address):
             if self._held.get(register) != byte:
@@ -206,7 +207,7 @@ class StockBridge:
         return commands
 
     def _hold(self, data: bytes) -> None:
-        """Note what was read of the data register; it is unknown where nothing was."""
+        """Record the contents of the data register; without `data` they become unknown."""
         for register in range(_DATA, _DATA + 4):
             self._held.pop(register, None)
         self._held |= dict(enumerate(data[:4], _DATA))
@@ -241,11 +242,11 @@ class StockBridge:
         raise NotSupported("the bridge's firmware writes SRAM from its start on alone")
 
     def fill_sram(self, data: bytes | bytearray | memoryview) -> None:
-        """See Bridge.fill_sram: a command for each 64 KiB, with five that make the next one go on
-        where it ended, and four after more than 16 KiB.
+        """See Bridge.fill_sram: one command for each 64 KiB, with five that make the next one
+        continue where it ended, and four more for more than 16 KiB.
 
-        UNSURE: whether WRITE(16) ends with good status where no disk is behind the bridge; no
-        public driver looks at it.
+        UNSURE: whether WRITE(16) ends with good status where the bridge has no disk; no public
+        driver checks it.
         """
         view = memoryview(data).cast("B") if data else memoryview(b"")
         if len(view) > SRAM_SIZE:
@@ -271,7 +272,7 @@ class StockBridge:
         try:
             return self._uas.run(commands, _LIMIT_S)
         except BaseException:
-            self._held.clear()  # who knows which of them took effect
+            self._held.clear()  # it is unknown which commands took effect
             raise
 
     def close(self) -> None:
@@ -298,7 +299,8 @@ def _write(address: int, data: bytes, bank: int = 0) -> list[Command]:
 
 
 def _fill(data: memoryview, whole: int) -> Command:
-    """WRITE(16) of whole sectors (SBC-3, 5.34), padded with zeros to a multiple of `whole`."""
+    """Return a WRITE(16) of whole sectors (SBC-3, 5.34), padded with zeros to a multiple of
+    `whole`."""
     size = -(-len(data) // whole) * whole
     padded = data if size == len(data) else bytes(data).ljust(size, b"\0")
     cdb = struct.pack(">BxQI", _WRITE_16, 0, size // SECTOR)
@@ -311,5 +313,5 @@ def _completion(answer: bytes) -> Completion:
 
 
 _LOOK = (_read(_STATE, 1), _read(_DATA, _ANSWER))
-_GROUP = 6  # dwords of a block that fit into the streams
-_FLUSHED = 8 * STREAMS  # commands that are prepared at once, our choice
+_GROUP = 6  # dwords of a block whose commands fit into the streams
+_FLUSHED = 8 * STREAMS  # commands prepared at once, our choice

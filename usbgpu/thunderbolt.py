@@ -17,14 +17,14 @@ from hcq.transport.pci_path import Hop, hops, slowest
 from hcq.transport.system import System
 
 BUS = "sys/bus/thunderbolt/devices"
-#: security levels under which the firmware makes no tunnel for PCIe
+#: security levels at which the firmware creates no PCIe tunnel
 NO_PCIE = ("dponly", "usbonly", "nopcie")
 NO_PCIE_REMEDY = "set the Thunderbolt security level to 'user' in the firmware setup"
 _ROUTER = re.compile(r"(\d+)-([0-9a-f]+)")
-_HOP_BITS = 8  # of a route for each router on the way
+_HOP_BITS = 8  # bits of a route for each router on the path
 _LEAST_PREFIX = 4
-# Payload of a bit on the cable: 64b/66b or 128b/132b up to 20 Gb/s a lane; PAM-3 lanes of USB4 v2
-# state what they carry. UNSURE: a measured USB4 v2 link would settle the latter.
+# Payload per bit on the cable: 64b/66b or 128b/132b up to 20 Gb/s a lane; PAM-3 lanes of USB4 v2
+# report their payload rate. UNSURE: a measured USB4 v2 link would settle the latter.
 _CODED_UP_TO, _CODED = 20.0, 128 / 132
 
 
@@ -32,10 +32,10 @@ _CODED_UP_TO, _CODED = 20.0, 128 / 132
 class Enclosure:
     """A device router: an enclosure, dock or hub.
 
-    name: of the vendor and the device. generation: 1 to 3 for Thunderbolt, 4 for USB4. rate: bytes
-    per second of the cable to it and of those before it, in the slower direction; 0 when unknown.
-    host: PCI address of the host controller. dma_protection: whether the IOMMU confines what is
-    plugged in; None when the kernel does not say.
+    name: vendor and device. generation: 1 to 3 for Thunderbolt, 4 for USB4. rate: bytes per second
+    of the slowest cable between host and router, in its slower direction; 0 when unknown. host: PCI
+    address of the host controller. dma_protection: whether the IOMMU restricts the DMA of attached
+    devices; None when the kernel does not report it.
     """
 
     router: str
@@ -53,7 +53,7 @@ class Enclosure:
 
     @property
     def route(self) -> tuple[int, ...]:
-        """The port taken at each router on the way, the host's first."""
+        """Return the port taken at each router on the path, the host's first."""
         match = _ROUTER.fullmatch(self.router)
         assert match is not None
         number, found = int(match[2], 16), []
@@ -64,13 +64,13 @@ class Enclosure:
 
     @property
     def tunnel(self) -> str:
-        """Generation and width of the cable, for people."""
+        """Return generation and width of the cable, for display."""
         kind = "USB4" if self.generation == 4 else f"Thunderbolt {self.generation or '?'}"
         return f"{kind}, {self.lanes} x {self.lane_speed:g} Gb/s"
 
     @property
     def facts(self) -> dict[str, object]:
-        """For a device's list of facts."""
+        """Return the entries for a device's list of facts."""
         return {
             "enclosure": self.name,
             "enclosure_id": self.unique_id,
@@ -83,13 +83,13 @@ class Enclosure:
 
 
 def enclosures(system: System) -> list[Enclosure]:
-    """Every device router that is plugged in."""
+    """Return every device router that is plugged in."""
     folder = system.path(BUS)
     names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
     found = []
     for name in names:
         match = _ROUTER.fullmatch(name)
-        # Route 0 is the host's own router; without `authorized` it is another host (an XDomain).
+        # Route 0 is the host's own router; one without `authorized` is another host (an XDomain).
         if match and int(match[2], 16) and system.read_text(f"{BUS}/{name}/authorized"):
             found.append(_enclosure(system, name, f"domain{match[1]}"))
     return found
@@ -122,13 +122,14 @@ def _number(text: str) -> int:
 
 
 def _speed(text: str) -> float:
-    """Gb/s of a lane, from "20.0 Gb/s"."""
+    """Return Gb/s per lane, from text such as "20.0 Gb/s"."""
     match = re.match(r"(\d+(?:\.\d+)?) Gb/s", text)
     return float(match[1]) if match else 0.0
 
 
 def _rate(system: System, router: str) -> int:
-    """Bytes per second of the slowest cable from the host to a router; 0 when one is unknown."""
+    """Return bytes per second of the slowest cable from the host to a router; 0 when one is
+    unknown."""
     domain, _, route = router.partition("-")
     rates = []
     while int(route, 16):
@@ -148,8 +149,8 @@ def _rate(system: System, router: str) -> int:
 
 
 def enclosure_of(function: PciFunction) -> Enclosure | None:
-    """The enclosure that a function is in; None where no tunnel leads to it, or the machine does
-    not tell which of several it is."""
+    """Return the enclosure that contains a function. None where no tunnel leads to the function, or
+    the machine does not report which of several enclosures contains it."""
     tunnels = [hop for hop in hops(function) if hop.tunnelled]
     if not tunnels:
         return None
@@ -163,23 +164,23 @@ def enclosure_of(function: PciFunction) -> Enclosure | None:
 
 
 def _leads_to(system: System, enclosure: Enclosure, port: PciFunction) -> bool:
-    """Return whether the host's PCIe port is the one that belongs to the enclosure's cable.
+    """Return whether the host's PCIe port belongs to the enclosure's cable.
 
-    UNSURE: the n-th port of PCIe is taken as that of the n-th socket, as on Intel's and Apple's
-    hosts; a host with two enclosures and another order would settle it.
+    UNSURE: the n-th PCIe port is taken as that of the n-th socket, as on Intel's and Apple's hosts;
+    a host with two enclosures and another order would settle it.
     """
     tunnelling = _tunnelling_ports(system, enclosure.host)
     if port.address not in tunnelling:
         return False
-    socket = (enclosure.route[0] - 1) // 2  # a socket has two lanes, and each has a port's number
+    socket = (enclosure.route[0] - 1) // 2  # a socket has two lanes, each with its own port number
     return socket >= len(tunnelling) or tunnelling[socket] == port.address
 
 
 def _tunnelling_ports(system: System, host: str) -> list[str]:
-    """PCI ports that lead into the fabric of a host controller, in their order.
+    """Return the PCI ports that lead into the fabric of a host controller, in order.
 
-    A controller on the processor's die is their supplier (device links of drivers/thunderbolt/
-    acpi.c); a controller on a chip of its own is a function of the same switch as they are.
+    A controller on the processor's die is the supplier of these ports (device links of
+    drivers/thunderbolt/acpi.c). A discrete controller is a function of the same switch as they are.
     """
     controller = PciFunction(system, host)
     links = sorted(path.name for path in controller.folder.glob("consumer:pci:*"))
@@ -197,7 +198,7 @@ def _tunnelling_ports(system: System, host: str) -> list[str]:
 
 
 def functions_in(system: System, enclosure: Enclosure) -> list[PciFunction]:
-    """The functions in an enclosure that are not bridges."""
+    """Return the functions in an enclosure that are not bridges."""
     folder = system.path(DEVICES)
     names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
     every = (PciFunction(system, name) for name in names)
@@ -207,12 +208,12 @@ def functions_in(system: System, enclosure: Enclosure) -> list[PciFunction]:
 def address_of(
     unique_id: str, drivers: Collection[tuple[int, int]], system: System | None = None
 ) -> str:
-    """The PCI address of the card in an enclosure; what `thunderbolt:<unique id>` opens.
+    """Return the PCI address of the card in an enclosure, for `thunderbolt:<unique id>`.
 
-    unique_id: the enclosure's, or its beginning. drivers: (vendor, device) of cards that can be
-    driven. The same enclosure has the same id wherever it is plugged in. DeviceNotFound for an
-    enclosure that is not there, is empty or has no such card; AccessDenied for one that is not
-    authorised, or whose host's security level allows no PCIe; BadArgument where the id fits
+    unique_id: the enclosure's id or a prefix of it. The same enclosure has the same id wherever it
+    is plugged in. drivers: (vendor, device) of supported cards. Raises DeviceNotFound for an
+    enclosure that is not there, is empty or has no supported card; AccessDenied for one that is not
+    authorised, or whose host's security level allows no PCIe; BadArgument where the id matches
     several.
     """
     system = system if system is not None else System()
@@ -266,19 +267,21 @@ def _card_in(system: System, enclosure: Enclosure, drivers: Collection[tuple[int
 
 
 def authorise(system: System, enclosure: Enclosure) -> str:
-    """The command that authorises an enclosure: by bolt, which remembers it, where that runs."""
+    """Return the command that authorises an enclosure: bolt, which remembers it, where bolt
+    runs."""
     if system.path("run/boltd").exists():
         return f"boltctl enroll --policy auto {enclosure.unique_id}"
     return f"echo 1 | sudo tee /{BUS}/{enclosure.router}/authorized"
 
 
-# ---- the way to a function ---------------------------------------------------------------------
+# ---- the path to a function --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Way:
-    """The way to a function. `slowest`: its slowest part, for people; `rate`: bytes per second of
-    that, 0 when unknown; `cost`: bytes per second that it takes from what the card could do."""
+    """The path to a function. `slowest`: its slowest part, for display; `rate`: bytes per second of
+    that part, 0 when unknown; `cost`: how far that rate is below the card's own, in bytes per
+    second."""
 
     hops: list[Hop]
     enclosure: Enclosure | None
@@ -288,14 +291,14 @@ class Way:
 
 
 def way_to(function: PciFunction) -> Way:
-    """The links to a function, its enclosure, and what the slowest of them costs."""
+    """Return the links to a function, its enclosure, and the cost of the slowest of them."""
     found = hops(function)
     enclosure = enclosure_of(function)
     hop = slowest(found)
     name, rate = (str(hop), hop.current.rate) if hop is not None else ("unknown", 0)
     if enclosure is not None and enclosure.rate and (not rate or enclosure.rate < rate):
         name, rate = f"tunnel ({enclosure.tunnel})", enclosure.rate
-    # A card may have a switch of its own: the best link on the way is what it could do.
+    # A card may have its own switch: the fastest link on the path is the card's capability.
     best = max((one.expected.rate for one in found if not one.tunnelled), default=0)
     return Way(found, enclosure, name, rate, max(0, best - rate) if rate else 0)
 

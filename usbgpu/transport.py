@@ -1,8 +1,8 @@
 """A card behind a USB bridge as a transport. See hcq.transport.base.Transport.
 
-What it has and lacks is in its traits: one page of DMA memory at most, whose view is reached by
-transfers; memory that data goes through; no interrupts. The card's own memory is the place for all
-else.
+The traits list its features and limits: at most one page of DMA memory, whose view is accessed by
+transfers; memory that bulk data passes through; no interrupts. Everything else must be placed in
+the card's own memory.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 
 SUPPLY_REMEDY = "switch the supply of the enclosure on"
 SEAT_REMEDY = "seat the card and its power cables"
-# What a card may count on: 12 V less 8 percent. Source: PCI Express CEM 5.0, table 4-1.
+# Lowest voltage that a card may get: 12 V less 8 percent. Source: PCI Express CEM 5.0, table 4-1.
 LEAST_SUPPLY_V = 11.04
-# TIMEOUT: the firmware gives up after 2 s; a link that trains again needs less.
+# TIMEOUT: the firmware gives up after 2 s; retraining a link takes less.
 _LINK_LIMIT_S = 3.0
 _POWER_OFF_S = 1.0  # for the card's supplies to discharge, our choice
 # Linux drivers/pci/pci.c: pci_reset_secondary_bus holds for 2 ms; 100 ms pass before the first
@@ -51,8 +51,8 @@ _RESET_LIMIT_S = 1.0
 
 
 class UsbTransport(TransportLife):
-    """One card behind one bridge. Owns `bridge` from now on. Closing leaves the card powered, so
-    that it may be taken over warm; a failed opening leaves its power as it was."""
+    """One card behind one bridge. Takes ownership of `bridge`. Closing leaves the card powered, so
+    that it can be taken over warm; a failed opening leaves its power unchanged."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class UsbTransport(TransportLife):
         accept: Callable[[PciIdentity], object] = lambda identity: None,
         clock: Clock | None = None,
     ) -> None:
-        """Power the card up, find it and give it its addresses. clock: default is real time.
+        """Power the card up, find it and assign its addresses. clock: default is real time.
 
         accept: raises for a card that is not wanted. LinkDown without a link, DeviceNotFound
         without a GPU, LinkDegraded for a link of one lane.
@@ -84,7 +84,7 @@ class UsbTransport(TransportLife):
         self._supply = Supply(bridge, self.clock)
         self._gone = False
         self._windows: dict[int, BridgeWindow] = {}
-        # Registers of configuration space by offset, two bytes each, that hold this since the card
+        # Known contents of two-byte registers of configuration space, by offset, since the card
         # was found: nothing changes them before the first request to its memory space.
         self._found: dict[int, int] = {}
         self._combiner = Combiner(bridge, self._check_memory)
@@ -122,7 +122,7 @@ class UsbTransport(TransportLife):
         return self.bridge.read_xdata(LTSSM, 1)[0] == LINK_UP
 
     def _power_up(self) -> None:
-        """Bring the link up, which is down."""
+        """Bring up the link, which must be down."""
         if self._switches:
             self.bridge.power(True)
         try:
@@ -136,13 +136,14 @@ class UsbTransport(TransportLife):
             raise self._no_link() from error
 
     def _no_link(self) -> LinkDown:
-        """Why the link does not come up, as far as the enclosure's power sensor tells it. The slot
-        is powered meanwhile: the sensor may sit behind its switch."""
+        """Return the error for a link that does not come up, with the cause if the enclosure's
+        power sensor shows it. The slot is powered meanwhile: the sensor may be behind the slot's
+        switch."""
         facts: dict[str, object] = {"ltssm": self.bridge.read_xdata(LTSSM, 1)[0]}
         again = "" if self._switches else ", then plug the enclosure in again"
         try:
             volts = read_power(self.bridge).volts
-        # An enclosure without one, or without a supply, or pins that are not ours.
+        # The enclosure has no sensor or no supply, or its pins are not ours.
         except (DeviceNotFound, NotSupported, TransportError):
             text, remedy = (
                 "no PCI Express link behind the bridge",
@@ -173,7 +174,7 @@ class UsbTransport(TransportLife):
             self._found = {}
 
     def facts(self) -> dict[str, object]:
-        """Bridge and links, as they were when the transport was opened."""
+        """Return facts about bridge and links, as they were when the transport was opened."""
         usb, (lanes, generation) = self.bridge.usb.identity, self._link
         return {
             "bridge_firmware": self.bridge.firmware,
@@ -185,15 +186,15 @@ class UsbTransport(TransportLife):
         }
 
     def sensors(self) -> Sequence[Sensor]:
-        """Those of the enclosure's supply, where it has them."""
+        """Return the sensors of the enclosure's supply, if it has any."""
         self._check()
         return self._supply.sensors()
 
     # ---- configuration space -----------------------------------------------------------------
 
     def config_read(self, offset: int, width: int = 4) -> int:
-        """Read 1, 2 or 4 bytes: two transfers; none for what was read when the card was found, and
-        cannot have changed."""
+        """Read 1, 2 or 4 bytes: two transfers; none for bytes that were read when the card was
+        found and cannot have changed."""
         pci_config.check_access(offset, width)
         self._check()
         if width == 2 and offset in self._found:
@@ -202,8 +203,8 @@ class UsbTransport(TransportLife):
         return self.card.function.read(offset, width)
 
     def config_write(self, offset: int, value: int, width: int = 4) -> None:
-        """Write 1, 2 or 4 bytes: two transfers; one for the command register, whose effect the
-        next request shows."""
+        """Write 1, 2 or 4 bytes: two transfers; one for the command register, whose effect the next
+        request shows."""
         pci_config.check_access(offset, width)
         if not 0 <= value < 1 << 8 * width:
             raise BadArgument("the value does not fit the width", value=value, width=width)
@@ -245,7 +246,7 @@ class UsbTransport(TransportLife):
         return self._combiner.batch()
 
     def allocate_dma(self, size: int, *, contiguous: bool = False) -> SramPage:
-        """Allocate the one page of the bridge's SRAM that the host reads and writes."""
+        """Allocate the one page of the bridge's SRAM that the host can read and write."""
         if size <= 0:
             raise BadArgument("the size of DMA memory must be positive", size=size)
         with self.lock:
@@ -254,13 +255,13 @@ class UsbTransport(TransportLife):
 
     @property
     def interrupts(self) -> None:
-        """None: the bridge passes no interrupts on; the driver polls."""
+        """Return None: the bridge does not forward interrupts; the driver polls."""
         self.check_open()
 
     # ---- reset -------------------------------------------------------------------------------
 
     def reset(self, kind: ResetKind) -> None:
-        """Reset the card from the port above it, or by its supply. Configuration space is put back
+        """Reset the card from the port above it, or by its supply. Configuration space is restored
         afterwards."""
         self._check()
         self._found = {}
@@ -284,7 +285,7 @@ class UsbTransport(TransportLife):
             raise DeviceLost(f"{self.name} does not respond after a {kind.value} reset")
 
     def _pulse(self) -> None:
-        """Hold the bus below the port in reset; it is let go whatever happens in between."""
+        """Hold the bus below the port in reset, and release it whatever happens in between."""
         regs = constants("pci_regs")
         port = self.card.port
         control = port.read(regs.PCI_BRIDGE_CONTROL, 2)
@@ -296,7 +297,7 @@ class UsbTransport(TransportLife):
         self.clock.sleep(_RESET_QUIET_S)
 
     def _await_card(self) -> None:
-        with contextlib.suppress(UnitTimeout):  # reset() says that it does not answer
+        with contextlib.suppress(UnitTimeout):  # reset() reports that it does not answer
             self.clock.wait_until(
                 lambda: pci_config.answers(self.card.function.read),
                 unit=self.name,
@@ -307,7 +308,7 @@ class UsbTransport(TransportLife):
     # ---- life --------------------------------------------------------------------------------
 
     def _silence(self) -> None:
-        """ORDER: no DMA of the card any more, before the SRAM is reused."""
+        """ORDER: stop all DMA of the card before the SRAM is reused."""
         regs = constants("pci_regs")
         if self._gone:
             return

@@ -1,7 +1,7 @@
-"""The PCI Express tree below a bridge: find the card, number the buses, give out addresses.
+"""The PCI Express tree below a bridge: find the card, number the buses, assign addresses.
 
-The host's firmware does not see this tree, so the driver must do it. A function is named by bus,
-device and function number. Source: PCI Express Base Specification 5.0 (7.5.1.3: type 1 header;
+The host's firmware does not see this tree, so the driver must configure it. A function is named by
+bus, device and function number. Source: PCI Express Base Specification 5.0 (7.5.1.3: type 1 header;
 7.8.6: Resizable BAR; 2.3.1: requests that no function takes, and configuration retries).
 """
 
@@ -24,19 +24,19 @@ log = logging.getLogger(__name__)
 MEMORY_BASE, MEMORY_END = 0x1000_0000, 0xF000_0000  # for 32-bit BARs; above the bridge's own SRAM
 PREFETCH_BASE, PREFETCH_END = 32 << 30, 1 << 46
 _MIB = 1 << 20  # granule of a bridge's windows
-_DEEPEST = 16  # buses on the way to a card
-_USUAL_BUS = 4  # of a card with a switch of its own, below the two ports of an ASM2464PD
+_DEEPEST = 16  # most buses between the root and a card
+_USUAL_BUS = 4  # of a card that has its own switch, below the two ports of an ASM2464PD
 _DEVICES = 32
 _BRIDGE_CLASS, _DISPLAY_CLASS, _ACCELERATOR_CLASS = 0x06, 0x03, 0x12
 _UPSTREAM_PORT = 5
 # TIMEOUT: a function may answer "try again" for a second after a reset (PCI Express, 6.6.1).
 _RETRY_LIMIT_S, _RETRY_PAUSE_S = 1.0, 0.01
 _HEADER = 0x100  # bytes of the part with the header and the older capabilities
-# Extended capabilities lie behind it; as many bytes of them as take two requests' time to read.
+# Extended capabilities follow the header; reading this many bytes takes the time of two requests.
 _EXTENDED, _EXTENDED_BYTES = 0x100, 0x200
 _BARS = 6
 _ONES = 0xFFFF_FFFF
-_LOW_HALF = 1 << 31  # bytes of the largest BAR whose low half has a bit of its address
+_LOW_HALF = 1 << 31  # bytes of the largest BAR that has an address bit in its low half
 _REBAR_INDEX_MASK = 7
 _REBAR_SIZE_SHIFT, _REBAR_SIZE_MASK, _REBAR_SIZES = 8, 0x1F00, 4
 
@@ -69,19 +69,22 @@ class Function:
             raise DeviceLost(f"{self} does not respond in configuration space", offset=offset)
 
     def post(self, offset: int, value: int, width: int = 4) -> None:
-        """Write without asking whether the function took it; a `write` or read after it does."""
+        """Write without checking the result; the next `write` or read checks it."""
         pci_config.check_access(offset, width)
         enable = (1 << width) - 1 << (offset & 3)
         value <<= 8 * (offset & 3)
         self._bridge.post(self._write_kind, self._place | offset & ~3, value, enable)
 
     def block(self, start: int, size: int) -> Block:
-        """Read whole dwords at once, for reads of them that follow. Of a function that has answered
-        since it was reset: an answer "try again" to a dword amid others does not show."""
+        """Read whole dwords at once, for later reads from the returned block.
+
+        The function must have answered since its last reset: a "try again" answer to one dword of
+        several is not visible.
+        """
         return Block(self, start, self.read_block(start, size))
 
     def read_block(self, start: int, size: int) -> bytes | None:
-        """Read whole dwords; None where the function does not answer. See `block`."""
+        """Read whole dwords; return None where the function does not answer. See `block`."""
         return self._bridge.read_block(self._read_kind, self._place | start, size)
 
     def _request(self, kind: Tlp, offset: int, value: int, width: int) -> int | None:
@@ -101,8 +104,8 @@ class Function:
 
 
 class Block:
-    """A part of a function's configuration space as it was read. What lies outside, or all where
-    the function did not answer any more, is read when asked for."""
+    """A copy of a part of a function's configuration space. Reads outside that part go to the
+    function; all reads do where the function had stopped answering."""
 
     def __init__(self, function: Function, start: int, data: bytes | None) -> None:
         self._function = function
@@ -118,8 +121,8 @@ class Block:
 
 
 class Header:
-    """The header and the older capabilities of a function that has answered with its class. Most
-    functions are asked for no more than that: the others' block is read when it is needed."""
+    """The header and the older capabilities of a function whose class has been read. Most functions
+    need no more than the class, so the block is read on first use."""
 
     def __init__(self, function: Function, kind: int) -> None:
         self.kind = kind
@@ -127,7 +130,7 @@ class Header:
         self._block: Block | None = None
 
     def read(self, offset: int, width: int = 4) -> int:
-        """Read 1, 2 or 4 bytes, as they were when the first of them was read."""
+        """Read 1, 2 or 4 bytes, as they were at the first read."""
         if self._block is None:
             self._block = self._function.block(0, _HEADER)
         return self._block.read(offset, width)
@@ -135,9 +138,9 @@ class Header:
 
 @dataclass
 class Card:
-    """The card's function, the bridges on the way to it from the root, and its BARs: index to
-    (address, size). header: as it was when the card was found. link: lanes and generation, see
-    `_link_state`. capabilities: places by id."""
+    """The card's function, the bridges between the root and it, and its BARs: index to (address,
+    size). header: as it was when the card was found. link: lanes and generation, see `_link_state`.
+    capabilities: offsets by id."""
 
     function: Function
     header: Header
@@ -149,14 +152,14 @@ class Card:
 
     @property
     def port(self) -> Function:
-        """The downstream port that the card hangs from."""
+        """Return the downstream port that the card is attached to."""
         return self.above[-1]
 
 
 def find_card(bridge: Bridge, *, sleep: Callable[[float], None] = time.sleep) -> Card:
     """Number the buses below `bridge` up to the first display adapter or accelerator.
 
-    DeviceNotFound with what is there instead, where there is none.
+    Raises DeviceNotFound, with the functions found instead, where there is none.
     """
     seen: list[str] = []
     found = _guess(bridge, sleep) or _search(bridge, Function(bridge, 0, sleep=sleep), [], [], seen)
@@ -169,9 +172,11 @@ def find_card(bridge: Bridge, *, sleep: Callable[[float], None] = time.sleep) ->
 
 
 def _guess(bridge: Bridge, sleep: Callable[[float], None]) -> Card | None:
-    """Look for the card where it usually is, without a look at the bridges above it: only a chain
-    of bridges brings a request there. Where there is none, the writes change nothing: the search
-    that follows numbers the buses anew, and the card's BARs get addresses later.
+    """Look for the card on its usual bus without probing the bridges above it.
+
+    Only a chain of bridges carries a request to that bus. Where there is no such chain, the writes
+    do no harm: the search that follows renumbers the buses, and the card's BARs get addresses
+    later.
 
     Source: tinygrad 0.14 runtime/support/system.py, which drives the card on bus 4 alone
     (pci_setup_usb_bars).
@@ -191,7 +196,8 @@ def _search(
     seen: list[str],
 ) -> Card | None:
     regs = constants("pci_regs")
-    # ORDER: it answers by then; see Function.block. A class of all ones is none at all.
+    # ORDER: this read comes first: Function.block needs a function that has answered.
+    # A class of all ones means that no function is present.
     revision = function.read(regs.PCI_CLASS_REVISION)
     if revision == 0xFFFF_FFFF:
         return None
@@ -213,18 +219,18 @@ def _search(
         found = _search(bridge, below, [*above, function], [*headers, header], seen)
         if found is not None:
             return found
-    function.write(regs.PCI_PRIMARY_BUS, 0)  # else it would take requests for the next branch
+    function.write(regs.PCI_PRIMARY_BUS, 0)  # else it would claim requests for the next branch
     return None
 
 
 def _buses(primary: int) -> int:
-    """The bus numbers of a bridge, as one dword: all further buses lie below it."""
+    """Return a bridge's bus numbers as one dword: all further buses are below it."""
     return primary | primary + 1 << 8 | 0xFF << 16
 
 
 def _places_below(header: Header) -> Iterator[int]:
-    """Device numbers to look at below a bridge: a link has device 0 alone, the bus inside a switch
-    has its downstream ports (7.3.1)."""
+    """Yield the device numbers to probe below a bridge: device 0 on a link, and all downstream
+    ports on the bus inside a switch (7.3.1)."""
     yield 0
     regs = constants("pci_regs")
     place = pci_config.capability(header.read, regs.PCI_CAP_ID_EXP)
@@ -235,8 +241,8 @@ def _places_below(header: Header) -> Iterator[int]:
 
 
 def _link_state(headers: list[Header]) -> tuple[int, int]:
-    """Lanes and generation of the link between bridge and card, as the first of the functions below
-    the bridge that has a link reports them; (0, 0) where none does."""
+    """Return lanes and generation of the link between bridge and card. The first function below the
+    bridge that has a link reports them; (0, 0) where no function has one."""
     regs = constants("pci_regs")
     for header in headers:
         place = pci_config.capability(header.read, regs.PCI_CAP_ID_EXP)
@@ -247,8 +253,8 @@ def _link_state(headers: list[Header]) -> tuple[int, int]:
 
 
 def check_link(card: Card) -> tuple[int, int]:
-    """The state of the link (see Card); LinkDegraded for one lane: the bridge has two, and a link
-    that lost one drops."""
+    """Return the state of the link (see Card). Raises LinkDegraded for one lane: the bridge has
+    two, and a link that has lost one lane drops."""
     width, generation = card.link
     if width == 1:
         raise LinkDegraded(
@@ -262,9 +268,9 @@ def check_link(card: Card) -> tuple[int, int]:
 
 
 def configure(card: Card) -> None:
-    """Give the card's BARs their largest sizes and addresses, and the bridges above windows that
-    hold them. The same each time for the same card. Decoding of the card stays off.
+    """Give the card's BARs their largest sizes and addresses, and open the bridges' windows.
 
+    The result is the same each time for the same card. Decoding of the card stays off. Raises
     BarUnassigned where the BARs do not fit.
     """
     regs = constants("pci_regs")
@@ -286,7 +292,7 @@ def configure(card: Card) -> None:
                 f"BAR {bar.index} of the card behind the bridge does not fit",
                 bar=bar.index, size=bar.size, remedy="none: the bridge's address space is full",
             )  # fmt: skip
-        if bar.size <= _LOW_HALF:  # else the low half has no bits of an address
+        if bar.size <= _LOW_HALF:  # else the low half has no address bits
             function.post(bar.register, address & 0xFFFF_FFFF)
         if bar.wide:
             function.post(bar.register + 4, address >> 32)
@@ -296,8 +302,8 @@ def configure(card: Card) -> None:
 
 
 def settled(card: Card) -> dict[int, int]:
-    """What two-byte registers of a card hold by offset, which was found and configured just now:
-    the command register, and the link's control."""
+    """Return the known contents, by offset, of two-byte registers of a card that was just found and
+    configured: the command register and link control."""
     regs = constants("pci_regs")
     known = {int(regs.PCI_COMMAND): 0}
     place = card.capabilities.get(regs.PCI_CAP_ID_EXP)
@@ -308,9 +314,9 @@ def settled(card: Card) -> dict[int, int]:
 
 
 def open_windows(bridge: Function, memory_end: int, prefetch_end: int) -> None:
-    """Have a bridge pass on what lies between the bases and these ends (whole MiB), and DMA
-    upwards. Its buses have their numbers since it was searched; those behind the card's stay the
-    bridge's, and nothing answers there."""
+    """Open a bridge's windows between the bases and these ends (whole MiB), and enable DMA
+    upstream. The search has already assigned its bus numbers. The buses behind the card's stay
+    assigned to the bridge; no function answers there."""
     regs = constants("pci_regs")
     bridge.post(regs.PCI_MEMORY_BASE, _limits(MEMORY_BASE, memory_end))
     bridge.post(regs.PCI_PREF_MEMORY_BASE, _limits(PREFETCH_BASE, prefetch_end))
@@ -320,7 +326,7 @@ def open_windows(bridge: Function, memory_end: int, prefetch_end: int) -> None:
 
 
 def _limits(base: int, end: int) -> int:
-    """Base and limit registers, as one dword; a window that holds nothing ends below its base."""
+    """Return the base and limit registers as one dword; an empty window ends below its base."""
     last = end - 1
     return (base >> 16 & 0xFFF0) | (last >> 16 & 0xFFF0) << 16
 
@@ -339,13 +345,13 @@ class _Bar:
 
 
 def _bars(function: Function, header: Header, large: Collection[int]) -> Iterator[_Bar]:
-    """The memory BARs; their registers hold all ones afterwards, where they were asked for bits of
-    the size. I/O BARs are left alone. What a BAR is, the low bits of its register tell, which
-    nothing changes. large: BARs by index that should have more than 2 GiB, and thus no bits of an
-    address in their low half; others are asked there alone at first."""
+    """Yield the memory BARs; I/O BARs are left alone. Registers that were probed for their size
+    hold all ones afterwards. The type of a BAR is in the low bits of its register, which are
+    read-only. large: indices of BARs expected to exceed 2 GiB, which have no address bits in their
+    low half, so that the high half is probed; for the others the low half is probed first."""
     regs = constants("pci_regs")
     first = regs.PCI_BASE_ADDRESS_0
-    kinds: dict[int, bool] = {}  # whether it is wide, by index
+    kinds: dict[int, bool] = {}  # whether the BAR is wide, by index
     index = 0
     while index < _BARS:
         value = header.read(first + 4 * index)
@@ -361,7 +367,7 @@ def _bars(function: Function, header: Header, large: Collection[int]) -> Iterato
         mask = value & 0xFFFF_FFF0
         if wide and index in large:
             mask, upper = 0, found.read(register + 4)
-            if upper == _ONES:  # it is not that large after all
+            if upper == _ONES:  # the BAR is not that large after all
                 mask = _ask(function, register) & 0xFFFF_FFF0
         elif wide and not mask:
             upper = _ask(function, register + 4)
@@ -372,13 +378,13 @@ def _bars(function: Function, header: Header, large: Collection[int]) -> Iterato
 
 
 def _ask(function: Function, register: int) -> int:
-    """Which bits of a BAR's register can be set."""
+    """Return which bits of a BAR's register can be set."""
     function.post(register, _ONES)
     return function.read(register)
 
 
 def _is_wide(value: int) -> bool:
-    """Whether a BAR has 64 bits, by what its register holds; one of I/O space has not."""
+    """Return whether a BAR has 64 bits, from the value of its register; an I/O BAR does not."""
     regs = constants("pci_regs")
     if value & regs.PCI_BASE_ADDRESS_SPACE_IO:
         return False
@@ -386,8 +392,8 @@ def _is_wide(value: int) -> bool:
 
 
 def resize(function: Function) -> dict[int, int]:
-    """Give each resizable BAR the largest size that it offers; decoding is off. Their sizes by
-    index, as they should be now."""
+    """Give each resizable BAR its largest supported size and return these sizes by index. Decoding
+    must be off."""
     regs = constants("pci_regs")
     sizes: dict[int, int] = {}
     space = function.block(_EXTENDED, _EXTENDED_BYTES)
@@ -411,7 +417,8 @@ def resize(function: Function) -> dict[int, int]:
 
 
 def extended_capability(space: Block, wanted: int) -> int | None:
-    """The offset of an extended capability by id; None where the function has none of it."""
+    """Return the offset of an extended capability by id; None where the function does not have
+    it."""
     place, steps = _EXTENDED, 0
     while place >= _EXTENDED and steps < 64:
         header = space.read(place)

@@ -1,4 +1,4 @@
-"""The bridge firmware's console: a serial line that tells of links, resets and requests.
+"""The bridge firmware's console: a serial line that reports links, resets and requests.
 
 Source: asm2464pd-firmware of 2026-04-29: handmade/src/main.c (texts), ftdi_debug.py (921,600 baud,
 8 data bits, no parity). Read only: the firmware takes no input.
@@ -17,12 +17,12 @@ from pathlib import Path
 from hcq.errors import BadArgument, LinkError
 
 BAUD = termios.B921600
-_LOOK_S = 0.25  # how often a reader looks whether it shall end
+_LOOK_S = 0.25  # interval at which a reader checks whether to stop
 _LONGEST = 512  # characters of a line; the firmware's are below 60
 _HEX = "([0-9A-F]{2})"
 
 _Tell = Callable[[re.Match[str]], str]
-#: what the texts in brackets mean
+#: meanings of the texts in brackets
 MESSAGES: tuple[tuple[re.Pattern[str], _Tell], ...] = tuple(
     (re.compile(rf"\[{pattern}\]"), tell)
     for pattern, tell in (
@@ -60,7 +60,8 @@ def decode(text: str) -> list[str]:
 def lines(path: Path, *, stop: Callable[[], bool]) -> Generator[tuple[float, str], None, None]:
     """Read a serial line, or a recording of one, until `stop`: (seconds since the start, text).
 
-    LinkError when the adapter is unplugged, BadArgument for what is neither.
+    LinkError when the adapter is unplugged, BadArgument where `path` is neither a line nor a
+    recording.
     """
     if path.is_file():
         yield from _recorded(path)
@@ -119,5 +120,5 @@ def _recorded(path: Path) -> Iterator[tuple[float, str]]:
 
 
 def record(at: float, text: str) -> str:
-    """A line of a recording."""
+    """Return a line of a recording."""
     return f"{at:.6f}\t{text}\n"

@@ -52,7 +52,7 @@ _RESPONSES = {
 
 @dataclass(frozen=True)
 class Pipes:
-    """Endpoints of the alternate setting that has them."""
+    """The endpoints of the alternate setting for UAS."""
 
     setting: int
     command: int
@@ -63,9 +63,10 @@ class Pipes:
 
 @dataclass(frozen=True)
 class Command:
-    """One command. receive: bytes that it must send; send: data for it. At most one of them.
+    """One command, with data in at most one direction.
 
-    any_status: the command has done its work whatever its SCSI status is.
+    receive: bytes that the device must send. send: data for the device. any_status: the command
+    counts as done whatever its SCSI status is.
     """
 
     cdb: bytes
@@ -82,20 +83,20 @@ class Command:
 
 
 class Uas:
-    """Commands to the one logical unit of a device, whose interface is ours. One thread at a time.
+    """Commands to the only logical unit of a device whose interface we own. One thread at a time.
 
-    After a transfer that failed, was cut off or was answered wrongly nothing is known of what the
-    device still holds: the port is reset before the next command, as Linux does
+    After a transfer that failed, was interrupted or got a wrong answer, the state of the device's
+    commands is unknown. The port is then reset before the next command, as Linux does
     (drivers/usb/storage/uas.c, uas_eh_device_reset_handler).
     """
 
     def __init__(self, usb: UsbDevice, pipes: Pipes, depth: int) -> None:
-        """depth: commands at once, at most; the host may have fewer streams. NotSupported where
-        host or device have none."""
+        """Set up the streams. depth: most commands at once; the host may have fewer streams.
+        NotSupported where host or device have none."""
         self._usb = usb
         self._pipes = pipes
         self._most = depth
-        self._unsure = False  # what the device holds of earlier commands
+        self._unsure = False  # whether the state of earlier commands in the device is unknown
         self.transfers = 0
         self.depth = 0
         self._prepare()
@@ -109,10 +110,10 @@ class Uas:
             raise NotSupported("expected at least one bulk stream, got none")
 
     def run(self, commands: Sequence[Command], limit_s: float) -> list[bytes]:
-        """Run commands, which begin in their order; return what each sent.
+        """Run commands, which begin in order; return the data that each sent.
 
-        limit_s: for each transfer. Raises CommandFailed for the first that failed, after all that
-        were begun with it have ended.
+        limit_s: for each transfer. Raises CommandFailed for the first command that failed, after
+        all commands started with it have ended.
         """
         answers: list[bytes] = []
         for start in range(0, len(commands), self.depth):
@@ -140,7 +141,7 @@ class Uas:
                 try:
                     answers.append(task.end(limit_s))
                 except CommandFailed as error:
-                    task.cancel()  # data that does not move any more
+                    task.cancel()  # data that no longer moves
                     failure = failure or error
         except BaseException:
             for task in tasks:
@@ -152,7 +153,7 @@ class Uas:
         return answers
 
     def _begin(self, task: _Task) -> None:
-        """ORDER: status and data are waited for before the device may begin to send them."""
+        """ORDER: wait for status and data before the device may begin to send them."""
         usb, pipes, stream, command = self._usb, self._pipes, task.stream, task.command
         self.transfers += 2
         task.status = usb.submit_in(pipes.status, usb.packet_size(pipes.status), stream)
@@ -169,7 +170,7 @@ class Uas:
 
 
 class _Task:
-    """A command under way, and its transfers."""
+    """A command in flight, and its transfers."""
 
     order: Pending | None = None
     status: Pending | None = None
@@ -180,7 +181,7 @@ class _Task:
         self.command = command
 
     def end(self, limit_s: float) -> bytes:
-        """Wait for its end; return what it sent."""
+        """Wait for the command's end; return the data that it sent."""
         assert self.order is not None and self.status is not None
         self.order.wait(limit_s)
         try:
@@ -201,7 +202,8 @@ class _Task:
         return found
 
     def _status(self, limit_s: float, status: Pending) -> bytes:
-        """The status unit. Where none comes, data that ended badly says more."""
+        """Return the status unit. Where none arrives, a failed data transfer gives the better
+        error."""
         try:
             return status.wait(limit_s)
         except TransferTimeout:
@@ -234,7 +236,7 @@ class _Task:
             raise _failed(opcode, unit[_STATUS_AT], sense)
 
     def cancel(self) -> None:
-        """End its transfers, so far as they were begun."""
+        """Cancel those of its transfers that were started."""
         for pending in (self.order, self.data, self.status):
             if pending is not None:
                 pending.cancel()
@@ -248,7 +250,7 @@ def _wrong(opcode: int, expected: str, found: str) -> WrongAnswer:
 
 
 def _failed(opcode: int, status: int, sense: bytes) -> CommandFailed:
-    """The error of a status, with what its sense data tells (SPC-4, 4.5)."""
+    """Return the error for a status, with the contents of its sense data (SPC-4, 4.5)."""
     facts: dict[str, object] = {"opcode": opcode, "status": status}
     text = f"command {opcode:#04x}: {_STATUSES.get(status, f'status {status:#04x}')}"
     form = sense[0] & 0x7F if sense else 0

@@ -1,9 +1,9 @@
-"""Writing firmware into the bridge's flash, with a way back.
+"""Write firmware into the bridge's flash, with a way back.
 
-Configuration lies in the first 256 bytes, the boot ROM's image after it (handmade/e4_flash.py).
-What else a block holds is written back as it was. The image's first page is programmed last: a
-part that lost power amid a write holds no image, and the boot ROM then waits for one on USB
-instead of starting half of it.
+The configuration is in the first 256 bytes, followed by the boot ROM's image
+(handmade/e4_flash.py). The other bytes of a block are rewritten unchanged. The image's first page
+is programmed last: a part that lost power during a write then holds no image, and the boot ROM
+waits for one on USB instead of starting half of it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """The changes of an update: contents of the first blocks of flash, before and after it."""
+    """The changes of an update: contents of the first blocks of flash, before and after."""
 
     before: bytes
     after: bytes
 
     @property
     def blocks(self) -> list[int]:
-        """Addresses of blocks that differ, the one of configuration last."""
+        """Return the addresses of blocks that differ, the configuration's block last."""
         starts = range(0, len(self.before), BLOCK)
         return [at for at in reversed(starts) if self._part(at) != self._part(at, new=True)]
 
@@ -42,11 +42,12 @@ class Plan:
 
 
 def make_plan(flash: Flash, image: FirmwareImage, configuration: bytes = b"") -> Plan:
-    """Read what an update would change. configuration: what a backup begins with, to put in place
-    of what the flash holds; needed where a write was cut off before the flash held it again.
+    """Compute the changes of an update.
 
-    NotSupported where the flash is not laid out as we know: half of the configuration is blank, or
-    what is in the image's place is neither an image nor blank.
+    configuration: the beginning of a backup, to replace the flash's own; required where an earlier
+    write was interrupted before the flash held it again. NotSupported where the flash does not have
+    the known layout: half of the configuration is blank, or the image's place contains neither an
+    image nor blank bytes.
     """
     end = PLACE + len(image.data)
     size = -(-end // BLOCK) * BLOCK
@@ -72,8 +73,8 @@ def make_plan(flash: Flash, image: FirmwareImage, configuration: bytes = b"") ->
 
 
 def write(flash: Flash, plan: Plan, progress: Progress) -> None:
-    """Carry the plan out and read it back. Where that fails, the former contents are written back;
-    FirmwareError says which of the two the flash holds. DeviceLost: neither."""
+    """Execute the plan and verify it by reading back. On failure the former contents are restored;
+    FirmwareError reports which of the two the flash holds. DeviceLost: neither."""
     flash.unprotect()
     try:
         try:
@@ -116,7 +117,8 @@ def _put(flash: Flash, plan: Plan, progress: Progress) -> None:
 
 
 def _put_block(flash: Flash, start: int, data: bytes) -> None:
-    """ORDER: what the boot ROM looks at first comes last, once the rest has been read back."""
+    """ORDER: program the image's first page, which the boot ROM checks first, after verifying the
+    rest."""
     rest = bytearray(data)
     if start == 0:
         rest[_FIRST_PAGE] = b"\xff" * PAGE

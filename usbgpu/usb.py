@@ -1,11 +1,11 @@
 """A USB device as the bridge's driver sees it: control requests, bulk transfers, streams.
 
-Two sides implement this: libusb for a bridge in a port (`usbgpu.libusb`), and a virtual bridge
+There are two implementations: libusb for a bridge in a port (`usbgpu.libusb`), and a virtual bridge
 (`usbgpu.virtual`). Terms are those of the USB 3.2 specification; endpoints are addresses as in
 descriptors, with bit 7 set for IN. Lengths are bytes.
 
-Submitted transfers of one endpoint (and stream) take place in the order of their submission; those
-of different endpoints are not ordered, but for what a device does with them. One thread at a time
+Transfers submitted to one endpoint (and stream) take place in the order of submission. Transfers of
+different endpoints are not ordered, except by what the device does with them. One thread at a time
 may submit; `Pending.wait` and `close` may be called from any thread.
 """
 
@@ -32,7 +32,7 @@ class Speed(enum.IntEnum):
 
 
 class Recipient(enum.IntEnum):
-    """Whom a control request addresses; bits 4:0 of bmRequestType."""
+    """Recipient of a control request; bits 4:0 of bmRequestType."""
 
     DEVICE = 0
     INTERFACE = 1
@@ -51,8 +51,8 @@ class Kind(enum.IntEnum):
 class UsbIdentity:
     """The identity of a USB device. serial is "" where the device has none.
 
-    port: bus number and the ports on the way from the root hub, as Linux names them ("2-1.4"). It
-    stays the same when a device is plugged into the same port again; address does not.
+    port: bus number and the ports from the root hub to the device, as Linux names them ("2-1.4").
+    It stays the same when a device is plugged into the same port again; address does not.
     """
 
     vendor: int
@@ -67,40 +67,42 @@ class UsbIdentity:
 
 
 class Pending(Protocol):
-    """A transfer that was submitted. It keeps its buffer alive until it has ended."""
+    """A submitted transfer. It keeps its buffer alive until it has ended."""
 
     def wait(self, limit_s: float) -> bytes:
         """Wait for the end of the transfer; return the received bytes, or b"" for a transfer out.
 
-        Raises TransferTimeout after `limit_s`, after cancelling it; EndpointStalled;
-        TransferOverrun where the device sent more than was asked for; DeviceLost. A short packet
-        ends a transfer in without an error: fewer bytes come back. A transfer out that was taken
-        only in part raises TransportError with sent and length. The answer stays the same when
-        asked again.
+        Raises TransferTimeout after `limit_s`, and cancels the transfer first; EndpointStalled;
+        TransferOverrun where the device sent more than was requested; DeviceLost. A short packet
+        ends a transfer in without an error, and fewer bytes are returned. A transfer out that was
+        accepted only in part raises TransportError with sent and length. A repeated call has the
+        same result.
         """
         ...
 
     def cancel(self) -> None:
-        """End it where it has not ended; returns at once. `wait` then raises TransportError."""
+        """Cancel the transfer if it has not ended; return at once. `wait` then raises
+        TransportError."""
         ...
 
 
 class UsbDevice(Protocol):
-    """One USB device whose interface we have claimed; a context manager, `close` is idempotent and
-    cancels what is pending."""
+    """One USB device whose interface we have claimed; a context manager. `close` is idempotent and
+    cancels pending transfers."""
 
     identity: UsbIdentity
 
     @property
     def streams(self) -> int:
-        """Bulk streams of each endpoint that has them, after `allocate_streams`; else 0."""
+        """Return the number of bulk streams per endpoint after `allocate_streams`; 0 without
+        streams."""
         ...
 
     def control_in(
         self, request: int, value: int, index: int, length: int, *,
         kind: Kind = Kind.VENDOR, recipient: Recipient = Recipient.DEVICE, limit_s: float = 1.0,
     ) -> bytes:  # fmt: skip
-        """A control transfer to the host, with at most `length` (0 to 65,535) bytes of data.
+        """Make a control transfer to the host, with at most `length` (0 to 65,535) bytes of data.
 
         value and index are 16 bits. Raises EndpointStalled where the device refuses the request,
         TransferTimeout, TransferOverrun, DeviceLost.
@@ -111,13 +113,14 @@ class UsbDevice(Protocol):
         self, request: int, value: int, index: int, data: bytes = b"", *,
         kind: Kind = Kind.VENDOR, recipient: Recipient = Recipient.DEVICE, limit_s: float = 1.0,
     ) -> None:  # fmt: skip
-        """A control transfer to the device, with `data` (0 to 65,535 bytes) in its data stage."""
+        """Make a control transfer to the device, with `data` (0 to 65,535 bytes) in its data
+        stage."""
         ...
 
     def submit_out(
         self, endpoint: int, data: bytes | bytearray | memoryview, stream: int = 0
     ) -> Pending:
-        """Start a bulk transfer to the device. `data` must not change until it has ended.
+        """Start a bulk transfer to the device. `data` must not change until the transfer has ended.
 
         stream: 1 to `streams` where the endpoint has streams, else 0. BadArgument for an endpoint
         that the claimed interface lacks.
@@ -125,38 +128,39 @@ class UsbDevice(Protocol):
         ...
 
     def submit_in(self, endpoint: int, length: int, stream: int = 0) -> Pending:
-        """Start a bulk transfer of at most `length` bytes to the host; `length` is a multiple of
-        the endpoint's maximum packet size (else BadArgument: it could babble)."""
+        """Start a bulk transfer of at most `length` bytes to the host. `length` must be a multiple
+        of the endpoint's maximum packet size (else BadArgument: the endpoint could babble)."""
         ...
 
     def packet_size(self, endpoint: int) -> int:
-        """wMaxPacketSize of the endpoint at the link's speed."""
+        """Return wMaxPacketSize of the endpoint at the link's speed."""
         ...
 
     def endpoints(self) -> Sequence[int]:
-        """Addresses of the bulk endpoints of the claimed interface's alternate setting."""
+        """Return the addresses of the bulk endpoints of the claimed interface's alternate
+        setting."""
         ...
 
     def set_alternate(self, setting: int) -> None:
-        """SET_INTERFACE; resets the interface's endpoints."""
+        """Send SET_INTERFACE, which resets the interface's endpoints."""
         ...
 
     def allocate_streams(self, count: int, endpoints: Sequence[int]) -> int:
-        """Ask for bulk streams; returns how many there are, at most `count`. NotSupported where
-        host controller or device have none."""
+        """Request bulk streams; return the number allocated, at most `count`. NotSupported where
+        the host controller or the device has none."""
         ...
 
     def clear_halt(self, endpoint: int) -> None:
-        """CLEAR_FEATURE(ENDPOINT_HALT), after a STALL."""
+        """Send CLEAR_FEATURE(ENDPOINT_HALT), after a STALL."""
         ...
 
     def reset(self) -> None:
-        """Reset the port. DeviceLost where the device comes back as another one."""
+        """Reset the port. DeviceLost where the device comes back with another identity."""
         ...
 
     def on_departure(self, call: Callable[[], None]) -> None:
-        """Call `call` once, from any thread, when the device leaves the bus; at once where it
-        has left. It must not block nor use the device."""
+        """Call `call` once, from any thread, when the device leaves the bus; at once if it has
+        already left. `call` must neither block nor use the device."""
         ...
 
     def present(self) -> bool:

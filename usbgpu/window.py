@@ -14,28 +14,27 @@ _MOST = 4096  # bytes that are held back
 
 
 class Combiner:
-    """Accesses to memory space, in their order. Within `batch`, register writes are held back, and
-    runs of ascending addresses become one transfer. Any thread; a lock makes each access one unit.
-    """
+    """Accesses to memory space, in order. Within `batch`, register writes are held back, and runs
+    of ascending addresses become one transfer. Thread-safe: a lock makes each access atomic."""
 
     def __init__(self, bridge: Bridge, check: Callable[[], None]) -> None:
         self._bridge = bridge
         self._check = check
         self._lock = threading.RLock()
         self._depth = 0
-        self._first = 0  # address of what is held
+        self._first = 0  # address of the writes held back
         self._held = bytearray()
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
-        """See Transport.batch. What was written before an exception arrives too."""
+        """See Transport.batch. Writes made before an exception are sent, too."""
         with self._lock:
             before = self._depth
             try:
                 self._depth = before + 1
                 yield
             except BaseException:
-                with contextlib.suppress(UgpuError):  # the first one tells more
+                with contextlib.suppress(UgpuError):  # the first error is the useful one
                     self._leave(before)
                 raise
             else:
@@ -47,7 +46,8 @@ class Combiner:
             self.flush()
 
     def flush(self) -> None:
-        """Send what is held back. What an exception other than ours cuts off is sent again."""
+        """Send the writes held back. Those interrupted by an exception other than ours are sent
+        again."""
         with self._lock:
             if self._held:
                 try:
@@ -75,7 +75,7 @@ class Combiner:
             self._bridge.write_memory(address, data)
 
     def read32(self, address: int) -> int:
-        """Read a dword; all ones where no function takes the request, or none completes it."""
+        """Read a dword; all ones where no function takes the request, or it is not completed."""
         with self._lock:
             self._check()
             self.flush()
@@ -94,7 +94,7 @@ class Combiner:
 
 
 class BridgeWindow:
-    """A BAR of the card. See hcq.transport.base.Window; a 64-bit access is two of 32 bits, the low
+    """A BAR of the card. See hcq.transport.base.Window. A 64-bit access is two of 32 bits, the low
     half first."""
 
     def __init__(self, combiner: Combiner, index: int, address: int, size: int) -> None:
@@ -125,7 +125,7 @@ class BridgeWindow:
         self._combiner.write(self._address + offset, _bytes(value, 8))
 
     def read(self, offset: int, size: int) -> bytes:
-        """Read a block of memory: two transfers for each MiB, and one."""
+        """Read a block of memory: two transfers for each MiB, plus one."""
         self._check(offset, size, 4)
         return self._combiner.read(self._address + offset, size) if size else b""
 
@@ -137,7 +137,7 @@ class BridgeWindow:
             self._combiner.write(self._address + offset, view)
 
     def close(self) -> None:
-        """Nothing of its own to release."""
+        """No-op: the window owns nothing."""
 
     def _check(self, offset: int, size: int, align: int) -> None:
         misfit = (offset | size) & (align - 1)

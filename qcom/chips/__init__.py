@@ -11,17 +11,17 @@ from qcom.chips.facts import ChipFacts
 
 MODELLED = ("a630", "a660", "a740", "a750")
 
-# Adreno 7xx since the 740 have numbers that begin so (Mesa's freedreno_devices.py); 0x44 are 8xx.
+# First byte of the ids of Adreno 7xx since the 740 (Mesa's freedreno_devices.py); 0x44 are 8xx.
 _NEWER_CORE = 0x43
 
 
 def names() -> tuple[str, ...]:
-    """The chips we know, in order."""
+    """Return the known chips, in order."""
     return tuple(sorted(entry.name for entry in pkgutil.iter_modules(__path__) if entry.ispkg))
 
 
 def facts(name: str) -> ChipFacts:
-    """The facts of a chip. KeyError lists those we know."""
+    """Return the facts of a chip. KeyError lists the known chips."""
     if name not in names():
         raise KeyError(f"expected one of {', '.join(names())}, got {name!r}")
     return _facts(name)
@@ -38,18 +38,19 @@ def virtual_names() -> tuple[str, ...]:
 
 
 def summary(name: str) -> ChipSummary:
-    """Return what a chip is, for lists of devices."""
+    """Return a chip's summary for lists of devices."""
     chip = facts(name)
     return ChipSummary(f"Adreno {name[1:]}", chip.products, chip.target().name, chip.proven)
 
 
 def pci_drivers() -> dict[tuple[int, int], PciDriver]:
-    """Return how to drive each PCI id: none, as Adreno GPUs are on no PCI bus."""
+    """Return the driver for each PCI id: none, as Adreno GPUs are not PCI devices."""
     return {}
 
 
 def by_id(chip_id: int) -> ChipFacts | None:
-    """The chip that a kernel driver reports so, by its id or by another patch level of it."""
+    """Return the chip with an id that a kernel driver reported, or one with another patch level of
+    it."""
     known = [_facts(name) for name in names()]
     for chip in known:
         if chip_id in chip.chip_ids:
@@ -61,14 +62,14 @@ def by_id(chip_id: int) -> ChipFacts | None:
 
 
 def generation_of(chip_id: int) -> int:
-    """The generation that an id belongs to: 6 or 7; 0 for another."""
+    """Return the generation of an id: 6 or 7; 0 for any other."""
     core = chip_id >> 24 & 0xFF
     return 7 if core == _NEWER_CORE else core if core in (6, 7) else 0
 
 
 def stand_in(chip_id: int) -> ChipFacts | None:
-    """Facts to try an unknown GPU of a known generation with: those of the oldest chip, with the
-    least of everything. None for another generation."""
+    """Return facts to try for an unknown GPU of a known generation: those of the oldest chip, with
+    the least of everything. None for another generation."""
     generation = generation_of(chip_id)
     known = [_facts(name) for name in names()]
     same = [chip for chip in known if chip.generation == generation]

@@ -12,21 +12,21 @@ class ChipFacts:
     """One GPU. Sizes are bytes.
 
     name: as in Mesa ("a630"). gpu_id: three digits, as Mesa numbers it; 0 where it has none.
-    chip_ids: what kernel drivers report, the usual one first. generation: 6 or 7, which decides
-    registers and packets; step: within it, as Linux counts. registers: vec4 that a wave's threads
-    share of the register file, at its base size. wave_base: threads of a single wave; a double one
-    has twice as many. max_waves: of a shader processor. wave_granularity: waves that run as one.
-    constants: vec4 of a compute kernel's constant file. fibers: threads that private memory is laid
-    out for, per shader processor. gmem: on-chip memory. scalar_unit: an arithmetic unit of its own
-    executes instructions on shared registers. predication_nops: code must have nops behind
-    `prede` and behind the second of `predt` and `predf` (prede_nop_quirk, predtf_nop_quirk in
-    Mesa). has_lpac: compute has registers of its own, besides
-    those it shares with graphics. wide_atomics: atomics on 64 bits of global memory
-    (has_64b_ssbo_atomics in Mesa). settings: values of registers that differ between chips and that
-    a command stream must set ("magic_regs" in Mesa's freedreno_devices.py); those of compute.
-    register_base: where the registers lie in the host's memory (gpu@ in Linux'
-    arch/arm64/boot/dts/qcom), which is in the GPU's name in sysfs.
-    products: where it is found.
+    chip_ids: ids that kernel drivers report, the usual one first. generation: 6 or 7, which
+    determines registers and packets; step: within the generation, as Linux counts. registers: vec4
+    of the register file that a wave's threads share, at its base size. wave_base: threads of a
+    single wave; a double one has twice as many. max_waves: of a shader processor. wave_granularity:
+    waves that run as one. constants: vec4 of a compute kernel's constant file. fibers: threads per
+    shader processor for which private memory is laid out. gmem: on-chip memory. scalar_unit: a
+    separate arithmetic unit executes instructions on shared registers. predication_nops: code must
+    have nops after `prede` and after the second of `predt` and `predf` (prede_nop_quirk,
+    predtf_nop_quirk in Mesa). has_lpac: compute has registers of its own, in addition to those it
+    shares with graphics. wide_atomics: atomics on 64 bits of global memory (has_64b_ssbo_atomics in
+    Mesa). settings: chip-specific values of registers that a command stream must set ("magic_regs"
+    in Mesa's freedreno_devices.py); only those of compute. register_base: address of the registers
+    in the host's memory (gpu@ in Linux' arch/arm64/boot/dts/qcom), which is part of the GPU's name
+    in sysfs.
+    products: products that contain it.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """The kernels of the driver: copy (to, from, bytes) and fill (to, value, bytes), THREADS threads a
-group, four bytes a thread. `copy` takes any addresses and sizes.
+group, four bytes a thread. `copy` accepts any addresses and sizes.
 
-There is no engine that copies: CP_MEMCPY moves whole words one at a time, and the 2D engine writes
-through the colour cache, whose set-up depends on the chip's on-chip memory.
+There is no copy engine: CP_MEMCPY moves whole words one at a time, and the 2D engine writes through
+the colour cache, whose set-up depends on the chip's on-chip memory.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ SPAN = 4 * THREADS  # bytes of a group
 
 
 def file_of(facts: ChipFacts) -> str:
-    """The file of a chip's objects: of its generation, and whether its code needs nops behind
-    predicated parts, which all of generation 7 does."""
+    """Return the file with a chip's objects, by its generation and whether its code needs nops
+    after predicated parts. All of generation 7 needs them."""
     nops = "_nops" if facts.predication_nops and facts.generation == 6 else ""
     return f"gen{facts.generation}{nops}.txt"
 
 
 def objects(facts: ChipFacts) -> dict[str, bytes]:
-    """The objects (hcq.ir3object) for a chip, by name."""
+    """Return the objects (hcq.ir3object) for a chip, by name."""
     text = (Path(__file__).parent / file_of(facts)).read_text(encoding="ascii")
     made = {}
     for block in text.split("\n", 1)[1].split("\n\n"):

@@ -1,4 +1,4 @@
-"""The GPU's one ring: submissions run in a thread of its own, in the order of their contexts."""
+"""The GPU's only ring: one thread runs the submissions, in the order of their contexts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _CAUSES = {
     Planted.HANG: Cause.HANG, Planted.OPCODE: Cause.OPCODE, Planted.PARITY: Cause.PARITY,
     Planted.PROTECTED: Cause.PROTECTED,
 }  # fmt: skip
-_CLOSE_LIMIT_S = 10.0  # TIMEOUT: for a stopped dispatch to end at its next backward branch
+_CLOSE_LIMIT_S = 10.0  # TIMEOUT: a stopped dispatch ends at its next backward branch
 
 
 class Engine:
-    """Runs submissions. A bug of the model itself ends the thread and stays in `error`.
+    """Runs submissions. A bug of the model itself ends the thread and is stored in `error`.
 
     `changed` is notified, with the machine's lock held, whenever a timestamp retires or a context
     changes its state.
@@ -43,12 +43,12 @@ class Engine:
         self._queue: list[Submission] = []
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._waiting = False  # the command processor polls memory
+        self._waiting = False  # whether the command processor is polling memory
         self._since = 0.0
 
     @property
     def work(self) -> Work:
-        """See hcq.clock.Part. A program or a poll may never end, and counts as no work."""
+        """See hcq.clock.Part. A program or a poll may never end, and does not count as work."""
         running = self.running
         if running is None:
             ready = [entry for entry in list(self._queue) if self._is_ready(entry)]
@@ -57,10 +57,10 @@ class Engine:
             return Work.NONE
         return self.abort.work if self.processing else Work.ENGINES
 
-    processing = False  # a dispatch is on the shader processors
+    processing = False  # whether the shader processors run a dispatch
 
     def queue(self, submission: Submission) -> None:
-        """Take a submission; the machine's lock is held."""
+        """Queue a submission; the machine's lock is held."""
         self._queue.append(submission)
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="virtual-adreno", daemon=True)
@@ -68,14 +68,15 @@ class Engine:
         self.changed.notify_all()
 
     def drop(self, submissions_of: object) -> None:
-        """Forget what a context has queued; the machine's lock is held."""
+        """Drop the queued submissions of a context; the machine's lock is held."""
         self._queue = [entry for entry in self._queue if entry.context is not submissions_of]
 
     def _is_ready(self, submission: Submission) -> bool:
         return all(sync.reached for sync in submission.syncs)
 
     def _next(self) -> Submission | None:
-        """The oldest submission that no sync point, and no older one of its context, holds up."""
+        """Return the oldest submission that neither a sync point nor an older one of its context
+        blocks."""
         held = set()
         for entry in self._queue:
             if id(entry.context) not in held and self._is_ready(entry):
@@ -140,8 +141,8 @@ class Engine:
         self.changed.notify_all()
 
     def _fault(self, submission: Submission, fault: GpuFault) -> None:
-        """Reset the GPU: one context is guilty, all others with none of it are innocent
-        (_mark_context in adreno_dispatch.c)."""
+        """Reset the GPU: the context at fault becomes guilty, all others without a reset status
+        innocent (_mark_context in adreno_dispatch.c)."""
         guilty = submission.context
         self._note(submission, fault)
         for context in self.machine.contexts.values():
@@ -159,11 +160,11 @@ class Engine:
         if isinstance(fault, PageFault):
             fault_reports.add(context, fault)
 
-    # What the command processor asks for
+    # Called by the command processor
 
     @property
     def halts_at_page_faults(self) -> bool:
-        """Of the submission that runs."""
+        """Return whether a page fault ends the running submission."""
         running = self.running
         return running is None or running.context.halts_at_page_faults
 
@@ -175,7 +176,7 @@ class Engine:
                     self._note(self.running, fault)
 
     def poll_memory(self, limit_s: float) -> bool:
-        """Wait a little for memory to change; False once the submission has hung."""
+        """Wait briefly for memory to change; False once the submission counts as hung."""
         with self.changed:
             self._waiting = True
             self.changed.wait(0.0005)
@@ -185,7 +186,7 @@ class Engine:
         return not gone and self.machine.clock.now() - self._since < limit_s
 
     def check_hang(self) -> None:
-        """Called by programs that wait: stop a dispatch that has run for longer than the limit."""
+        """Stop a dispatch that has run for longer than the limit. Called by programs that wait."""
         limit = self.machine.options.hang_limit_s
         if not self.processing or self.abort.work is not Work.NONE:
             return
@@ -193,7 +194,8 @@ class Engine:
             self.abort.set()
 
     def stop_context(self, context: object) -> None:
-        """A context goes: its queue is dropped and its dispatch ends. Machine's lock is held."""
+        """Drop a context's queue and end its dispatch, as the context is destroyed. Machine's lock
+        is held."""
         self.drop(context)
         while self.running is not None and self.running.context is context and self.error is None:
             self.abort.set()

@@ -9,7 +9,7 @@ from hcq.emu.memory import Access
 
 
 class Cause(enum.Enum):
-    """Why the kernel driver reset the GPU, as KGSL's log names it (adreno_dispatch.c,
+    """Why the kernel driver reset the GPU, as named in KGSL's log (adreno_dispatch.c,
     a6xx_err_callback in the Android msm kernel; Linux 6.12 a6xx_gpu.c a6xx_cp_hw_err_irq)."""
 
     OPCODE = "CP opcode error"
@@ -22,7 +22,7 @@ class Cause(enum.Enum):
 
 
 class GpuFault(Exception):
-    """Ends a submission inside the model. address: of the packet, instruction or access."""
+    """Ends a submission in the model. address: of the packet, instruction or access."""
 
     def __init__(self, cause: Cause, text: str, address: int = 0) -> None:
         super().__init__(text)
@@ -32,7 +32,7 @@ class GpuFault(Exception):
 
 
 class PageFault(GpuFault):
-    """An access that the page tables refuse."""
+    """An access that the page tables do not permit."""
 
     def __init__(self, address: int, access: Access, kind: str, client: str) -> None:
         text = f"{kind} fault: {access.name.lower()} of {address:#x} by {client}"

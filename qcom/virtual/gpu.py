@@ -1,4 +1,4 @@
-"""The doors to the virtual Adreno GPUs: what `hcq.open("virtual:a630")` and its kin find."""
+"""Open virtual Adreno GPUs: the targets of `hcq.open("virtual:a630")` and similar names."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ def attach(
     machine: MachineOptions | None = None,
     processors: Callable[[ChipFacts], ShaderProcessors] | None = None,
 ) -> NodeAttachment:
-    """A node of a new program, on `chip` (a machine, which stays the caller's) or a new machine.
+    """Return a node of a new program, on `chip` or on a new machine.
 
-    caches, hang_limit_s, processors: of a new machine, see MachineOptions. machine: all of its
-    options at once. kernel_driver: which one the node belongs to.
+    chip: a machine that the caller keeps owning. caches, hang_limit_s, processors: of a new
+    machine, see MachineOptions. machine: all of its options together. kernel_driver: the kernel
+    driver of the node.
     """
     if kernel_driver not in _NODES:
         have = ", ".join(_NODES)

@@ -27,12 +27,12 @@ ALWAYS_ON_HZ = 19_200_000  # CP_ALWAYS_ON_COUNTER, Linux 6.12 a6xx_gpu.c
 
 
 class VirtualMachine:
-    """Stays when nodes close; `close` switches it off.
+    """A machine that outlives its nodes; `close` switches it off.
 
-    `lock` is the kernel driver's. log: resets and page faults, as the kernel log has them.
-    violations: what hardware forgives or breaks in silence and a driver must not do, each once.
-    gaps: what the model could not do. asked: calls that are not modelled. refused: calls that were
-    refused, and why.
+    `lock` is the kernel driver's. log: resets and page faults, as in the kernel log. violations:
+    driver errors that hardware tolerates, or that fail on it silently, each once. gaps: features
+    that the model lacks. asked: calls that are not modelled. refused: calls that were refused, and
+    why.
     """
 
     def __init__(self, facts: ChipFacts, options: MachineOptions | None = None) -> None:
@@ -61,25 +61,25 @@ class VirtualMachine:
 
     @property
     def processors(self) -> ShaderProcessors:
-        """The shader processors, made at the first dispatch."""
+        """Return the shader processors, which are created at the first dispatch."""
         if self._processors is None:
             make = self.options.processors or _ir3_processors
             self._processors = make(self.facts)
         return self._processors
 
     def new_context_id(self) -> int:
-        """An id that no context has."""
+        """Return an id that no context has."""
         return next(number for number in self._context_ids if number not in self.contexts)
 
     def inject(self, fault: Planted | str, count: int = 1) -> None:
-        """Plant a fault, to strike `count` times."""
+        """Plant a fault that takes effect `count` times."""
         with self.lock:
             self.plan.plant(fault, count)
 
     def refuse(self, call: str, code: int, count: int = 1) -> None:
-        """Have the next `count` calls fail with an errno. call: the name of an ioctl or of a
-        property, as msm_kgsl.h has it ("GPU_COMMAND", "KGSL_PROP_DEVICE_INFO"), "open", "mmap", or
-        "any ioctl"."""
+        """Make the next `count` calls fail with an errno. call: the name of an ioctl or of a
+        property, as in msm_kgsl.h ("GPU_COMMAND", "KGSL_PROP_DEVICE_INFO"), "open", "mmap", or "any
+        ioctl"."""
         with self.lock:
             self.plan.refuse(call, code, count)
 
@@ -89,23 +89,23 @@ class VirtualMachine:
             return self.plan.take(fault)
 
     def violate(self, text: str) -> None:
-        """Note a violation, once."""
+        """Record a violation, once."""
         if text not in self.violations:
             self.violations.append(text)
 
     def ticks(self) -> int:
-        """CP_ALWAYS_ON_COUNTER."""
+        """Return CP_ALWAYS_ON_COUNTER."""
         return int(self.clock.now() * ALWAYS_ON_HZ)
 
     def release(self, found: MemoryObject) -> None:
-        """Drop one hold of an object; its memory is given back once the GPU is idle."""
+        """Drop one reference to an object; its memory is freed once the GPU is idle."""
         found.holds -= 1
         if not found.holds:
             self._graveyard.append(found)
             self.bury()
 
     def bury(self) -> None:
-        """Give memory back that no submission can reach any more; the lock is held."""
+        """Free memory that no submission can reach any more; the lock is held."""
         if self.engine.running is None:
             for found in self._graveyard:
                 if found.offset >= 0:
@@ -113,7 +113,7 @@ class VirtualMachine:
             self._graveyard = []
 
     def wait_idle(self, limit_s: float = 60.0) -> bool:
-        """Wait until no submission runs or can run; whether that came to pass."""
+        """Wait until no submission runs or can run; return whether the machine became idle."""
         end = self.clock.now() + limit_s
         with self.engine.changed:
             while self.engine.error is None and (self.engine.running or self.engine.work):
@@ -123,7 +123,7 @@ class VirtualMachine:
         return True
 
     def close(self) -> None:
-        """Switch off; idempotent. Raises what went wrong in the model itself, if anything did."""
+        """Switch off; idempotent. Raises errors of the model itself, if there were any."""
         if self._closed:
             return
         self._closed = True
@@ -139,7 +139,7 @@ class VirtualMachine:
 
 
 def _ir3_processors(facts: ChipFacts) -> ShaderProcessors:
-    """The shader processors that execute ir3. They are large; most tests need none."""
+    """Return the shader processors that execute ir3. They are large; most tests need none."""
     module = importlib.import_module("qcom.virtual.sp.processors")
     made: ShaderProcessors = module.Processors(
         cache=config().cache_folder / "ir3", private_slots=facts.shader_processors,

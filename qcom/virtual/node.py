@@ -1,5 +1,5 @@
-"""The device file in one program: opened, controlled, mapped, closed. Here KGSL's;
-qcom.virtual.msm.node has msm's.
+"""The device file in one program: opened, controlled, mapped, closed. This module models KGSL's
+file; qcom.virtual.msm.node models msm's.
 
 Source: Android msm kernel (msm-4.19), drivers/gpu/msm/kgsl.c: kgsl_open, kgsl_release, kgsl_mmap.
 """
@@ -33,7 +33,7 @@ _WORD = struct.Struct("<I")
 
 
 class Ioctls(Protocol):
-    """The calls of a kernel driver: one ioctl; OSError where it is refused."""
+    """The calls of a kernel driver: makes one ioctl; OSError where it is refused."""
 
     def call(self, request: int, argument: memoryview) -> None: ...
 
@@ -80,9 +80,9 @@ class MemoryMapping:
 class VirtualNode:
     """One program's view of the driver; implements `hcq.transport.node.Node`.
 
-    Closing it is the end of the program: its contexts and memory go. owns_machine: the machine is
-    switched off then. memory: the program's, where it is not this process; such a program maps the
-    memory file itself.
+    Closing it ends the program and frees its contexts and memory. owns_machine: closing also
+    switches the machine off. memory: the program's, where it is not this process; such a program
+    maps the memory file itself.
     """
 
     driver = "KGSL"
@@ -135,7 +135,7 @@ class VirtualNode:
             return handle
 
     def ioctl(self, handle: int, request: int, argument: bytearray | memoryview) -> None:
-        """One ioctl; OSError with the errno the kernel gives."""
+        """Make one ioctl; OSError with the errno that the kernel returns."""
         self._need_handle(handle)
         size = request >> 16 & 0x3FFF
         if size > len(argument):
@@ -148,7 +148,7 @@ class VirtualNode:
             raise
 
     def map(self, handle: int, size: int, offset: int = 0) -> NodeMapping:
-        """Map an object: the offset is its id << 12 (or its GPU address)."""
+        """Map an object. offset: its id << 12 (or its GPU address)."""
         self._need_handle(handle)
         with self.machine.lock:
             found = self._mappable(offset, size)
@@ -160,7 +160,7 @@ class VirtualNode:
             return mapping
 
     def _mappable(self, offset: int, size: int) -> MemoryObject:
-        """The object that mmap names; OSError where it may not be mapped so."""
+        """Return the object for an mmap; OSError where it may not be mapped that way."""
         found = self.objects.get(offset >> 12) or self.space.find(offset)
         if size <= 0 or offset % PAGE or found is None or not found.id_valid:
             raise refused(errno.EINVAL, f"mmap of {size} bytes at {offset:#x}: no such object")
@@ -176,15 +176,15 @@ class VirtualNode:
             self.space.insert(found)
 
     def drop(self, found: MemoryObject) -> None:
-        """Drop one hold of an object; the last one unmaps it from the GPU. Under the lock."""
+        """Drop one reference to an object; the last one unmaps it from the GPU. Under the lock."""
         if found.holds == 1:
             self.space.remove(found)
-            if self.objects.get(found.id) is found:  # a number may be given again
+            if self.objects.get(found.id) is found:  # an id may have been reused
                 del self.objects[found.id]
         self.machine.release(found)
 
     def destroy(self, context: Context) -> None:
-        """Destroy a context: what it has queued never runs. Under the machine's lock."""
+        """Destroy a context; its queued submissions never run. Under the machine's lock."""
         context.detached = True
         self.machine.engine.stop_context(context)
         self.machine.contexts.pop(context.id, None)
@@ -192,7 +192,8 @@ class VirtualNode:
         self.machine.engine.changed.notify_all()
 
     def release(self, handle: int) -> None:
-        """Close one file. BadArgument if it is not open. Its contexts go with the last file."""
+        """Close one file. BadArgument if it is not open. Closing the last file destroys the
+        contexts."""
         self._need_open()
         with self.machine.lock:
             if handle not in self._open:
@@ -237,11 +238,12 @@ class VirtualNode:
         return None
 
     def abandon(self) -> None:
-        """In a forked child, which has no driver: neither its threads nor who holds its locks."""
+        """Discard the driver in a forked child, which has neither its threads nor the holders of
+        its locks."""
         self._closed = True
 
     def close(self) -> None:
-        """The program ends; idempotent."""
+        """End the program; idempotent."""
         if self._closed:
             return
         with self.machine.lock:

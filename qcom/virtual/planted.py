@@ -1,7 +1,7 @@
-"""Faults that tests plant, and those that have struck.
+"""Faults planted by tests, and those that have occurred.
 
 `VirtualMachine.inject` plants one of `Planted`; `VirtualMachine.refuse` makes a call fail with an
-errno. Either strikes the next operation that it concerns, `count` times.
+errno. Either takes effect at the next `count` operations that it concerns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hcq.errors import BadArgument
 
 
 class Planted(enum.Enum):
-    """Fault that can be planted. title: its name in documents. effect: what it does."""
+    """Fault that can be planted. title: its name in documents. effect: its description."""
 
     def __init__(self, title: str, effect: str) -> None:
         self.title = title
@@ -38,13 +38,13 @@ AT_ONCE = (Planted.OLD_FAULTS, Planted.VANISHED)
 
 
 class Plan:
-    """Planned faults. The machine's lock is held by all callers."""
+    """Planned faults. All callers hold the machine's lock."""
 
     def __init__(self) -> None:
         self._planted: Counter[Planted] = Counter()
         self._refusals: dict[str, tuple[int, int]] = {}  # call: errno, how often
-        self.standing: set[Planted] = set()  # those of AT_ONCE that hold now
-        self.struck: list[Planted | str] = []  # in the order in which they struck
+        self.standing: set[Planted] = set()  # faults of AT_ONCE that are active
+        self.struck: list[Planted | str] = []  # in order of occurrence
 
     def plant(self, fault: Planted | str, count: int) -> None:
         """Plan a fault; BadArgument for an unknown one."""
@@ -60,7 +60,7 @@ class Plan:
             self._planted[found] += count
 
     def refuse(self, call: str, code: int, count: int) -> None:
-        """Plan that the next `count` calls of a name fail."""
+        """Plan a failure of the next `count` calls with a name."""
         self._refusals[call] = code, count
 
     def take(self, fault: Planted) -> bool:
@@ -72,7 +72,7 @@ class Plan:
         return True
 
     def refusal(self, call: str) -> int:
-        """The errno with which a call fails now; 0 for none."""
+        """Return the errno with which a call fails now; 0 for none."""
         code, left = self._refusals.get(call, (0, 0))
         if left <= 1:
             self._refusals.pop(call, None)
@@ -83,7 +83,7 @@ class Plan:
         return code
 
     def clear(self) -> None:
-        """Take all causes away."""
+        """Remove all planned faults."""
         self._planted.clear()
         self._refusals.clear()
         self.standing.clear()

@@ -1,10 +1,10 @@
-"""The virtual device file for other programs: calls come over a UNIX socket from a preload library.
+"""The virtual device file for other programs: a preload library sends calls over a UNIX socket.
 
-Each thread of a program has a connection of its own, so that a call that blocks holds up no other.
-The memory file stands for the device in that program, which maps it by itself. Structures that
-arguments point to are copied from and to the program's memory; the model must be permitted to
-(same user, and its child or a program that allows it). A program ends when its first connection
-does.
+Each thread of a program has its own connection, so that a call that blocks delays no other thread.
+The memory file stands for the device in that program, which maps it itself. Structures that
+arguments point to are copied from and to the program's memory; the model must have permission to do
+this (same user, and its child or a program that allows it). A program ends when its first
+connection does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _LARGEST = 8 + (1 << 14)
 
 
 class Served:
-    """A machine behind a socket at `path`, until `close` (idempotent), which leaves the machine."""
+    """A machine behind a socket at `path`, until `close` (idempotent), which leaves the machine
+    running."""
 
     def __init__(self, machine: VirtualMachine, path: Path) -> None:
         self.machine = machine
@@ -59,7 +60,7 @@ class Served:
                 self._nodes[pid] = node, node.open(DEVICE)
                 try:
                     socket.send_fds(line, [b"k"], [self.machine.memory.fd])
-                    line.recv(1)  # nothing comes but the end
+                    line.recv(1)  # only the end of the connection arrives
                 finally:
                     del self._nodes[pid]
                     node.close()
@@ -90,5 +91,5 @@ class Served:
 
 
 def socket_path(folder: Path) -> Path:
-    """Where a socket in a folder is to lie; paths of sockets are short."""
+    """Return the path for a socket in a folder; paths of sockets must be short."""
     return folder / f"kgsl-{os.getpid()}"

@@ -1,4 +1,4 @@
-"""Memory of the program that makes a call, as the kernel reads and writes it."""
+"""Memory of the calling program, as the kernel reads and writes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Piece(ctypes.Structure):
 
 
 class UserMemory(Protocol):
-    """Copy from and to a program; OSError (EFAULT) for what it has not mapped."""
+    """Copies from and to a program; OSError (EFAULT) for memory that it has not mapped."""
 
     def read(self, address: int, size: int) -> bytes: ...
     def write(self, address: int, data: bytes) -> None: ...
@@ -50,8 +50,8 @@ class ProcessMemory:
 
 
 def need_mapped(address: int, size: int, *, writable: bool) -> None:
-    """OSError (EFAULT) unless this process has mapped all of a range, as get_user_pages wants it:
-    readable, and writable where the GPU writes."""
+    """Raise OSError (EFAULT) unless this process has mapped all of a range as get_user_pages
+    requires: readable, and writable where the GPU writes."""
     end = address + size
     with open("/proc/self/maps") as maps:
         for line in maps:  # in the order of their addresses

@@ -1,4 +1,4 @@
-"""Plugging in: an enclosure around a card's model, as one opened USB device."""
+"""Plug in an enclosure around a card's model, as one opened USB device."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from usbgpu.virtual.device import VirtualUsb
 from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
 from usbgpu.virtual.meter import VirtualClock
 
-# A card's model works in real time and takes 0.25 s at most, before a reset that it was told of
-# (am.virtual.firmware.smu), for what boards need seconds for: no sleep is longer in real time.
+# A card's model works in real time. Actions that take seconds on boards take it 0.25 s at most,
+# before an announced reset (am.virtual.firmware.smu): no sleep is longer in real time than this.
 _LONGEST_SLEEP_S = 0.3
 
 
 class EnclosureClock(Clock):
-    """Time in front of an enclosure: what transfers cost and what was slept has passed, though
-    little of it in real time. The card works in real time, and its work suspends limits."""
+    """The clock in front of an enclosure. The cost of transfers and the time slept count as passed,
+    though little of it passes in real time. The card works in real time, and its work suspends
+    limits."""
 
     def __init__(self, virtual: VirtualClock, card: Clock) -> None:
         self._virtual = virtual
@@ -42,10 +43,10 @@ def plug_in(
     enclosure: Enclosure | EnclosureOptions | None = None,
     firmware: Literal["custom", "uas"] = "custom",
 ) -> tuple[VirtualUsb, Clock]:
-    """Open an enclosure and tell its clock.
+    """Open an enclosure; return its host side and its clock.
 
     With a card: a new enclosure around it, both closed with the USB device. Without: `enclosure`
-    itself, which stays the caller's, opened again. firmware: what the enclosure's flash holds.
+    itself, opened again; the caller keeps owning it. firmware: contents of the enclosure's flash.
     """
     options = enclosure.options if isinstance(enclosure, Enclosure) else enclosure
     if options is not None and not isinstance(options, EnclosureOptions):

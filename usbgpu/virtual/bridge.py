@@ -37,10 +37,10 @@ _WRITABLE = {
 
 
 class Bridge:
-    """A switch port with one thing below it.
+    """A switch port with one device below it.
 
-    upstream: the port points to the host (PCI Express capability), else away from it.
-    lanes: width of its link now. secondary_reset: called when software sets Secondary Bus Reset.
+    upstream: the port points to the host (PCI Express capability), else away from it. lanes: width
+    of its link now. secondary_reset: called when software sets Secondary Bus Reset.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Bridge:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what software wrote: buses, windows, enables."""
+        """Clear everything that software wrote: buses, windows, enables."""
         self._bytes[:] = bytes(SIZE)
         struct.pack_into("<HH", self._bytes, 0, *self._identity)
         struct.pack_into("<H", self._bytes, _COMMAND + 2, 0x0010)
@@ -89,11 +89,11 @@ class Bridge:
             if rising & _SECONDARY_RESET << 16:
                 self._secondary_reset()
 
-    # ---- what the fields say ------------------------------------------------------------------
+    # ---- decoded fields ------------------------------------------------------------------------
 
     @property
     def buses(self) -> tuple[int, int]:
-        """Secondary and subordinate bus number; (0, 0) before software wrote them."""
+        """Return the secondary and subordinate bus number; (0, 0) before software wrote them."""
         return self._bytes[_BUSES + 1], self._bytes[_BUSES + 2]
 
     @property
@@ -110,7 +110,8 @@ class Bridge:
         return self.config_read(offset, 2)
 
     def windows(self) -> list[tuple[int, int]]:
-        """Ranges of addresses that go down: first, and one past the last; none with memory off."""
+        """Return the address ranges forwarded downstream: first, and one past the last; none with
+        memory off."""
         if not self._word(_COMMAND) & _MEMORY_ENABLE:
             return []
         found = [_window(self._word(_MEMORY), self._word(_MEMORY + 2), 0, 0)]

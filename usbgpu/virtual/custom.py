@@ -1,7 +1,7 @@
 """The custom firmware: vendor requests, streams of memory requests, SRAM transfers, slot power.
 
 Facts: asm2464pd-firmware handmade/src/main.c and usb.h as of 2026-04-29. Its 8051 serves one
-interrupt at a time; what it does not answer ends in the host's time-out, and it never stalls.
+interrupt at a time. It never stalls: the host times out on a request that it does not answer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _Serve = Callable[["CustomFirmware", Setup, bytes], bytes | None]
 class CustomFirmware:
     """The custom firmware of the 8051, and the endpoints that it arms.
 
-    hung: it waits for a completion that never comes; nothing is answered until power is lost.
+    hung: it waits for a completion that never arrives; it answers nothing until power is lost.
     """
 
     identity = (0xADD1, 0x0001, 0x0001, "tiny", "custom v0.1")
@@ -62,13 +62,14 @@ class CustomFirmware:
         self._out_armed = False
         self._staging = False  # armed by a write of the register: the packet stays in the buffer
         hardware.memory.hook(_ENDPOINTS, read=lambda: 0, write=self._configure_endpoints)
-        self._inward = False  # the stream that `_dwords` belongs to goes to the host
+        self._inward = False  # whether the stream of `_dwords` goes to the host
         self._packets: list[bytes] = []  # in the IN endpoint's FIFO
 
     # ---- control requests ---------------------------------------------------------------------
 
     def control(self, setup: Setup, data: bytes) -> bytes | None:
-        """Serve a request: data for the host, b"" for a bare acknowledgement, None for nothing."""
+        """Serve a request. Return data for the host, b"" for a bare acknowledgement, None for no
+        answer."""
         if self.hung:
             return None
         if setup.kind is Kind.STANDARD:
@@ -134,7 +135,7 @@ class CustomFirmware:
 
     def _send_request(self, setup: Setup, data: bytes) -> bytes | None:
         if not data:
-            return None  # it acts on the data stage, which never comes
+            return None  # it acts on the data stage, which never arrives
         if len(data) != _REQUEST_BYTES:
             self._hardware.object_to(f"F0 with {len(data)} bytes of data, expected 12")
         self._to_buffer(data)
@@ -199,7 +200,7 @@ class CustomFirmware:
         self._packets.append(found)
 
     def put(self, endpoint: int, stream: int, data: memoryview) -> int:
-        """Take packets of a bulk transfer from the host; returns how many bytes were taken."""
+        """Accept packets of a bulk transfer from the host; return how many bytes were accepted."""
         if self.hung or endpoint != OUT_ENDPOINT or stream:
             return 0
         taken = 0
@@ -228,7 +229,7 @@ class CustomFirmware:
             self._hardware.flash.stage(bytes(packet))
             return len(packet)
         if self._inward or self._dwords < dwords:
-            # The firmware takes a packet that is longer than what was announced, and drops it.
+            # The firmware accepts a packet that is longer than announced, and drops it.
             self._hardware.object_to(
                 f"packet of {dwords} dwords where the stream expects {self._dwords}: dropped"
             )
@@ -240,7 +241,8 @@ class CustomFirmware:
         return len(packet)
 
     def take(self, endpoint: int, stream: int, room: int) -> bytes:
-        """Give the packets that are ready, at most `room` bytes; ends with the first short one."""
+        """Return the packets that are ready, at most `room` bytes; stop after the first short
+        one."""
         if self.hung or endpoint != IN_ENDPOINT or stream:
             return b""
         parts = []

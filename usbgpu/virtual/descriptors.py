@@ -23,7 +23,8 @@ _ENGLISH = 0x0409
 
 
 def get_descriptor(box: Enclosure, setup: Setup) -> bytes | None:
-    """Answer GET_DESCRIPTOR; None for any other request and for what there is not."""
+    """Answer GET_DESCRIPTOR; None for any other request and for a descriptor that does not
+    exist."""
     if (setup.kind, setup.recipient, setup.request, setup.inward) != (
         Kind.STANDARD, Recipient.DEVICE, _GET_DESCRIPTOR, True,
     ):  # fmt: skip
@@ -52,7 +53,7 @@ def device_descriptor(box: Enclosure) -> bytes:
 
 
 def configuration_descriptor(box: Enclosure) -> bytes:
-    """The configuration with its interface's settings."""
+    """Return the configuration with its interface's settings."""
     parts = []
     for setting, endpoints in enumerate(box.alternates):
         kind = box.firmware.interface_classes[setting]
@@ -77,7 +78,7 @@ def _endpoint(box: Enclosure, setting: int, endpoint: int) -> bytes:
 
 
 def bos_descriptor() -> bytes:
-    """Capabilities: USB 2.0 extension, SuperSpeed."""
+    """Return the capabilities: USB 2.0 extension, SuperSpeed."""
     return (
         struct.pack("<BBHB", 5, _BOS, 22, 2)
         + struct.pack("<BBBI", 7, 0x10, 2, 0)

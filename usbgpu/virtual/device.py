@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 _LONGEST_CONTROL = 0xFFFF
 _CLEAR_FEATURE, _SET_INTERFACE, _ENDPOINT_HALT = 0x01, 0x0B, 0
-# How often a wait for the card looks: the card works in real time.
+# Poll interval of a wait for the card, which works in real time.
 _LOOK_S = 1e-4
 
 
 class Transfer:
-    """A bulk transfer; implements `usbgpu.usb.Pending`. `done` tells whether it has ended."""
+    """A bulk transfer; implements `usbgpu.usb.Pending`. `done`: whether it has ended."""
 
     def __init__(
         self, device: VirtualUsb, endpoint: int, stream: int, data: memoryview | None, length: int
@@ -48,7 +48,7 @@ class Transfer:
         self.done = False
 
     def finish(self, error: Exception | None = None) -> None:
-        """End it; only the first end counts."""
+        """End the transfer; only the first call has an effect."""
         if not self.done:
             self.done = True
             self._error = error
@@ -62,7 +62,7 @@ class Transfer:
         return bytes(self.received)
 
     def poll(self) -> bool:
-        """Let the device go on, without waiting; whether it has ended."""
+        """Let the device proceed, without waiting; return whether the transfer has ended."""
         self._device.advance()
         return self.done
 
@@ -72,7 +72,8 @@ class Transfer:
 
 
 class VirtualUsb:
-    """An opened enclosure. Leaves with the cable: another plug makes another one."""
+    """An opened enclosure. It leaves with the cable: after another plug, a new one must be
+    opened."""
 
     def __init__(
         self, enclosure: Enclosure, identity: UsbIdentity, at_close: Callable[[], None]
@@ -197,7 +198,7 @@ class VirtualUsb:
                 box.unplug()  # the request took effect; its answer never came
             self._check_plugged()
             packet = box.control_packet
-            # What is a whole number of packets and less than asked for does not end the data stage.
+            # A short answer of whole packets does not end the data stage.
             unended = setup.inward and answer and len(answer) < setup.length
             if unended and answer is not None and len(answer) % packet == 0:
                 answer = None
@@ -248,7 +249,7 @@ class VirtualUsb:
         return transfer
 
     def _advance_all(self) -> None:
-        """Let every endpoint do what it can. Lock held."""
+        """Let every endpoint proceed as far as it can. Lock held."""
         going = True
         while going and not self._gone:
             going = False
@@ -258,7 +259,8 @@ class VirtualUsb:
                     self._queues.pop(place, None)
 
     def _advance(self, queue: list[Transfer]) -> bool:
-        """Serve the first transfer of an endpoint; tell whether anything moved."""
+        """Serve the first transfer of an endpoint; return whether any data moved or the transfer
+        ended."""
         while queue and queue[0].done:
             queue.pop(0)
         if not queue:
@@ -310,8 +312,8 @@ class VirtualUsb:
     def run(self, transfer: Transfer, limit_s: float) -> None:
         """Wait until a transfer has ended; see Pending.wait.
 
-        Time is virtual: where nothing but the host could go on, the limit passes at once. Where the
-        card works, real time passes with it.
+        Time is virtual: where only the host could proceed, the limit passes at once. While the card
+        works, real time passes with it.
         """
         clock = self._box.clock
         start = clock.now()
@@ -336,7 +338,7 @@ class VirtualUsb:
             clock.sleep(_LOOK_S)
 
     def advance(self) -> None:
-        """Let every endpoint do what it can now."""
+        """Let every endpoint proceed as far as it can now."""
         with self._lock:
             self._advance_all()
 
@@ -375,7 +377,7 @@ class VirtualUsb:
         call()
 
     def leave(self) -> None:
-        """The cable was pulled: everything that is pending fails. Lock held by the enclosure."""
+        """Fail all pending transfers: the cable was pulled. Lock held by the enclosure."""
         self._gone = True
         for queue in self._queues.values():
             for transfer in queue:

@@ -25,8 +25,8 @@ _PACKET_0, _PACKET_0_HIGH_SPEED = 512, 64
 class Pull:
     """When the cable is pulled: at which transfer, and after how many of its bytes.
 
-    transfer: 0 for the next one. 0 bytes: before it has any effect; a control transfer with more
-    takes effect, but its answer is lost.
+    transfer: 0 for the next one. After 0 bytes the transfer has no effect. A control transfer cut
+    after more bytes takes effect, but its answer is lost.
     """
 
     transfer: int
@@ -35,11 +35,11 @@ class Pull:
 
 @dataclass(frozen=True)
 class EnclosureOptions:
-    """An enclosure as built. firmware: what its flash holds. port: where it is plugged in.
+    """An enclosure as built. firmware: contents of its flash. port: where it is plugged in.
 
     autosuspend: the host lets the link sleep, and after a reset of the port the SRAM engine no
-    longer moves data (commaai/agnos-kernel-sdm845 132). powered: slot power at start; None: as the
-    firmware does. keeps_power: the card stays powered while the cable is out.
+    longer moves data (commaai/agnos-kernel-sdm845 132). powered: slot power at start; None: decided
+    by the firmware. keeps_power: the card stays powered while the cable is unplugged.
     """
 
     firmware: Literal["custom", "uas"] = "custom"
@@ -54,10 +54,11 @@ class EnclosureOptions:
 
 
 class Enclosure:
-    """Plugged in from the start. `open` gives the host's side, `unplug` and `plug` are the hand's.
+    """An enclosure, plugged in from the start.
 
-    card: stays the caller's. meter: what crossed the cable. objections: what no driver should have
-    done; tests require it to stay empty.
+    `open` returns the host's side; `unplug` and `plug` model the user. card: owned by the caller.
+    meter: traffic over the cable. objections: accesses that no driver should make; tests require it
+    to stay empty.
     """
 
     def __init__(self, card: Endpoint | None, options: EnclosureOptions | None = None) -> None:
@@ -94,24 +95,24 @@ class Enclosure:
 
     @property
     def objections(self) -> list[str]:
-        """Texts, in the order of their first appearance."""
+        """Return the texts in the order of their first occurrence."""
         return self.hardware.objections
 
     @property
     def alternates(self) -> tuple[tuple[int, ...], ...]:
-        """Bulk endpoints of each alternate setting at the speed of now."""
+        """Return the bulk endpoints of each alternate setting at the current speed."""
         if self.hardware.super_speed:
             return self.firmware.alternates
         return self.firmware.alternates_high_speed
 
     @property
     def streams(self) -> int:
-        """Streams of the setting that has them."""
+        """Return the number of streams of the setting that has them."""
         return self.firmware.streams if self.hardware.super_speed else 0
 
     @property
     def control_packet(self) -> int:
-        """Bytes of a full packet of endpoint 0."""
+        """Return the bytes of a full packet of endpoint 0."""
         return _PACKET_0 if self.hardware.super_speed else _PACKET_0_HIGH_SPEED
 
     @property
@@ -126,9 +127,9 @@ class Enclosure:
     # ---- the cable ----------------------------------------------------------------------------
 
     def open(self, *, at_close: Callable[[], None] = lambda: None) -> VirtualUsb:
-        """Open it as a host does; DeviceLost while it is unplugged, DeviceBusy while it is open.
+        """Open it as a host does. DeviceLost while it is unplugged, DeviceBusy while it is open.
 
-        at_close: called once when the host has closed it.
+        at_close: called once after the host has closed it.
         """
         with self.lock:
             if not self._plugged:
@@ -139,7 +140,7 @@ class Enclosure:
             return self._device
 
     def released(self, device: VirtualUsb) -> None:
-        """The host closed it."""
+        """Note that the host has closed it."""
         if self._device is device:
             self._device = None
 
@@ -161,7 +162,7 @@ class Enclosure:
                 device.leave()
 
     def plug(self, speed: Speed | None = None) -> None:
-        """Plug it in, maybe with another cable: the bridge chip starts anew."""
+        """Plug the cable in, possibly another cable: the bridge chip restarts."""
         with self.lock:
             if self._plugged:
                 raise BadArgument("the enclosure is already plugged in")
@@ -176,11 +177,12 @@ class Enclosure:
             self._start()
 
     def pull_at(self, transfer: int, after: int = 0) -> None:
-        """Have the cable pulled at the transfer that comes `transfer` transfers from now."""
+        """Schedule a pull of the cable at the transfer that comes `transfer` transfers from now."""
         self.pulls.append(Pull(transfer, after))
 
     def next_cut(self) -> int | None:
-        """Count a transfer; returns after how many bytes of it the cable goes, None if it stays."""
+        """Count a transfer; return after how many of its bytes the cable is pulled, None if it
+        stays."""
         if not self.pulls:
             return None
         first = self.pulls[0]
@@ -191,10 +193,10 @@ class Enclosure:
         return None
 
     def reset_port(self) -> None:
-        """A reset of the USB port: the firmware goes on, its endpoints are set up anew."""
+        """Reset the USB port: the firmware keeps running, its endpoints are set up again."""
         self._degraded = self._degraded or self.options.autosuspend
 
-    # ---- what the host's side calls, with the lock held ----------------------------------------
+    # ---- called by the host's side, with the lock held ---------------------------------------
 
     def control(self, setup: Setup, data: bytes) -> bytes | None:
         """Serve a control request; see CustomFirmware.control."""
@@ -204,13 +206,13 @@ class Enclosure:
         return self.firmware.control(setup, data)
 
     def put(self, endpoint: int, stream: int, data: memoryview) -> int:
-        """Take bulk data from the host."""
+        """Accept bulk data from the host."""
         if self._degraded and self.hardware.sram.remaining:
             return 0
         return self.firmware.put(endpoint, stream, data)
 
     def take(self, endpoint: int, stream: int, room: int) -> bytes:
-        """Give bulk data to the host."""
+        """Return bulk data for the host."""
         if self._degraded and self.hardware.sram.remaining:
             return b""
         return self.firmware.take(endpoint, stream, room)
@@ -221,7 +223,7 @@ class Enclosure:
         return self.firmware.awaits_card and not self._degraded
 
     def close(self) -> None:
-        """Take the memory from the card; idempotent. The card stays the caller's."""
+        """Detach the memory from the card; idempotent. The caller keeps owning the card."""
         with self.lock:
             if self._device is not None:
                 self._device.close()

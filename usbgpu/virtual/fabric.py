@@ -1,6 +1,6 @@
 """The PCI Express hierarchy behind the bridge chip: requests are routed, answered or refused.
 
-Buses 0 to 3 hold one bridge each: the bridge chip's own two ports and the card's two; the card is
+Buses 0 to 3 have one bridge each: the bridge chip's own two ports and the card's two; the card is
 on the bus below. Facts: PCI Express Base Specification 5.0, 2.2.7, 2.3.1 (completion status) and
 7.3.3 (configuration request routing); shared with public sources: the depth and the bus of the card
 (tinygrad runtime/support/system.py), ids 1B21:2463 (asm2464pd-firmware pcie/pcie_bringup.py).
@@ -45,8 +45,8 @@ _DONE = Completion(Status.SUCCESS)
 class Fabric:
     """The bridges, and the card that may be in the slot.
 
-    ports_changed: called after configuration writes, which may have let requests of the card pass
-    upwards or not. object_to: records what no driver should do.
+    ports_changed: called after configuration writes, which may have opened or closed the path
+    upstream for the card's requests. object_to: records accesses that no driver should make.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Fabric:
         return reset
 
     def power(self, on: bool) -> None:
-        """Switch the slot; the bridges forget everything."""
+        """Switch the slot's power; the bridges lose their state."""
         self.powered = on
         for bridge in self.bridges:
             bridge.reset()
@@ -91,7 +91,7 @@ class Fabric:
         self._changed()
 
     def reset(self) -> None:
-        """PERST# towards the card, with power kept."""
+        """Assert PERST# towards the card while power stays on."""
         for bridge in self.bridges:
             bridge.reset()
         if self.card is not None and self.powered:
@@ -113,9 +113,9 @@ class Fabric:
     # ---- configuration requests ---------------------------------------------------------------
 
     def _target(self, bus: int, device: int, kind: int) -> Bridge | Endpoint | None:
-        """Return who takes a configuration request, None where nothing does."""
+        """Return the function that takes a configuration request; None where there is none."""
         if kind == 0:
-            # Type 0 is not routed: it is for the port at the other end of the link.
+            # Type 0 is not routed: it addresses the port at the other end of the link.
             return self.bridges[0] if device == 0 else None
         for above, bridge in enumerate(self.bridges):
             secondary, subordinate = bridge.buses
@@ -134,7 +134,7 @@ class Fabric:
         self, kind: int, bus: int, device: int, function: int, offset: int, enables: int,
         value: int | None,
     ) -> Completion:  # fmt: skip
-        """Carry out a configuration request of type `kind` for one dword. enables: its bytes."""
+        """Execute a configuration request of type `kind` for one dword. enables: byte enables."""
         target = self._target(bus, device, kind)
         owner: Bridge | EndpointFunction
         if target is None:
@@ -178,7 +178,7 @@ class Fabric:
         return claims[0] if claims else None
 
     def read(self, address: int, size: int) -> bytes | None:
-        """Read whole dwords by as many requests; None where any of them is not supported."""
+        """Read whole dwords, one request for each; None where any of them is not supported."""
         found = self._find(address, size)
         if found is None:
             return None
@@ -186,7 +186,8 @@ class Fabric:
         return function.read(aperture.index, address - aperture.start, size)
 
     def write(self, address: int, data: bytes) -> bool:
-        """Write by posted requests. False where nothing takes them: the host never learns."""
+        """Write by posted requests. False where no function takes them; the host is not
+        notified."""
         found = self._find(address, len(data))
         if found is None:
             self._object_to(f"write of {len(data)} bytes to {address:#x}, which nothing decodes")

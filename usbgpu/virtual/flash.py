@@ -1,7 +1,7 @@
 """The bridge's SPI flash part, and the chip's controller in front of it.
 
 Controller: asm2464pd-firmware src/include/registers.h (0xC89F to 0xC8AF, buffer at 0x7000),
-handmade/e4_flash.py (what enables it, how a transfer is laid out), pull request 83 (at high speed
+handmade/e4_flash.py (how it is enabled, how a transfer is laid out), pull request 83 (at high speed
 one packet of 64 bytes reaches the buffer; the first byte of a read may be stale). Part: Winbond
 W25Q80DV data sheet, chapters 7 (status) and 8 (commands).
 """
@@ -28,17 +28,18 @@ _GO, _COMMAND, _ADDRESS_HIGH, _ADDRESS_MODE, _MODE = 0xC8A9, 0xC8AA, 0xC8AB, 0xC
 _OFFSET = 0xC8AE
 _THREE_BYTES = 0x03  # bits 1:0 of the address mode
 _FROM_BUFFER = 0x01  # of the mode
-# What of a packet the buffer keeps: e4_flash.py, pull request 83.
+# Bytes of a packet that the buffer keeps: e4_flash.py, pull request 83.
 _KEPT, _KEPT_HIGH_SPEED = 128, 64
-# Typical times by the data sheet (9.6), and the controller's clock, which is inferred.
+# Typical times from the data sheet (9.6), and the controller's clock, which is inferred.
 _PROGRAM_S, _SECTOR_S, _BLOCK_S, _STATUS_S, _BYTE_S = 0.7e-3, 45e-3, 150e-3, 10e-3, 1e-6
 
 
 class Flash:
-    """cells: contents, which outlive power. status: the register, protected from the start.
+    """The flash part, protected from the start.
 
-    worn: bits of bytes that no longer turn to 0, by address. dropped: how many of the next page
-    programs have no effect. A cut of the cable between two writes: `Hardware.flash_written`.
+    cells: contents, which persist without power. status: the status register. worn: bits of bytes
+    that can no longer be cleared, by address. dropped: how many of the next page programs have no
+    effect. To pull the cable between two writes, use `Hardware.flash_written`.
     """
 
     def __init__(self, hardware: Hardware, seed: int) -> None:
@@ -54,7 +55,7 @@ class Flash:
         self._memory.hook(_GO, read=lambda: 0, write=self._go)
 
     def stage(self, packet: bytes) -> None:
-        """Take a packet of the OUT endpoint into the buffer."""
+        """Store a packet of the OUT endpoint in the buffer."""
         keep = _KEPT if self._hardware.super_speed else _KEPT_HIGH_SPEED
         buffer = self._memory.flash_buffer
         buffer[: min(keep, len(packet))] = packet[:keep]
@@ -133,7 +134,7 @@ class Flash:
         self._ready_at = self._hardware.clock.now() + took
 
     def _program(self, address: int, length: int) -> None:
-        """Clear bits; what goes past the end of a page comes to its start."""
+        """Clear bits; bytes beyond the end of a page wrap to its start."""
         if not 0 < length <= _PAGE:
             self._object(f"a page program of {length} bytes, expected 1 to {_PAGE}")
             return
@@ -153,14 +154,15 @@ _WRITES = (0x01, 0x02, 0x20, 0xD8)
 
 
 def wrap(body: bytes) -> bytes:
-    """An image as the boot ROM takes it (handmade/Makefile, firmware/split.py): length, body, mark,
-    sum of the bytes, CRC-32."""
+    """Return an image in the boot ROM's format (handmade/Makefile, firmware/split.py): length,
+    body, mark, sum of the bytes, CRC-32."""
     tail = bytes([0xA5, sum(body) & 0xFF]) + zlib.crc32(body).to_bytes(4, "little")
     return len(body).to_bytes(4, "little") + body + tail
 
 
 def firmware(vendor: int = 0xADD1, product: int = 0x0001, size: int = 3000, seed: int = 0) -> bytes:
-    """A body as the firmware's compiler makes it: a jump, code, two device descriptors, names."""
+    """Return a body such as the firmware's compiler produces: a jump, code, two device descriptors,
+    names."""
     ids = vendor.to_bytes(2, "little") + product.to_bytes(2, "little")
     descriptors = b"".join(
         bytes([18, 1, 0, release, 0, 0, 0, packet]) + ids + bytes([1, 0, 1, 2, 3, 1])

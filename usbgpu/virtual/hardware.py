@@ -15,7 +15,7 @@ from usbgpu.virtual.sensor import Sensor
 from usbgpu.virtual.sram_engine import SramEngine
 from usbgpu.virtual.tlp import RequestEngine
 
-# A card may count on 12 V less 8 percent. Source: PCI Express CEM 5.0, table 4-1.
+# Lowest voltage that a card may get: 12 V less 8 percent. Source: PCI Express CEM 5.0, table 4-1.
 LEAST_SUPPLY_V = 11.04
 _PACKET, _PACKET_HIGH_SPEED = 1024, 512
 
@@ -23,9 +23,9 @@ _PACKET, _PACKET_HIGH_SPEED = 1024, 512
 @dataclass(frozen=True)
 class HardwareOptions:
     """Behaviour of the chip. train_s: seconds from slot power to a link in L0. retries:
-    configuration requests that the card answers with Retry Status after its power came. lanes: of
-    the link between bridge chip and card. supply_volts: at the power sensor; below what a card
-    needs its link does not come up. shuffled, between: see SramEngine."""
+    configuration requests that the card answers with Retry Status after power-up. lanes: of the
+    link between bridge chip and card. supply_volts: at the power sensor; with less than a card
+    needs, its link does not come up. shuffled, between: see SramEngine."""
 
     train_s: float = 0.12
     retries: int = 0
@@ -38,7 +38,7 @@ class HardwareOptions:
 
 
 class Hardware:
-    """Everything of the chip that firmware uses. objections: what no driver should have done."""
+    """All parts of the chip that firmware uses. objections: accesses that no driver should make."""
 
     def __init__(
         self, card: Endpoint | None, speed: Speed, options: HardwareOptions, clock: VirtualClock
@@ -47,7 +47,7 @@ class Hardware:
         self.costs = options.costs
         self.speed = speed
         self.clock = clock
-        #: what tells that an endpoint is busy for so many seconds (Meter.move)
+        #: marks an endpoint busy for some seconds (Meter.move)
         self.move: Callable[[int, float], None] = lambda endpoint, seconds: None
         self.objections: list[str] = []
         self._powered_at = 0.0
@@ -70,7 +70,7 @@ class Hardware:
         self.fabric.power(False)
 
     def object_to(self, text: str) -> None:
-        """Record what no driver should do; each text once."""
+        """Record an access that no driver should make; each text once."""
         if text not in self.objections:
             self.objections.append(text)
 
@@ -80,18 +80,18 @@ class Hardware:
 
     @property
     def packet_size(self) -> int:
-        """Bytes of a full bulk packet."""
+        """Return the bytes of a full bulk packet."""
         return _PACKET if self.super_speed else _PACKET_HIGH_SPEED
 
     @property
     def bulk_rate(self) -> float:
-        """Bytes/s between host and SRAM."""
+        """Return bytes/s between host and SRAM."""
         return self.costs.sram_rate if self.super_speed else self.costs.high_speed_rate
 
     # ---- the slot -----------------------------------------------------------------------------
 
     def power(self, on: bool) -> None:
-        """Switch the slot's rails; where they are on already, PERST# alone resets what is there."""
+        """Switch the slot's rails; where they are already on, only PERST# resets the card."""
         self._powered_at = self.clock.now()
         self.fabric.retries_left = self.options.retries if on else 0
         if on and self.fabric.powered:
@@ -106,12 +106,12 @@ class Hardware:
         return self.fabric.link_up and trained and supplied
 
     def memory_written(self) -> None:
-        """Memory that the card reaches was written by this side."""
+        """Note that this side has written memory that the card can access."""
         if self._mapped and self.fabric.card is not None:
             self.fabric.card.memory_changed()
 
     def _ports_changed(self) -> None:
-        """Let the card's requests reach our memory, or not, as its bridges are set up."""
+        """Connect or disconnect the card's requests and our memory, as its bridges are set up."""
         card, wanted = self.fabric.card, self.fabric.card_may_master
         if card is None or wanted == self._mapped:
             return
@@ -123,7 +123,7 @@ class Hardware:
                 card.unmap_dma(region.bus, region.size)
 
     def close(self) -> None:
-        """Take the memory from the card; idempotent."""
+        """Detach the memory from the card; idempotent."""
         card = self.fabric.card
         if card is not None and self._mapped:
             for region in REGIONS:

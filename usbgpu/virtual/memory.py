@@ -1,4 +1,4 @@
-"""The bridge chip's memory: XDATA of its 8051, and what of it the card reaches by DMA.
+"""The bridge chip's memory: XDATA of its 8051, and the parts that the card reaches by DMA.
 
 Facts: the windows of tinygrad runtime/ops_amd.py (F000, A000, B800) and asm2464pd-firmware
 pcie/test_sram_verify.py (512 KiB of SRAM at 0x200000 verified). All other addresses of the card are
@@ -20,14 +20,14 @@ SLOTS = SRAM_SIZE // SLOT_SIZE
 SECTOR = 512
 FLASH_BUFFER, FLASH_BUFFER_SIZE = 0x7000, 0x1000  # the 8051 does not write it (registers.h)
 _PAGE = 4096
-_COMPLETION = 12  # DW3 of a completion entry: its write tells that an entry is whole
+_COMPLETION = 12  # DW3 of a completion entry: the write to it completes the entry
 _ENTRY = 16
-_SUBMISSIONS = 0x200  # of the submission queue the SRAM engine writes over these
+_SUBMISSIONS = 0x200  # bytes of the submission queue that the SRAM engine overwrites
 
 
 @dataclass(frozen=True)
 class Region:
-    """Memory that both sides see. offset: in the backing; xdata_size 0: not in XDATA at all."""
+    """Memory visible to both sides. offset: in the backing; xdata_size 0: not in XDATA at all."""
 
     bus: int
     size: int
@@ -60,11 +60,11 @@ class Memory:
         self.flash_buffer = bytearray(FLASH_BUFFER_SIZE)
         self._reads: dict[int, ReadHook] = {}
         self._writes: dict[int, WriteHook] = {}
-        self._mark = b""  # what marks the completion entry while its write is waited for
-        self._hidden = b""  # what the entry held before
+        self._mark = b""  # marks the completion entry while waiting for its write
+        self._hidden = b""  # the entry's contents before
 
     def reset(self) -> None:
-        """Power-on: XDATA is zero, the shared memory holds noise."""
+        """Reset as at power-on: XDATA is zero, the shared memory holds random data."""
         for bank in self._banks:
             bank[:] = bytes(XDATA_SIZE)
         self.shared[:] = self._random.randbytes(_BACKING)
@@ -73,7 +73,7 @@ class Memory:
     def hook(
         self, address: int, read: ReadHook | None = None, write: WriteHook | None = None
     ) -> None:
-        """Have a register at an XDATA address read or written by functions."""
+        """Install functions that handle reads or writes of a register at an XDATA address."""
         if read is not None:
             self._reads[address] = read
         if write is not None:
@@ -118,10 +118,10 @@ class Memory:
     # ---- the completion entry -----------------------------------------------------------------
 
     def watch_completion(self) -> None:
-        """From now on, tell by `completed` whether the card wrote the entry's last dword.
+        """Watch the entry's last dword: `completed` then reports whether the card wrote it.
 
-        The card writes this memory without us, so a mark of random bytes stands in the entry
-        meanwhile; XDATA shows what was there before.
+        The card writes this memory without our code running, so the entry contains a mark of random
+        bytes during the watch; XDATA shows the previous contents.
         """
         self._hidden = self._entry() if self._mark else self._raw_entry()
         self._mark = self._random.randbytes(_ENTRY)
@@ -135,7 +135,7 @@ class Memory:
         return True
 
     def end_watch(self) -> None:
-        """Show the entry as the card left it."""
+        """End the watch and show the entry as the card left it."""
         if self._mark:
             self.shared[COMPLETION.offset : COMPLETION.offset + _ENTRY] = self._entry()
             self._mark = b""
@@ -144,7 +144,7 @@ class Memory:
         return bytes(self.shared[COMPLETION.offset : COMPLETION.offset + _ENTRY])
 
     def _entry(self) -> bytes:
-        """The entry without the mark, by dwords."""
+        """Return the entry without the mark, by dwords."""
         raw = self._raw_entry()
         dwords = (slice(at, at + 4) for at in range(0, _ENTRY, 4))
         return b"".join(
@@ -152,7 +152,7 @@ class Memory:
         )
 
     def _write_entry(self, at: int, value: int) -> None:
-        """Write a byte of the entry from XDATA: only the card's writes count as its completion."""
+        """Write a byte of the entry from XDATA. Only the card's writes count as completions."""
         part = slice(at & ~3, (at & ~3) + 4)
         if self._raw_entry()[part] != self._mark[part]:
             self.shared[COMPLETION.offset + at] = value
@@ -162,14 +162,14 @@ class Memory:
         self._hidden = bytes(hidden)
 
     def scribble_submission(self, size: int = _SUBMISSIONS) -> None:
-        """Do what the SRAM engine does when it starts: it writes its own queue entries.
+        """Overwrite the queue entries that the SRAM engine writes when it starts.
 
-        tinygrad 0.14 keeps signals out of this page because they were overwritten, and uses it
-        from 0x200 on for what it reads between transfers.
+        tinygrad 0.14 keeps signals out of this page because they were overwritten, and uses it from
+        0x200 on for data that it reads between transfers.
         """
         start = SUBMISSION.offset
         self.shared[start : start + size] = self._random.randbytes(size)
 
     def close(self) -> None:
-        """Forget the memory. The mapping goes with the last who looks at it."""
+        """Release the memory. The mapping is removed with its last view."""
         self.shared.release()

@@ -1,4 +1,4 @@
-"""Virtual time, and what transfers cost in it: figures are computed, nothing sleeps."""
+"""Virtual time, and the cost of transfers in it: times are computed, nothing sleeps."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-# A look at the card's engines, and the longest wait for them in one control transfer.
+# Interval between polls of the card's engines, and the longest wait in one control transfer.
 _LOOK_S, _SETTLE_S = 50e-6, 0.02
 
 
 class VirtualClock:
-    """Seconds since the enclosure was made. Any thread may call.
+    """Seconds since the enclosure was created. Thread-safe.
 
-    Waiting for the card, which works in real time, also passes real time.
+    The card works in real time: waiting for it also takes real time.
     """
 
     def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -26,17 +26,17 @@ class VirtualClock:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Let time pass without waiting."""
+        """Advance time without waiting."""
         with self._lock:
             self._now += seconds
 
     def advance_to(self, moment: float) -> None:
-        """Let time pass up to a moment, which may lie in the past."""
+        """Advance time to a moment; no-op where it is in the past."""
         with self._lock:
             self._now = max(self._now, moment)
 
     def pause(self, seconds: float) -> None:
-        """Let real time pass, and no virtual time."""
+        """Let real time pass but no virtual time."""
         self._sleep(seconds)
 
     def sleep(self, seconds: float) -> None:
@@ -47,11 +47,12 @@ class VirtualClock:
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds that transfers take. control_s: a control transfer, any length. bulk_s: what each
-    bulk transfer takes besides its bytes.
+    """Duration of transfers in seconds.
 
-    A link carries control and bulk transfers, and both directions, at once: each endpoint has its
-    own time (see Meter.move), and control transfers take theirs one after the other.
+    control_s: a control transfer of any length. bulk_s: fixed cost of each bulk transfer, in
+    addition to its bytes. A link carries control and bulk transfers, in both directions, at the
+    same time. Each endpoint has its own timeline (see Meter.move), and control transfers run one
+    after the other.
 
     Rates in bytes/s. sram_rate: the SRAM's DMA engine (tinygrad's authors measured 323 MB/s).
     write_dword_s, read_dword_s: a streamed memory request by the bridge's 8051 (asm2464pd-firmware
@@ -76,46 +77,44 @@ class Count:
 
 @dataclass
 class Meter:
-    """Counts of transfers over the cable, by kind: "control in", "control out", "bulk in", "bulk
-    out".
+    """Counts of transfers by kind: "control in", "control out", "bulk in", "bulk out".
 
-    busy: whether the card's engines are at work. They work in real time and take no virtual time:
-    a control transfer waits for them, at most `_SETTLE_S` of real time. So the host finds what a
-    board would have done during a transfer, and looks as often as it would there.
+    busy: whether the card's engines are running. They run in real time and take no virtual time: a
+    control transfer waits for them, at most `_SETTLE_S` of real time. The host therefore sees the
+    work that a board would have done during a transfer, and polls as often as it would on a board.
     """
 
     clock: VirtualClock
     costs: Costs
     busy: Callable[[], bool] = lambda: False
     counts: dict[str, Count] = field(default_factory=dict)
-    _free_at: dict[int, float] = field(default_factory=dict)  # by endpoint: its data has crossed
+    _free_at: dict[int, float] = field(default_factory=dict)  # by endpoint: end of its data
 
     def control(self, kind: str, size: int) -> None:
-        """Count a control transfer and let it take its time."""
+        """Count a control transfer and advance the clock by its duration."""
         self._count(f"control {kind}", size)
         self.clock.advance(self.costs.control_s)
 
     def settle(self) -> None:
-        """Wait for the card's engines: before a control transfer, which may look at what they did,
-        and after it, as they may let bulk data go out.
-        """
+        """Wait for the card's engines. Called before a control transfer, which may read their
+        results, and after it, as they may release bulk data."""
         for _ in range(int(_SETTLE_S / _LOOK_S)):
             if not self.busy():
                 break
             self.clock.pause(_LOOK_S)
 
     def move(self, endpoint: int, seconds: float) -> None:
-        """Let an endpoint be busy for so long, after what it moved before."""
+        """Mark an endpoint busy for `seconds`, after its earlier transfers."""
         start = max(self._free_at.get(endpoint, 0.0), self.clock.now())
         self._free_at[endpoint] = start + seconds
 
     def begin(self, endpoint: int) -> None:
-        """Begin a bulk transfer: one that waits behind another costs no time of its own."""
+        """Begin a bulk transfer. One that is queued behind another has no fixed cost."""
         if self._free_at.get(endpoint, 0.0) <= self.clock.now():
             self.move(endpoint, self.costs.bulk_s)
 
     def bulk(self, kind: str, endpoint: int, size: int) -> float:
-        """Count a bulk transfer that has ended; returns the moment when its last byte crosses."""
+        """Count a bulk transfer that has ended; return the moment when its last byte crosses."""
         self._count(f"bulk {kind}", size)
         return max(self._free_at.get(endpoint, 0.0), self.clock.now())
 
@@ -126,14 +125,14 @@ class Meter:
 
     @property
     def transfers(self) -> int:
-        """Transfers of all kinds."""
+        """Return the number of transfers of all kinds."""
         return sum(count.transfers for count in self.counts.values())
 
     @property
     def bytes(self) -> int:
-        """Bytes of all kinds."""
+        """Return the number of bytes of all kinds."""
         return sum(count.bytes for count in self.counts.values())
 
     def clear(self) -> None:
-        """Begin counting anew; the clock goes on."""
+        """Reset the counts; the clock continues."""
         self.counts.clear()

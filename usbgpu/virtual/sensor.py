@@ -18,7 +18,7 @@ _LAST_REGISTER = 0x07
 
 
 class Sensor:
-    """registers: 16 bits each. present: whether it is on the board. address: 7 bits."""
+    """The sensor. registers: 16 bits each. present: whether the board has it. address: 7 bits."""
 
     def __init__(self, memory: Memory, object_to: Callable[[str], None]) -> None:
         self.address, self.present = 0x45, True
@@ -26,13 +26,13 @@ class Sensor:
         self.supply(12.0)
         self.pins = dict(POWER_ON)
         self._object_to = object_to
-        self._pulls = False  # the slave holds data low
+        self._pulls = False  # whether the slave holds data low
         self._active = False  # between start and stop, and addressed or being so
         self._sends = False
         self._bits: list[int] = []
         self._bytes: list[int] = []  # since the start
         self._pointer = 0
-        self._left: list[int] = []  # bits that are still to be sent
+        self._left: list[int] = []  # bits still to be sent
         self._acknowledges = False
         for pin in (CLOCK, DATA):
             memory.hook(pin, self._reader(pin), self._writer(pin))
@@ -83,16 +83,16 @@ class Sensor:
         self._active = self._pulls = False
 
     def _sample(self) -> None:
-        """The clock rose."""
+        """Handle a rising clock."""
         if self._acknowledges:
             if self._sends and not self._left and self._line:
-                self._active = False  # the master wants no more
+                self._active = False  # the master ends the read
             return
         if not self._sends:
             self._bits.append(int(self._line))
 
     def _next(self) -> None:
-        """The clock fell: the slave may change data."""
+        """Handle a falling clock: the slave may change data."""
         self._pulls = False
         if self._acknowledges:
             self._acknowledges = False
@@ -110,7 +110,7 @@ class Sensor:
             self._pulls = not self._left[0]
 
     def _load(self) -> None:
-        """The next byte of the register, the high one first."""
+        """Load the next byte of the register, the high one first."""
         word = self.registers.get(self._pointer, 0)
         byte = word >> 8 if not self._bytes[1:] else word & 0xFF
         self._bytes.append(byte)

@@ -14,10 +14,10 @@ from usbgpu.virtual.memory import SECTOR, SLOT_SIZE, SLOTS, SRAM, Memory
 
 
 class SramEngine:
-    """One transfer at a time, armed by `arm`; `remaining` bytes are still to come or to go.
+    """One transfer at a time, started by `arm`; `remaining` bytes are still to be transferred.
 
-    shuffled: sectors of each piece of data land in random order. between: called after each sector
-    that landed while shuffled, so that a test sees what the card may see.
+    shuffled: the sectors of each piece of data are stored in random order. between: called after
+    each sector stored that way, so that a test sees what the card may see.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class SramEngine:
         self._first, self._slots = 0, 1
         self._done = 0
         self.remaining = 0
-        self.inward = False  # to the host
+        self.inward = False  # whether the transfer is to the host
         self.unlocked = False
 
     def reset(self) -> None:
@@ -47,7 +47,7 @@ class SramEngine:
         self._memory.end_watch()
 
     def arm(self, sectors: int, inward: bool, first: int, slots: int) -> None:
-        """Begin a transfer; one that was under way is given up."""
+        """Begin a transfer; an unfinished one is abandoned."""
         if self.remaining:
             self._object_to(f"F2 with {self.remaining} bytes of the transfer before outstanding")
         slots = slots or 1
@@ -74,16 +74,17 @@ class SramEngine:
 
     @property
     def awaits_card(self) -> bool:
-        """Return whether the transfer waits for the card, which works by itself."""
+        """Return whether the transfer waits for the card, which runs independently."""
         return bool(self.inward and self.remaining and not self.unlocked)
 
     def _place(self, at: int) -> int:
-        """Return where byte `at` of the transfer lies: slots wrap to the first, and at the end."""
+        """Return the address of byte `at` of the transfer: it wraps to the first slot, and at the
+        SRAM's end."""
         at %= self._slots * SLOT_SIZE
         return SRAM.offset + (self._first * SLOT_SIZE + at) % SRAM.size
 
     def put(self, content: memoryview) -> int:
-        """Take data from the host; returns how many bytes fit."""
+        """Accept data from the host; return how many bytes fit."""
         if self.inward:
             return 0
         content = content[: self.remaining]
@@ -103,7 +104,7 @@ class SramEngine:
         return len(content)
 
     def _run(self, at: int, size: int) -> int:
-        """Return how many bytes from `at` on land in one piece."""
+        """Return how many bytes from `at` on are contiguous."""
         step = SECTOR if self._shuffled else SLOT_SIZE
         return min(size, step - at % step)
 
@@ -115,7 +116,7 @@ class SramEngine:
         return starts
 
     def take(self, size: int) -> bytes:
-        """Give up to `size` bytes to the host; `ready` was true."""
+        """Return up to `size` bytes for the host; `ready` must have returned True."""
         size = min(size, self.remaining)
         parts = []
         while size:

@@ -25,8 +25,8 @@ _DETECT = 0x01
 class Request(enum.IntEnum):
     """Format and type of a request (PCI Express Base Specification 5.0, table 2-3).
 
-    UNSURE: whether the engine takes 0x00 and 0x40, memory requests with 32-bit addresses; 0x20 and
-    0x60 are what every public driver sends, also for addresses below 4 GiB.
+    UNSURE: whether the engine takes 0x00 and 0x40, memory requests with 32-bit addresses; every
+    public driver sends 0x20 and 0x60, even for addresses below 4 GiB.
     """
 
     CONFIG_READ_0 = 0x04
@@ -38,9 +38,9 @@ class Request(enum.IntEnum):
 
 
 class RequestEngine:
-    """Registers and their effect. object_to: records what no driver should do.
+    """Registers and their effect. object_to: records accesses that no driver should make.
 
-    lost_completions: so many requests from now on stay without an answer.
+    lost_completions: the number of requests, from now on, that get no answer.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class RequestEngine:
         self._set(_ADDRESS_HIGH, value >> 32 & 0xFFFF_FFFF, 4)
 
     def prepare(self, kind: int, enables: int, address: int) -> None:
-        """Set what a request needs besides data."""
+        """Set the registers of a request other than its data."""
         self._memory.write(_FORMAT, kind)
         self._memory.write(_ENABLES, enables)
         self.address = address
@@ -95,7 +95,7 @@ class RequestEngine:
         self._set(_DATA, value, 4)
 
     def answer(self) -> bytes | None:
-        """Return data (little endian), header and kind of the completion; None: there is none."""
+        """Return data (little endian), header and kind of the completion; None without one."""
         if not self._status & _COMPLETE:
             return None
         kind = self._memory.read(_KIND, 1)
@@ -131,7 +131,7 @@ class RequestEngine:
             return
         if kind == Request.MEMORY_WRITE:
             self._write(address, self.data, enables)
-            return  # posted: no completion ever comes
+            return  # posted: there is never a completion
         if self.lost_completions:
             self.lost_completions -= 1
             return
@@ -174,10 +174,10 @@ class RequestEngine:
         self._memory.write(_KIND, int(completion.data is not None))
         self._status |= _COMPLETE
 
-    # ---- streams: what the firmware does by itself, dword after dword --------------------------
+    # ---- streams: requests that the firmware itself sends, by dword ----------------------------
 
     def stream_write(self, content: bytes) -> None:
-        """Write whole dwords from the address register on, which moves along."""
+        """Write whole dwords from the address register on, and advance that register."""
         address = self.address
         self.address = address + len(content)
         self._fabric.write(address, content)
@@ -186,10 +186,11 @@ class RequestEngine:
         self._status = 0
 
     def stream_read(self, size: int) -> bytes | None:
-        """Read whole dwords likewise; None: an answer is missing, and the firmware waits for good.
+        """Read whole dwords likewise. None: an answer is missing, and the firmware waits forever.
 
-        The requests are of the kind that the registers hold. Refused ones give the data register as
-        it stands: the firmware looks at no status, but the last completion stays in the registers.
+        The requests are of the kind in the registers. A refused one yields the current contents of
+        the data register: the firmware checks no status, but the last completion stays in the
+        registers.
         """
         if self.lost_completions:
             self.lost_completions -= 1

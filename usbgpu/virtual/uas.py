@@ -3,13 +3,13 @@
 Facts: tinygrad runtime/support/usb.py at f1041dc0ac (endpoints, commands, SRAM by WRITE(16)) and
 extra/usbgpu/patch.py (strings, ids); asm2464pd-firmware handmade/src/usb.h (pipe usage of each
 endpoint, streams), src/include/registers.h (CE10, CE40, CE6E) and src/drivers/usb_descriptors.c
-(interface class); USB Attached SCSI (T10/2095-D, information units); SPC-4 and SBC-3. The slot is
-powered and trained by itself.
+(interface class); USB Attached SCSI (T10/2095-D, information units); SPC-4 and SBC-3. The firmware
+itself powers the slot and trains its link.
 
-A WRITE(16) takes as many slots of 16 KiB as it needs, the next free ones in turn, whatever its
-block address is: tinygrad sends all of a long buffer to block 0, and its card finds the parts one
-behind the other. Writing a slot's number to CE6E frees that slot, zeros in CE40 to CE43 free all.
-UNSURE: what a write does that finds too few; here it is not taken, and ends by a time-out.
+A WRITE(16) takes as many 16 KiB slots as it needs, the next free ones in turn, whatever its block
+address is: tinygrad sends all of a long buffer to block 0, and its card finds the parts in
+sequence. Writing a slot's number to CE6E frees that slot; zeros in CE40 to CE43 free all.
+UNSURE: what a write does that finds too few; here it is not accepted, and times out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _INCORRECT_UNIT, _OVERLAPPED_TAG = 0x09, 0x0A
 _CLEAR_FEATURE = 0x01
 # Sense key, code and qualifier (SPC-4, tables 48 and D.2).
 _NO_MEDIUM, _UNKNOWN, _BAD_FIELD = (2, 0x3A, 0), (5, 0x20, 0), (5, 0x24, 0)
-# What tinygrad writes first of all. UNSURE: whether WRITE(16) works without it and without a disk.
+# tinygrad's first writes. UNSURE: whether WRITE(16) works without them and without a disk.
 _SETUP = (
     (0x54B, b"\x20"), (0x54E, b"\x04"), (0x5A8, b"\x02"), (0x5F8, b"\x04"),
     (0x7EC, b"\x01\0\0\0"), (0xC422, b"\x02"), (0x0000, b"\x33"),
@@ -49,7 +49,7 @@ _UNITS = bytes((0, 0, 0, 8, *bytes(12)))  # SPC-4, 6.33: unit 0
 
 @dataclass
 class _Task:
-    """A command that has not ended. wanted: bytes that it still takes from the host."""
+    """A command that has not ended. wanted: bytes that it still expects from the host."""
 
     tag: int
     wanted: int = 0
@@ -59,7 +59,7 @@ class _Task:
 
 
 class UasFirmware:
-    """Commands are carried out in their order; each has its tag's stream for data and status."""
+    """Runs commands in order; each uses its tag's stream for data and status."""
 
     identity = (0xADD1, 0x0001, 0x0100, "tiny", "USB 3.2 PCIe TinyEnclosure")
     interface_classes = ((8, 6, 0x50), (8, 6, 0x62))
@@ -75,8 +75,8 @@ class UasFirmware:
         self._tasks: dict[int, _Task] = {}
         self._order: list[int] = []
         self._slots = [False] * SLOTS  # taken
-        self._armed = 3  # how many bytes from 0x171 on say that the next write may begin
-        self.write_sense: tuple[int, int, int] | None = None  # that a WRITE(16) ends with
+        self._armed = 3  # how many bytes from 0x171 on allow the next write to begin
+        self.write_sense: tuple[int, int, int] | None = None  # with which a WRITE(16) ends
         for at in range(3):
             hardware.memory.hook(_ARM + at, write=self._arm)
         for register in _FREE:
@@ -99,7 +99,7 @@ class UasFirmware:
         self._slots[8 * number : 8 * number + 8] = [False] * 8
 
     def _allocate(self, size: int) -> int | None:
-        """Take slots for `size` bytes; return where they begin."""
+        """Take slots for `size` bytes; return their start."""
         count = -(-size // SLOT_SIZE)
         for first in range(SLOTS - count + 1):
             if not any(self._slots[first : first + count]):
@@ -115,7 +115,7 @@ class UasFirmware:
     # ---- control ------------------------------------------------------------------------------
 
     def control(self, setup: Setup, _data: bytes) -> bytes | None:
-        """Serve a request. There are no vendor requests: those are refused by a STALL."""
+        """Serve a request. The firmware has no vendor requests and answers them with a STALL."""
         if setup.kind is not Kind.STANDARD:
             raise Stalled
         if setup.request == _CLEAR_FEATURE and setup.recipient is Recipient.ENDPOINT:
@@ -150,7 +150,7 @@ class UasFirmware:
         task.status = _sense(tag, sense)
 
     def _run(self, task: _Task, cdb: bytes) -> tuple[int, int, int] | None:
-        """Carry a command out; return its sense where it fails."""
+        """Run a command; return its sense where it fails."""
         if cdb[0] in (_READ, _WRITE):
             return self._xdata(task, cdb)
         if cdb[0] == _WRITE_16:
@@ -200,7 +200,7 @@ class UasFirmware:
     # ---- bulk ---------------------------------------------------------------------------------
 
     def put(self, endpoint: int, stream: int, data: memoryview) -> int:
-        """Take a command unit, or data of the command that the stream belongs to."""
+        """Accept a command unit, or data of the command that the stream belongs to."""
         if endpoint in self._halted:
             raise Stalled
         if endpoint == COMMAND and not stream:
@@ -217,7 +217,7 @@ class UasFirmware:
         return size
 
     def take(self, endpoint: int, stream: int, room: int) -> bytes:
-        """Give a command's data, or its status once all its data went over."""
+        """Return a command's data, or its status once all its data was transferred."""
         if endpoint in self._halted:
             raise Stalled
         task = self._task(stream)
@@ -234,7 +234,7 @@ class UasFirmware:
 
     @property
     def awaits_card(self) -> bool:
-        """Nothing here waits for the card."""
+        """Return False: nothing here waits for the card."""
         return False
 
 

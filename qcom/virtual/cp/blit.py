@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from qcom.virtual.cp.processor import CommandProcessor
 
 _USER = "CP_BLIT"
-# Bytes of a texel, for formats that fills and copies of buffers use (a6xx_format).
+# Bytes per texel of the formats used to fill and copy buffers (a6xx_format).
 _SIZES = {
     "FMT6_8_UNORM": 1, "FMT6_8_UINT": 1, "FMT6_16_UNORM": 2, "FMT6_16_UINT": 2, "FMT6_8_8_UNORM": 2,
     "FMT6_32_UINT": 4, "FMT6_32_FLOAT": 4, "FMT6_8_8_8_8_UNORM": 4, "FMT6_8_8_8_8_UINT": 4,
@@ -24,7 +24,7 @@ _SIZES = {
 
 
 def blit(cp: CommandProcessor, body: list[int], at: int) -> None:
-    """Fill or copy a rectangle. It is ordered with dispatches only by CP_WAIT_FOR_IDLE."""
+    """Fill or copy a rectangle. Only CP_WAIT_FOR_IDLE orders it with dispatches."""
     state = cp.registers
     if cp.packets.CP_BLIT_0.decode(body[0]).OP != cp.codes.BLIT_OP_SCALE:
         raise cp.gap("CP_BLIT other than BLIT_OP_SCALE", at)
@@ -61,7 +61,7 @@ def _size(cp: CommandProcessor, number: int, at: int) -> int:
 
 
 def _colour(cp: CommandProcessor, size: int) -> bytes:
-    """The texel: components of 32 bits are taken whole, smaller ones from each register's low
+    """Return the texel: components of 32 bits are used whole, smaller ones from each register's low
     bits."""
     values = [int(cp.registers.get(f"RB_2D_SRC_SOLID_C{n}", _USER)) for n in range(4)]
     if size >= 4:

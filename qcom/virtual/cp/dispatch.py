@@ -1,7 +1,7 @@
-"""From registers and loaded state to a dispatch.
+"""Build a dispatch from registers and loaded state.
 
-Source: Mesa 25.0.7 src/freedreno/registers/adreno/a6xx.xml and adreno_pm4.xml; which register means
-what in a dispatch, src/freedreno/vulkan/tu_shader.cc and tu_cmd_buffer.cc.
+Source: Mesa 25.0.7 src/freedreno/registers/adreno/a6xx.xml and adreno_pm4.xml; the registers'
+meaning in a dispatch, src/freedreno/vulkan/tu_shader.cc and tu_cmd_buffer.cc.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ _CS_TEX, _CS_SHADER, _IBO, _CS_IBO = 5, 13, 14, 15
 
 
 class ComputeState:
-    """State that CP_LOAD_STATE6 has loaded for compute: constants, and tables of constant
-    buffers.
+    """State that CP_LOAD_STATE6 has loaded for compute: constants, and tables of constant buffers.
 
-    constants: the constant file. UNSURE: whether it keeps its content from one submission to the
-    next, as here; no document says that anything clears it, a board would tell.
+    constants: the constant file. UNSURE: whether it keeps its contents from one submission to the
+    next, as here; no document says that anything clears it; a board would settle it.
     """
 
     def __init__(self, constants: NDArray[np.uint32]) -> None:
@@ -39,7 +38,7 @@ class ComputeState:
         self.ubos = Table()
 
     def load(self, cp: CommandProcessor, body: list[int], at: int) -> None:
-        """One CP_LOAD_STATE6_FRAG. Prefetches of shaders and descriptors change nothing."""
+        """Execute one CP_LOAD_STATE6_FRAG. Prefetches of shaders and descriptors have no effect."""
         if len(body) < 3:
             raise GpuFault(Cause.HANG, f"CP_LOAD_STATE6 with {len(body)} words", at)
         head = cp.packets.CP_LOAD_STATE6_0.decode(body[0])
@@ -85,7 +84,8 @@ class ComputeState:
 
 
 def decode(cp: CommandProcessor, groups: tuple[int, int, int], at: int) -> Dispatch:
-    """The dispatch that the state describes now. at: address of the packet, for faults."""
+    """Return the dispatch that the current state describes. at: address of the packet, for
+    faults."""
     facts, state = cp.machine.facts, cp.registers
     control = state.get("SP_CS_CTRL_REG0", _USER)
     config = state.get("SP_CS_CONFIG", _USER)
@@ -150,7 +150,8 @@ def decode(cp: CommandProcessor, groups: tuple[int, int, int], at: int) -> Dispa
 def _check_range(
     cp: CommandProcessor, groups: tuple[int, int, int], threads: tuple[int, int, int]
 ) -> None:
-    """HLSQ_CS_NDRANGE_1.. hold the grid in threads; a driver that forgets them gets wrong ids."""
+    """Check HLSQ_CS_NDRANGE_1.., the grid in threads; a driver that does not set them gets wrong
+    ids."""
     for axis, name in enumerate(("X", "Y", "Z")):
         wanted = cp.registers.optional(f"HLSQ_CS_NDRANGE_{1 + 2 * axis}")
         if wanted is None or cp.indirect:
@@ -163,8 +164,8 @@ def _check_range(
 
 
 def _table(cp: CommandProcessor, name: str, count: int, bindless: int) -> Table:
-    """Descriptors outside of sets. turnip counts those in sets too, and then writes no address: an
-    instruction that names one outside of sets finds none."""
+    """Return the descriptors outside of sets. turnip's count includes those in sets, and it then
+    writes no address: an instruction that selects one outside of sets finds none."""
     if not count or (bindless and cp.registers.optional(f"{name}_LO") is None):
         return Table()
     return Table(cp.registers.pair(name, _USER), count)

@@ -21,13 +21,14 @@ _COMPARE: dict[int, Callable[[int, int], bool]] = {
     0: lambda one, other: True, 1: operator.lt, 2: operator.le, 3: operator.eq,
     4: operator.ne, 5: operator.ge, 6: operator.gt,
 }  # cp_cond_function  # fmt: skip
-# Events of generation 6 whose timestamp comes when all work before it is done (vgt_event_type).
+# Events of generation 6 whose timestamp is written when all work before is done (vgt_event_type).
 _DONE_6 = ("CACHE_FLUSH_TS", "RB_DONE_TS", "WT_DONE_TS", "PC_CCU_FLUSH_DEPTH_TS",
            "PC_CCU_FLUSH_COLOR_TS", "PC_CCU_RESOLVE_TS")  # fmt: skip
 
 
 def event_write(cp: CommandProcessor, body: list[int], at: int) -> None:
-    """CP_EVENT_WRITE (generation 6) or CP_EVENT_WRITE7: end of pipe, with a value where asked."""
+    """CP_EVENT_WRITE (generation 6) or CP_EVENT_WRITE7: end of pipe, with a value where
+    requested."""
     if cp.machine.facts.generation == 7:
         _event_write_7(cp, body, at)
         return
@@ -106,7 +107,7 @@ def mem_to_reg(cp: CommandProcessor, body: list[int], at: int) -> None:
 
 
 def mem_to_mem(cp: CommandProcessor, body: list[int], at: int) -> None:
-    """CP_MEM_TO_MEM: the sum of up to three values, each negated where asked."""
+    """CP_MEM_TO_MEM: the sum of up to three values, each negated where requested."""
     head = cp.packets.CP_MEM_TO_MEM_0.decode(body[0])
     size, mask = (8, _DOUBLE) if head.DOUBLE else (4, _WORD)
     places = [low | high << 32 for low, high in zip(body[1::2], body[2::2], strict=True)]

@@ -1,7 +1,7 @@
 """The command processor: executes PM4 packets of type 4 and 7.
 
-Dispatches start at CP_EXEC_CS and overlap until CP_WAIT_FOR_IDLE, or an event that writes a
-timestamp: those that nothing orders run in the order that MachineOptions.overlap names.
+Dispatches start at CP_EXEC_CS and overlap until CP_WAIT_FOR_IDLE or an event that writes a
+timestamp. Dispatches without an ordering between them run in the order of MachineOptions.overlap.
 Source: Mesa 25.0.7 src/freedreno/registers/adreno/adreno_pm4.xml; parity, freedreno_pm4.h.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from qcom.virtual.engine import Engine
     from qcom.virtual.machine import VirtualMachine
 
-_DEEPEST = 3  # indirect buffers in each other: the ring's, IB1, IB2 and, on generation 7, IB3
+_DEEPEST = 3  # nesting of indirect buffers: the ring's, IB1, IB2 and, on generation 7, IB3
 _IGNORED = (
     "CP_NOP", "CP_WAIT_FOR_ME", "CP_WAIT_MEM_WRITES", "CP_SET_DRAW_STATE", "CP_SET_AMBLE",
     "CP_SET_MODE", "CP_SET_MARKER", "CP_THREAD_CONTROL", "CP_CCHE_INVALIDATE",
@@ -46,12 +46,12 @@ _PRIVILEGED = (
 
 
 def odd_parity(value: int) -> int:
-    """The bit that makes the number of ones odd."""
+    """Return the bit that makes the number of ones odd."""
     return ~value.bit_count() & 1
 
 
 class CommandProcessor:
-    """One submission. Raises GpuFault where the GPU stops."""
+    """Executes one submission. Raises GpuFault where the GPU stops."""
 
     def __init__(self, machine: VirtualMachine, space: AddressSpace, engine: Engine) -> None:
         self.machine = machine
@@ -62,7 +62,7 @@ class CommandProcessor:
         self.codes = constants(f"a{generation}xx")
         self.registers = RegisterState(machine.facts, machine.violate)
         self.compute = ComputeState(machine.constants)
-        self.indirect = False  # the dispatch at hand reads its grid from memory
+        self.indirect = False  # the current dispatch reads its grid from memory
         self._pending: list[Dispatch] = []
         self._depth = 0
         self._scratch: list[MemoryObject] = []
@@ -118,7 +118,8 @@ class CommandProcessor:
         return list(struct.unpack(f"<{count}I", self.space.read(address, 4 * count)))
 
     def store(self, address: int, data: bytes) -> None:
-        """Write memory; where the last store is to be lost, each one waits for the next."""
+        """Write memory; where the last store is to be lost, each store is delayed until the
+        next."""
         if not self._loses_store:
             self.space.write(address, data)
             return
@@ -127,7 +128,7 @@ class CommandProcessor:
         self._last_store = address, data
 
     def scratch(self, offset: int, words: list[int]) -> int:
-        """Put on-chip state into memory of its own, until `close`; the address of its beginning."""
+        """Copy on-chip state to memory allocated until `close`; return its address."""
         machine, size = self.machine, offset + 4 * len(words)
         with machine.lock:
             at = machine.memory.allocate(size)
@@ -138,7 +139,7 @@ class CommandProcessor:
         return found.gpuaddr
 
     def close(self) -> None:
-        """End the submission: what it has written is known, on-chip state is given back."""
+        """End the submission: publish its writes, free the memory of on-chip state."""
         self.space.publish()
         with self.machine.lock:
             for found in self._scratch:
@@ -186,7 +187,7 @@ class CommandProcessor:
         return body
 
     def _packet(self, code: int, body: list[int], here: int) -> int:
-        """Execute a packet; how many words behind it are skipped."""
+        """Execute a packet; return how many words after it are skipped."""
         if code == self.codes.CP_COND_REG_EXEC:
             return self._cond_reg_exec(body, here)
         if code == self.codes.CP_COND_EXEC:
@@ -213,7 +214,7 @@ class CommandProcessor:
     def _cond_reg_exec(self, body: list[int], here: int) -> int:
         head = self.packets.CP_COND_REG_EXEC_0.decode(body[0])
         if head.MODE == self.codes.RENDER_MODE:
-            return 0 if head.SYSMEM else body[1] & 0xFFFFFF  # compute renders in no bin
+            return 0 if head.SYSMEM else body[1] & 0xFFFFFF  # compute does not render in bins
         if self.machine.facts.generation == 7 and head.MODE == self.codes.THREAD_MODE:
             return 0 if head.BR else body[1] & 0xFFFFFF
         raise self.gap(f"CP_COND_REG_EXEC in mode {head.MODE}", here)
@@ -255,7 +256,7 @@ class CommandProcessor:
         self._pending.append(decode(self, groups, at))
 
     def wait_for_idle(self) -> None:
-        """Run the dispatches that are under way."""
+        """Run the pending dispatches."""
         pending, self._pending = self._pending, []
         if self.machine.options.overlap == "reverse":
             pending.reverse()
@@ -263,11 +264,12 @@ class CommandProcessor:
             self._launch(dispatch)
 
     def finish(self) -> None:
-        """The end of a submission: KGSL waits for idle and flushes before it retires it."""
+        """End a submission: KGSL waits for idle and flushes before it retires it."""
         self.wait_for_idle()
 
     def _strike(self, code: int) -> None:
-        """Raise what a test has planted for the next dispatch, whose code lies at an address."""
+        """Raise a fault that a test has planted for the next dispatch. code: address of its
+        code."""
         take = self.machine.take
         if take(Planted.SHADER):
             raise GpuFault(Cause.SHADER, f"illegal instruction at {code:#x} (planted)", code)
@@ -281,7 +283,7 @@ class CommandProcessor:
             return
         machine = self.machine
         self._strike(dispatch.code_address)
-        processors = machine.processors  # making them is work, and no part of the program
+        processors = machine.processors  # their creation must not count as work of the program
         halt = self.engine.halts_at_page_faults
         memory = LaunchMemory(self.space, self.engine.abort, halt=halt)
         self.engine.processing = True

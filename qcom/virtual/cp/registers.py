@@ -39,11 +39,11 @@ _PROTECTED = {6: _PROTECTED_6, 7: _PROTECTED_7}
 
 
 class RegisterState:
-    """Values that one submission has written; nothing survives from an earlier one.
+    """Values that one submission has written; none survive from an earlier submission.
 
     Contexts are switched between submissions, and KGSL restores no state of a context that was
-    created with KGSL_CONTEXT_PREAMBLE: a register that a submission reads and has not written is a
-    violation, and reads as a word that no driver writes.
+    created with KGSL_CONTEXT_PREAMBLE. Reading a register that the submission has not written is a
+    violation, and returns a word that no driver writes.
     """
 
     def __init__(self, facts: ChipFacts, violate: Callable[[str], None]) -> None:
@@ -76,7 +76,7 @@ class RegisterState:
         return name in self.map and self.map[name].offset in self.values
 
     def get(self, name: str, user: str) -> RegisterValue:
-        """A register that `user` depends on."""
+        """Return a register on which `user` depends."""
         register = self.map[name]
         value = self.values.get(register.offset)
         if value is None:
@@ -88,12 +88,12 @@ class RegisterState:
         return register.decode(value)
 
     def optional(self, name: str) -> RegisterValue | None:
-        """A register where it was written; None where it was not, or the chip has none."""
+        """Return a register; None where it was not written, or the chip does not have it."""
         if name not in self.map:
             return None
         value = self.values.get(self.map[name].offset)
         return None if value is None else self.map[name].decode(value)
 
     def pair(self, name: str, user: str) -> int:
-        """A 64-bit address in two registers, NAME_LO and NAME_HI."""
+        """Return a 64-bit address in two registers, NAME_LO and NAME_HI."""
         return int(self.get(f"{name}_LO", user)) | int(self.get(f"{name}_HI", user)) << 32

@@ -1,4 +1,4 @@
-"""Calls of the kernel driver: which there are, contexts, timestamps, properties.
+"""Calls of the kernel driver: dispatch, contexts, timestamps, properties.
 
 Source: Android msm kernel (msm-4.19), drivers/gpu/msm: kgsl.c (kgsl_ioctl_*), adreno.c
 (adreno_getproperty, adreno_prop_*), adreno_drawctxt.c (adreno_drawctxt_create, _wait).
@@ -27,8 +27,8 @@ _PAUSE_S = 0.05
 
 
 class Calls:
-    """The ioctls of one program. Each handler gets the parameters as a structure of msm_kgsl.h,
-    and writes what the kernel writes back. Any: structures of a generated table."""
+    """The ioctls of one program. Each handler gets the parameters as a structure of msm_kgsl.h, and
+    stores the kernel's results in it. Any: structures of a generated table."""
 
     def __init__(self, node: VirtualNode) -> None:
         self._node = node
@@ -57,7 +57,7 @@ class Calls:
         return lambda call: handler(self._node, call)
 
     def call(self, request: int, argument: memoryview) -> None:
-        """One ioctl; OSError where the kernel refuses it."""
+        """Execute one ioctl; OSError where the kernel refuses it."""
         name, handler = self._handlers.get(request, ("", None))
         if handler is None:
             known = {request & 0xFF: name for request, (name, _) in self._handlers.items()}
@@ -171,7 +171,7 @@ class Calls:
             if context.is_retired(call.timestamp):
                 os.eventfd_write(fence, 1)
             else:
-                # The program owns `fence` and may close it: the model signals by its own copy.
+                # The program owns `fence` and may close it: the model signals through its own copy.
                 copy = os.dup(fence)
                 context.events.append((call.timestamp, lambda: _signal(copy)))
 
@@ -234,13 +234,13 @@ class Calls:
         return None if found is None else struct.pack("<I", found)
 
     def _chip_id(self) -> int:
-        """The GPU's id, or one of generation 8 (Mesa 25.0.7 freedreno_devices.py)."""
+        """Return the GPU's id, or one of generation 8 (Mesa 25.0.7 freedreno_devices.py)."""
         strange = self._machine.take(Planted.STRANGE_CHIP)
         return 0x4405_0001 if strange else self._machine.facts.chip_ids[0]
 
     def _set_property(self, call: Any) -> None:
-        """A power constraint of a context (adreno_set_constraint), which `Context.power` keeps: the
-        model's clocks do not change."""
+        """Set a power constraint of a context (adreno_set_constraint). It is only stored in
+        `Context.power`: the model's clocks do not change."""
         codes, constraint = self._codes, self._structs.kgsl_device_constraint
         if call.type != self._codes.KGSL_PROP_PWR_CONSTRAINT:
             raise refused(errno.EINVAL, f"property {call.type:#x} cannot be set")

@@ -1,4 +1,4 @@
-"""Contexts of KGSL: timestamps, submissions in flight, and what a reset made of them."""
+"""Contexts of KGSL: timestamps, submissions in flight, and the effects of a reset on them."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class ResetStatus(enum.IntEnum):
 
 
 def after(one: int, other: int) -> bool:
-    """Return whether a 32-bit timestamp is later than another, as KGSL's timestamp_cmp counts: they
-    wrap around."""
+    """Return whether a 32-bit timestamp is later than another, with wrap-around, as KGSL's
+    timestamp_cmp compares them."""
     return 0 < (one - other & 0xFFFF_FFFF) < 0x8000_0000
 
 
 @dataclass(eq=False)
 class Context:
-    """One context. queued, consumed, retired: the last timestamps given out, begun and ended.
+    """One context. queued, consumed, retired: the last timestamps allocated, begun and ended.
 
-    invalid: a fault ended it; only destroying it is left. faulted: a fault was skipped and the
+    invalid: a fault ended it, and it can only be destroyed. faulted: a fault was skipped and the
     next submission reports it once (EPROTO). events: called once a timestamp has retired.
-    power: level that a constraint wants, KGSL_CONSTRAINT_PWR_*. page_faults: (address,
+    power: level requested by a constraint, KGSL_CONSTRAINT_PWR_*. page_faults: (address,
     KGSL_PAGEFAULT_TYPE_*) for GET_FAULT_REPORT.
     """
 
@@ -57,7 +57,7 @@ class Context:
         return not after(timestamp, self.retired)
 
     def retire(self, timestamp: int) -> None:
-        """End all submissions up to a timestamp, and call what waits for them."""
+        """End all submissions up to a timestamp, and call the events that wait for them."""
         self.retired = timestamp
         due = [call for at, call in self.events if self.is_retired(at)]
         self.events = [entry for entry in self.events if not self.is_retired(entry[0])]
@@ -65,10 +65,10 @@ class Context:
             call()
 
     def begin(self, submission: Submission) -> None:
-        """The GPU begins a submission of this context."""
+        """Note that the GPU begins a submission of this context."""
 
     def blame(self) -> None:
-        """A submission of this context was at fault."""
+        """Note that a submission of this context was at fault."""
         self.status = ResetStatus.GUILTY
         self.faulted = True
         self.invalid = not self.tolerates_faults
@@ -100,10 +100,10 @@ class SyncPoint:
 
 @dataclass(frozen=True)
 class Submission:
-    """Request of one GPU_COMMAND. buffers: (GPU address, bytes) of each command object."""
+    """The arguments of one GPU_COMMAND. buffers: (GPU address, bytes) of each command object."""
 
     context: Context
     timestamp: int
     buffers: tuple[tuple[int, int], ...] = ()
     syncs: tuple[SyncPoint, ...] = ()
-    named: frozenset[int] = frozenset()  # ids of objects that it names (msm)
+    named: frozenset[int] = frozenset()  # ids of objects that it lists (msm)

@@ -1,9 +1,9 @@
 """Performance counters: which event each counter of a group counts, and for which programs.
 
-The model gives counters out and takes them back as KGSL does. It counts nothing but time: other
-counters stay 0, and `machine.asked` notes which events were wanted.
+The model allocates and frees counters as KGSL does. It counts only time: other counters stay 0, and
+`machine.asked` records the requested events.
 Source: Qualcomm's KGSL, adreno_perfcounter.c (adreno_perfcounter_get, _put, _query_group,
-_read_group), adreno_ioctl.c (what a program has is put back when its file closes); Mesa 25.0.7
+_read_group), adreno_ioctl.c (a program's counters are released when its file closes); Mesa 25.0.7
 src/freedreno/registers/adreno/a6xx.xml (RBBM_PERFCTR_*).
 """
 
@@ -58,19 +58,19 @@ class Counters:
             ]
 
     def group(self, number: int) -> list[_Counter]:
-        """The counters of a group; those that this GPU lacks have none."""
+        """Return the counters of a group; a group that this GPU lacks has none."""
         if number >= constants("msm_kgsl").KGSL_PERFCOUNTER_GROUP_MAX:
             raise refused(errno.EINVAL, f"no group {number} of counters")
         return self.groups.get(number, [])
 
     def get(self, number: int, event: int) -> _Counter:
-        """A counter for an event, shared with those that count it already."""
+        """Return a counter for an event, shared with the programs that already count it."""
         group = self.group(number)
         if number == self.fixed and event >= len(group):
             raise refused(errno.EINVAL, f"group {number} has {len(group)} counters")
         found = next((one for one in group if one.event == event), None)
         if found is None:
-            # The last free one: the kernel driver looks at all of them.
+            # The last free one: the kernel driver's search continues to the end.
             found = next((one for one in reversed(group) if one.event == self.unused), None)
             if found is None:
                 raise refused(errno.EBUSY, f"no counter of group {number} is free")
@@ -80,7 +80,7 @@ class Counters:
         return found
 
     def put(self, number: int, event: int) -> None:
-        """Give a counter back."""
+        """Release a counter."""
         found = next((one for one in self.group(number) if one.event == event and one.users), None)
         if found is None:
             raise refused(errno.EINVAL, f"no counter of group {number} counts event {event}")
@@ -89,13 +89,13 @@ class Counters:
             found.event = self.unused
 
     def value(self, number: int, event: int) -> int:
-        """Return the value of an event's counter; 0 where none counts it."""
+        """Return the value of an event's counter; 0 where no counter counts it."""
         self.group(number)
         return self.machine.ticks() if (number, event) == (self.fixed, 0) else 0
 
 
 def perfcounter_get(node: VirtualNode, call: Any) -> None:
-    """PERFCOUNTER_GET: the registers come back."""
+    """PERFCOUNTER_GET: returns the counter's registers."""
     with node.machine.lock:
         found = node.machine.counters.get(call.groupid, call.countable)
         node.counters.append((call.groupid, call.countable))
@@ -103,7 +103,7 @@ def perfcounter_get(node: VirtualNode, call: Any) -> None:
 
 
 def perfcounter_put(node: VirtualNode, call: Any) -> None:
-    """PERFCOUNTER_PUT, of what this program has got."""
+    """PERFCOUNTER_PUT, for counters that this program holds."""
     with node.machine.lock:
         pair = call.groupid, call.countable
         if pair not in node.counters:
@@ -113,7 +113,7 @@ def perfcounter_put(node: VirtualNode, call: Any) -> None:
 
 
 def perfcounter_query(node: VirtualNode, call: Any) -> None:
-    """PERFCOUNTER_QUERY: how many counters a group has, and what they count."""
+    """PERFCOUNTER_QUERY: number of counters in a group, and the events that they count."""
     with node.machine.lock:
         call.max_counters = 0
         group = node.machine.counters.group(call.groupid)

@@ -1,8 +1,8 @@
-"""Page faults that a context has had, and GET_FAULT_REPORT, which tells them.
+"""Page faults of a context, and GET_FAULT_REPORT, which reports them.
 
 Source: Qualcomm's graphics-kernel, kgsl.c (kgsl_ioctl_get_fault_report, kgsl_update_fault_count,
-kgsl_update_fault_details, kgsl_add_fault) and kgsl_iommu.c (kgsl_iommu_add_fault_info). The count
-of entries is written back only by the form that asks for counts.
+kgsl_update_fault_details, kgsl_add_fault) and kgsl_iommu.c (kgsl_iommu_add_fault_info). Only the
+form of the call that requests counts writes the number of entries back.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from qcom.virtual.kgsl.refusal import refused
 if TYPE_CHECKING:
     from qcom.virtual.node import VirtualNode
 
-_MOST = 40  # KGSL_MAX_FAULT_ENTRIES; that entries older than 5 s go is not modelled
+_MOST = 40  # KGSL_MAX_FAULT_ENTRIES; the removal of entries older than 5 s is not modelled
 
 
 def add(context: Context, found: PageFault) -> None:
-    """Keep a page fault of a context that was made with KGSL_CONTEXT_FAULT_INFO."""
+    """Record a page fault of a context that was created with KGSL_CONTEXT_FAULT_INFO."""
     codes = constants("msm_kgsl")
     if not context.flags & codes.KGSL_CONTEXT_FAULT_INFO or context.invalid or context.detached:
         return
@@ -34,7 +34,7 @@ def add(context: Context, found: PageFault) -> None:
 
 
 def report(node: VirtualNode, context: Context, call: Any) -> None:
-    """GET_FAULT_REPORT, for a context that a fault has ended: how many types there are, how many
+    """GET_FAULT_REPORT, for a context that a fault has ended: the number of types, the number of
     faults of each, or the faults. Under the machine's lock."""
     codes, layouts = constants("msm_kgsl"), structs("msm_kgsl")
     if not context.flags & codes.KGSL_CONTEXT_FAULT_INFO:
@@ -59,7 +59,7 @@ def report(node: VirtualNode, context: Context, call: Any) -> None:
     for entry in entries:
         if entry.type >= codes.KGSL_FAULT_TYPE_MAX:
             raise refused(errno.EINVAL, f"fault of type {entry.type}")
-    # Of several entries of one type the last one counts.
+    # The last of several entries of one type takes effect.
     wanted = {entry.type: entry for entry in entries}.get(codes.KGSL_FAULT_TYPE_PAGEFAULT)
     if wanted is None:
         return

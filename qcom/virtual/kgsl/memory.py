@@ -72,13 +72,14 @@ def _find(node: VirtualNode, number: int) -> MemoryObject:
 
 
 def _free(node: VirtualNode, found: MemoryObject) -> None:
-    """Whatever runs: a submission that uses it later faults (kgsl.c, gpumem_free_entry)."""
+    """Free at once, whatever is running: a submission that uses the object later faults (kgsl.c,
+    gpumem_free_entry)."""
     found.id_valid = False
     node.drop(found)
 
 
 def gpumem_alloc_id(node: VirtualNode, call: Any) -> None:
-    """GPUMEM_ALLOC_ID: the older call; it also answers with the address."""
+    """GPUMEM_ALLOC_ID: the older call; it also returns the address."""
     with node.machine.lock:
         found = _allocate(node, call.size, call.flags)
         call.id, call.flags = found.id, found.flags & 0xFFFF_FFFF
@@ -87,7 +88,7 @@ def gpumem_alloc_id(node: VirtualNode, call: Any) -> None:
 
 
 def gpumem_free_id(node: VirtualNode, call: Any) -> None:
-    """GPUMEM_FREE_ID: at once; CPU mappings keep the memory."""
+    """GPUMEM_FREE_ID: frees at once; CPU mappings keep the memory."""
     with node.machine.lock:
         _free(node, _find(node, call.id))
 
@@ -116,7 +117,7 @@ def gpuobj_alloc(node: VirtualNode, call: Any) -> None:
 
 
 def gpuobj_free(node: VirtualNode, call: Any) -> None:
-    """GPUOBJ_FREE: at once, or when a timestamp retires."""
+    """GPUOBJ_FREE: frees at once, or when a timestamp retires."""
     codes, layouts = constants("msm_kgsl"), structs("msm_kgsl")
     with node.machine.lock:
         found = _find(node, call.id)

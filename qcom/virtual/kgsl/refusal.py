@@ -15,7 +15,7 @@ def refused(code: int, why: str) -> OSError:
 
 
 def strike(machine: VirtualMachine, call: str) -> None:
-    """Raise what a test has planted for a call."""
+    """Raise the failure that a test has planted for a call."""
     with machine.lock:
         code = machine.plan.refusal(call)
     if code:

@@ -1,4 +1,4 @@
-"""GPU_COMMAND: what a submission must be, and what it becomes.
+"""GPU_COMMAND: checks of a submission, and queueing.
 
 Source: Android msm kernel (msm-4.19), drivers/gpu/msm: kgsl.c (kgsl_ioctl_gpu_command,
 _process_command_input), kgsl_drawobj.c (kgsl_drawobj_cmd_add_cmdlist, kgsl_drawobj_sync_add_sync),
@@ -23,7 +23,7 @@ _MOST_STRUCTURE = 256
 
 
 def gpu_command(node: VirtualNode, call: Any) -> None:
-    """Check and queue; the timestamp comes back. Nothing is queued where a check fails."""
+    """Check and queue a submission; store its timestamp. Nothing is queued where a check fails."""
     codes, machine = constants("msm_kgsl"), node.machine
     if call.numcmds > MOST_BUFFERS or call.numobjs > MOST_BUFFERS or call.numsyncs > MOST_SYNCS:
         raise refused(errno.EINVAL, "too many command objects or sync points")
@@ -43,7 +43,7 @@ def gpu_command(node: VirtualNode, call: Any) -> None:
         machine.engine.queue(Submission(context, timestamp, buffers, syncs))
         call.timestamp = timestamp
         if context.faulted:
-            # The commands are queued all the same: the error only reports the fault.
+            # The commands are queued anyway: the error only reports the fault.
             context.faulted = False
             raise refused(errno.EPROTO, f"context {context.id} had a fault")
 
@@ -61,8 +61,8 @@ def _timestamp(context: Context, wanted: int) -> int:
 
 
 def _entries(node: VirtualNode, address: int, size: int, count: int, layout: Any) -> list[Any]:
-    """Structures of a list whose entries have `size` bytes in the program's header. The size of
-    none is not looked at (kgsl.c, _process_command_input)."""
+    """Return the structures of a list whose entries have `size` bytes in the program's header. The
+    size of an empty list is not checked (kgsl.c, _process_command_input)."""
     if not count:
         return []
     if not 0 < size <= _MOST_STRUCTURE:

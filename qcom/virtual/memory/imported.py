@@ -1,8 +1,8 @@
-"""Files that stand for dma-bufs: mapped whole, and held to their size.
+"""Files in place of dma-bufs: mapped as a whole, with a fixed size.
 
-A dma-buf keeps its size and pages while it is referenced. A memfd does so if it is sealed
-against shrinking, which Linux's udmabuf also requires (drivers/dma-buf/udmabuf.c,
-check_memfd_seals); of another file the end may vanish under the GPU.
+A dma-buf keeps its size and pages while it is referenced. A memfd does so if it is sealed against
+shrinking, which Linux's udmabuf also requires (drivers/dma-buf/udmabuf.c, check_memfd_seals). The
+end of any other file may disappear while the GPU uses it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _DMA_BUF = "/dmabuf:"  # drivers/dma-buf/dma-buf.c, dmabuffs_dname
 
 
 def mapped(descriptor: int) -> tuple[mmap.mmap, os.stat_result]:
-    """Map a file; also its state. OSError as the kernel driver returns it: EBADF, or EINVAL for
-    what is not a buffer."""
+    """Map a file; return also its state. OSError as the kernel driver returns it: EBADF, or EINVAL
+    for a file that is not a buffer."""
     try:
         state = os.fstat(descriptor)
     except OSError as error:

@@ -1,7 +1,7 @@
 """Memory objects: pages of one sparse file, and the CPU caches over them.
 
-All objects of a machine lie in one memory file whose page number is the object's id, so that the
-offset that KGSL defines for mmap, id << 12, is the place in the file (adreno: kgsl_mmap in the
+All objects of a machine are in one memory file whose page number is the object's id. The mmap
+offset that KGSL defines, id << 12, is therefore the offset in the file (adreno: kgsl_mmap in the
 Android msm kernel, drivers/gpu/msm/kgsl.c).
 """
 
@@ -20,8 +20,8 @@ PAGE = 4096
 LINE = 64  # bytes of a CPU cache line
 FILE_SIZE = 1 << 32  # the largest offset of an id below 2^20
 _MAP_NORESERVE = 0x4000
-# What a stale line holds: bytes that programs seldom store, so that a store of what memory held
-# before is seen as one.
+# Contents of a stale line: bytes that programs seldom store, so that a store of what memory held
+# before is detected as a store.
 _STALE = (np.arange(LINE) * 37 % 0x7E + 0x81).astype(np.uint8)
 
 
@@ -42,17 +42,17 @@ class MemoryFile:
         return self._pages.allocate(size, PAGE)
 
     def free(self, offset: int) -> None:
-        """Give pages back; they read as zeros."""
+        """Free pages; they then read as zeros."""
         self._map.madvise(mmap.MADV_REMOVE, offset, self._pages.size_of(offset))
         self._pages.free(offset)
 
     @property
     def used(self) -> int:
-        """Bytes that objects hold."""
+        """Return the bytes that objects occupy."""
         return self._pages.used
 
     def close(self) -> None:
-        """Close the file; pages stay until the last mapping goes."""
+        """Close the file; pages stay until the last mapping is removed."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -61,10 +61,11 @@ class MemoryFile:
 class MemoryObject:
     """One allocation or import. Sizes and addresses are bytes.
 
-    offset: in the memory file, -1 for memory of the program's own. cpu_address: where the CPU sees
-    it in this process; gpu_address: where its device copy lies: the same place, except for cached
-    memory that no hardware keeps coherent. gpuaddr: GPU virtual address, 0 before it has one.
-    holds: the id, CPU mappings and events that keep it; id_valid: not freed by the program.
+    offset: in the memory file; -1 for the program's own memory. cpu_address: where the CPU sees the
+    object in this process; gpu_address: address of its device copy, which is the same except for
+    cached memory that no hardware keeps coherent. gpuaddr: GPU virtual address, 0 before it has
+    one.
+    holds: references: the id, CPU mappings and events; id_valid: not freed by the program.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class MemoryObject:
         self.holds = 1
         self.id_valid = True
         self.metadata = b""
-        self.pages: mmap.mmap | None = None  # of an imported file
+        self.pages: mmap.mmap | None = None  # pages of an imported file
         self._lines: tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]] | None = None
         if cached:
             memory = mmap.mmap(-1, self.mapped_size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -88,7 +89,7 @@ class MemoryObject:
             raw = (ctypes.c_char * self.mapped_size).from_address(address)
             seen = np.frombuffer(memoryview(raw), np.uint8).reshape(-1, LINE)
             device[:] = seen
-            # What the CPU sees, what it saw when each line was last clean, and the memory itself.
+            # The CPU's view, its contents when each line was last clean, and the memory itself.
             self._lines = seen, seen.copy(), device
             self.gpu_address = device.ctypes.data
 
@@ -98,8 +99,8 @@ class MemoryObject:
         return self._lines is not None
 
     def spoil(self) -> None:
-        """Make lines stale that the GPU has written and the CPU has not: any content would be
-        right, as the cache may have loaded them at any time."""
+        """Make stale the lines that the GPU has written and the CPU has not. Any contents would be
+        correct, as the cache may have loaded these lines at any time."""
         if self._lines is not None:
             seen, clean, device = self._lines
             changed = (device != clean).any(axis=1).nonzero()[0]

@@ -30,7 +30,7 @@ GPU_READ_ONLY = 0x0100_0000  # KGSL_MEMFLAGS_GPUREADONLY
 
 class AddressSpace:
     """One process's page table. `lock` is the machine's. wide: first address and size of the range
-    that `place` uses, low: the one below 4 GiB."""
+    that `place` uses; low: the same for the range below 4 GiB."""
 
     def __init__(
         self,
@@ -45,15 +45,15 @@ class AddressSpace:
         self._wide = RangeAllocator(*wide, PAGE, name="GPU addresses")
         self._low = RangeAllocator(*low, PAGE, name="GPU addresses below 4 GiB")
         self._given: dict[int, RangeAllocator] = {}
-        self._cached: dict[int, MemoryObject] = {}  # that the GPU has used since `publish`
+        self._cached: dict[int, MemoryObject] = {}  # objects that the GPU has used since `publish`
 
     def place(self, found: MemoryObject, align: int, *, low: bool) -> None:
-        """Give an object an address, with an unmapped page behind it, and map it."""
+        """Give an object an address, followed by an unmapped page, and map it."""
         self.reserve(found, align, low=low)
         self.insert(found)
 
     def reserve(self, found: MemoryObject, align: int = PAGE, *, low: bool = False) -> None:
-        """Give an object an address and map nothing there."""
+        """Give an object an address without mapping it."""
         ranges = self._low if low else self._wide
         address = ranges.allocate(found.mapped_size + PAGE, max(align, PAGE))
         self._given[address] = ranges
@@ -79,7 +79,7 @@ class AddressSpace:
         if not found.gpuaddr:
             return
         at = bisect.bisect(self._starts, found.gpuaddr) - 1
-        if at >= 0 and self._objects[at] is found:  # else its address is only reserved
+        if at >= 0 and self._objects[at] is found:  # else the address is only reserved
             del self._starts[at], self._objects[at]
             clear(self._tables)
         ranges = self._given.pop(found.gpuaddr, None)
@@ -88,7 +88,7 @@ class AddressSpace:
         found.gpuaddr = 0
 
     def find(self, address: int) -> MemoryObject | None:
-        """The object that maps an address."""
+        """Return the object that maps an address."""
         at = bisect.bisect(self._starts, address) - 1
         if at < 0:
             return None
@@ -96,7 +96,7 @@ class AddressSpace:
         return found if address < found.gpuaddr + found.mapped_size else None
 
     def resolve(self, address: int, access: Access, client: str) -> MemoryObject:
-        """Translate; PageFault where nothing is mapped or a write is not permitted."""
+        """Translate an address. PageFault where nothing is mapped or a write is not permitted."""
         found = self.find(address)
         if found is None:
             raise PageFault(address, access, "translation", client)
@@ -108,16 +108,17 @@ class AddressSpace:
         return found
 
     def publish(self) -> None:
-        """The GPU's writes become known to programs: what CPU caches hold of them is stale.
+        """Make the GPU's writes known to programs: lines of them in CPU caches become stale.
 
-        RACE: before a program can see that work has ended, as it may store from then on."""
+        RACE: before a program can see that work has ended, as it may store from then on.
+        """
         with self.lock:
             for found in self._cached.values():
                 found.spoil()
             self._cached.clear()
 
     def touched(self, found: MemoryObject) -> None:
-        """The GPU accesses an object; for kernel drivers that want to know."""
+        """Hook, called when the GPU accesses an object; for kernel drivers that need it."""
 
     def read(self, address: int, size: int, client: str = "CP") -> bytes:
         """Read memory as the GPU sees it; PageFault."""
@@ -142,7 +143,7 @@ class AddressSpace:
                 address, data = address + length, data[length:]
 
     def new_table(self) -> NDArray[np.uint64]:
-        """Make a native translation table that unmapping clears."""
+        """Create a native translation table that unmapping clears."""
         with self.lock:
             self._tables.append(new_table())
             return self._tables[-1]
@@ -157,8 +158,8 @@ class AddressSpace:
 class LaunchMemory:
     """An address space during one launch; implements `qcom.virtual.shader.ShaderMemory`.
 
-    A fault is kept in `faults` and reported with its instruction in `culprits`; where the kernel
-    driver halts the GPU at page faults, it also ends the launch.
+    A fault is recorded in `faults`, and its instruction in `culprits`. Where the kernel driver
+    halts the GPU at page faults, a fault also ends the launch.
     """
 
     def __init__(self, space: AddressSpace, abort: Abort, *, halt: bool) -> None:
@@ -171,7 +172,7 @@ class LaunchMemory:
         self._tables: list[NDArray[np.uint64]] = []
 
     def new_tlb(self) -> NDArray[np.uint64]:
-        """Make a table for one worker thread."""
+        """Create a table for one worker thread."""
         table = self._space.new_table()
         self._tables.append(table)
         return table
@@ -206,7 +207,7 @@ class LaunchMemory:
             self._abort.set()
 
     def fetch(self, address: int, size: int) -> bytes | None:
-        """Read instructions; None after a fault, which is latched."""
+        """Read instructions; None after a fault. The fault is latched."""
         try:
             return self._space.read(address, size, "SP instruction fetch")
         except PageFault as fault:
@@ -222,5 +223,5 @@ class LaunchMemory:
             return None
 
     def close(self) -> None:
-        """End of the launch: its tables are no longer kept up to date."""
+        """End the launch: its tables are no longer kept up to date."""
         self._space.drop_tables(self._tables)

@@ -1,7 +1,7 @@
-"""Calls of msm: parameters, submit queues, fences; memory is qcom.virtual.msm.memory's.
+"""Calls of msm: parameters, submit queues, fences; qcom.virtual.msm.memory has those of memory.
 
-Source: Linux drivers/gpu/drm/msm: msm_drv.c (msm_ioctl_*), msm_submitqueue.c,
-adreno/adreno_gpu.c (adreno_get_param); drivers/gpu/drm/drm_gem.c.
+Source: Linux drivers/gpu/drm/msm: msm_drv.c (msm_ioctl_*), msm_submitqueue.c, adreno/adreno_gpu.c
+(adreno_get_param); drivers/gpu/drm/drm_gem.c.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class MsmCalls:
         self._handlers[_PRIME_FD_TO_HANDLE] = imports
 
     def call(self, request: int, argument: memoryview) -> None:
-        """One ioctl; OSError where the kernel refuses it."""
+        """Execute one ioctl; OSError where the kernel refuses it."""
         name, handler, layout = self._handlers.get(request, ("", None, None))
         if handler is None:
             self._machine.asked[f"ioctl {request:#x}"] += 1
-            # DRM knows a call by its number and type alone; an unknown one is EINVAL.
+            # DRM identifies a call by its number and type alone; an unknown one is EINVAL.
             raise refused(errno.EINVAL, f"ioctl {request:#x}")
         strike(self._machine, "any ioctl")
         strike(self._machine, name)
@@ -135,7 +135,7 @@ class MsmCalls:
         call.id = self._new_queue(call.prio).number
 
     def _queue_close(self, node: MsmNode, argument: memoryview) -> None:
-        """What it has queued still runs."""
+        """Close a queue; its queued submissions still run."""
         machine, number = self._machine, struct.unpack_from("<I", argument)[0]
         with machine.lock:
             if not number:
@@ -189,7 +189,7 @@ class MsmCalls:
         self._wait(is_idle, call.timeout, f"handle {call.handle}")
 
     def _wait(self, done: Callable[[], bool], until: Any, what: str) -> None:
-        """Wait until a time of CLOCK_MONOTONIC."""
+        """Wait until `done`, or until a time of CLOCK_MONOTONIC; then ETIMEDOUT."""
         engine, clock = self._machine.engine, self._machine.clock
         end = until.tv_sec + until.tv_nsec * 1e-9
         with engine.changed:

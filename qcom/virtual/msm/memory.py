@@ -1,4 +1,4 @@
-"""GEM objects of msm: handles, addresses, and how long memory stays.
+"""GEM objects of msm: handles, addresses, lifetime of memory.
 
 Sources: Linux drivers/gpu/drm/msm: msm_gem.c (msm_gem_new_impl, msm_gem_import, msm_gem_cpu_prep,
 msm_gem_madvise, msm_gem_close), msm_drv.c (msm_ioctl_gem_info); drivers/gpu/drm/drm_prime.c
@@ -30,9 +30,9 @@ _PRIME = struct.Struct("<IIi")  # struct drm_prime_handle: handle, flags, fd
 
 
 class GemObject(MemoryObject):
-    """uses: submissions that name it, as (queue, fence, whether it writes). is_mapped: some
-    submission has named it; before that its address is only reserved. needed: it was not given up
-    by MADV_DONTNEED. file: device and inode of what was imported."""
+    """A GEM object. uses: submissions that list it, as (queue, fence, whether it writes).
+    is_mapped: some submission has listed it; before that its address is only reserved. needed: it
+    was not released by MADV_DONTNEED. file: device and inode of an imported file."""
 
     def __init__(self, number: int, size: int, flags: int, offset: int, address: int) -> None:
         read_only = flags & constants("msm_drm").MSM_BO_GPU_READONLY
@@ -48,7 +48,7 @@ class GemObject(MemoryObject):
 
 
 def find(node: MsmNode, handle: int, code: int = errno.ENOENT) -> GemObject:
-    """The object of a handle; OSError. Under the machine's lock."""
+    """Return the object of a handle; OSError without one. Under the machine's lock."""
     found = node.objects.get(handle)
     if found is None or not found.id_valid:
         raise refused(code, f"this file has no handle {handle}")
@@ -57,13 +57,14 @@ def find(node: MsmNode, handle: int, code: int = errno.ENOENT) -> GemObject:
 
 
 def is_busy(node: MsmNode, found: GemObject, *, for_writing: bool) -> bool:
-    """Return whether submissions that write it, or for a writer any, have not ended."""
+    """Return whether submissions that write it are unfinished; for a writer, whether any that use
+    it are."""
     found.uses = [use for use in found.uses if use[0].is_pending(use[1])]
     return any(writes or for_writing for _, _, writes in found.uses)
 
 
 def address_of(node: MsmNode, found: GemObject) -> int:
-    """The address, given at the first question; OSError where there is none left."""
+    """Return the address, which is assigned at the first call; OSError where no address is left."""
     if not found.gpuaddr:
         try:
             node.space.reserve(found)
@@ -100,8 +101,8 @@ def gem_new(node: MsmNode, call: Any) -> None:
 
 
 def prime_fd_to_handle(node: MsmNode, argument: memoryview) -> None:
-    """PRIME_FD_TO_HANDLE: a file that can be mapped, in place of a dma-buf. One that this file has
-    imported before gets the handle it has, which counts no references."""
+    """PRIME_FD_TO_HANDLE: a file that can be mapped, in place of a dma-buf. A file that this node
+    has already imported gets its existing handle; handles have no reference count."""
     descriptor = _PRIME.unpack_from(argument)[2]
     with node.machine.lock:
         if not node.is_here:
@@ -160,7 +161,7 @@ def gem_info(node: MsmNode, call: Any) -> None:
 
 
 def _set_address(node: MsmNode, found: GemObject, address: int) -> None:
-    """An address of the program's choice, or 0: none."""
+    """Set an address that the program chose, or 0 for none."""
     if found.gpuaddr:
         if address:
             raise refused(errno.EBUSY, f"handle {found.id} is mapped at {found.gpuaddr:#x}")
@@ -184,7 +185,7 @@ def gem_cpu_fini(node: MsmNode, call: Any) -> None:
 
 
 def gem_madvise(node: MsmNode, call: Any) -> None:
-    """GEM_MADVISE. Memory that is not needed may go at once: here it does."""
+    """GEM_MADVISE. Memory that is not needed may be freed at once; the model does so."""
     codes = constants("msm_drm")
     if call.madv not in (codes.MSM_MADV_WILLNEED, codes.MSM_MADV_DONTNEED):
         raise refused(errno.EINVAL, f"advice {call.madv}")
@@ -195,14 +196,14 @@ def gem_madvise(node: MsmNode, call: Any) -> None:
 
 
 def gem_close(node: MsmNode, argument: memoryview) -> None:
-    """GEM_CLOSE: memory stays while submissions use it, and addresses with it; CPU mappings keep
-    the memory alone."""
+    """GEM_CLOSE: memory and addresses stay while submissions use them; CPU mappings keep only the
+    memory."""
     handle = struct.unpack_from("<I", argument)[0]
     with node.machine.lock:
         found = find(node, handle, errno.EINVAL)
         found.id_valid = False
         del node.objects[handle]
-        is_busy(node, found, for_writing=True)  # drops uses that have ended
+        is_busy(node, found, for_writing=True)  # drops finished uses
         if not found.uses:
             _let_go(node, found)
             return

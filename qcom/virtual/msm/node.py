@@ -1,7 +1,7 @@
 """The render node of msm in one program.
 
-A file of DRM has handles, submit queues and an address space of its own; here the program's files
-share one set.
+A DRM file has its own handles, submit queues and address space; here all files of a program share
+one set.
 Source: Linux drivers/gpu/drm/drm_gem.c (drm_gem_mmap), drm_vma_manager.h (where offsets begin),
 drivers/gpu/drm/msm: msm_drv.c, adreno/adreno_gpu.c (addresses).
 """
@@ -20,7 +20,7 @@ from qcom.virtual.msm.queue import MsmQueue
 from qcom.virtual.node import Ioctls, MemoryMapping, VirtualNode
 
 VA_START = 1 << 32  # ADRENO_VM_START
-_NEWER_STEP = 3  # of generation 6: from the a650 family on addresses have 16 GiB
+_NEWER_STEP = 3  # of generation 6: from the a650 family on the address space has 16 GiB
 
 
 class _Space(AddressSpace):
@@ -29,7 +29,7 @@ class _Space(AddressSpace):
         self._node = node
 
     def touched(self, found: MemoryObject) -> None:
-        """A submission keeps in place what it names; the rest may be gone."""
+        """Check the access: a submission keeps only the memory that it lists in place."""
         node = self._node
         if found.id and found.id not in node.named:
             node.machine.violate(
@@ -39,7 +39,7 @@ class _Space(AddressSpace):
 
 
 class MsmNode(VirtualNode):
-    """See VirtualNode. named: handles that the submission names which runs. faults: of the address
+    """See VirtualNode. named: handles that the running submission lists. faults: of the address
     space. queues: by number."""
 
     driver = "msm"
@@ -54,7 +54,7 @@ class MsmNode(VirtualNode):
 
     @property
     def va_size(self) -> int:
-        """Bytes of the address space (address_space_size in a6xx_catalog.c)."""
+        """Return the bytes of the address space (address_space_size in a6xx_catalog.c)."""
         facts = self.machine.facts
         wide = facts.generation == 7 or facts.step >= _NEWER_STEP
         return (16 if wide else 4) << 30
@@ -80,7 +80,7 @@ class MsmNode(VirtualNode):
         return found
 
     def _mapped(self, found: MemoryObject, mapping: MemoryMapping) -> None:
-        """GPU and CPU mappings are independent."""
+        """No-op: GPU and CPU mappings are independent."""
 
     def _end_program(self) -> None:
         super()._end_program()

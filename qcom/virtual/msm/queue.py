@@ -1,4 +1,4 @@
-"""Submit queues of msm: fences, faults, and which memory a submission keeps in place.
+"""Submit queues of msm: fences, faults, and the memory that a submission keeps in place.
 
 Source: Linux drivers/gpu/drm/msm: msm_submitqueue.c, msm_gpu.c (recover_worker).
 """
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class MsmQueue(Context):
-    """One submit queue. number: of the file. faults: hangs of its submissions; a hang skips one
-    submission, and the others go on. last: the last fence that was given out."""
+    """One submit queue. number: within the file. faults: hangs of its submissions; a hang skips one
+    submission, and the others continue. last: the last fence that was allocated."""
 
     def __init__(self, number: int, machine_id: int, node: MsmNode) -> None:
         super().__init__(machine_id, node, 0)
@@ -23,7 +23,7 @@ class MsmQueue(Context):
         self.file = node
         self.faults = 0
         self.last = 0
-        self.fences: dict[int, int] = {}  # fence: the machine's timestamp, while it has not retired
+        self.fences: dict[int, int] = {}  # fence: the machine's timestamp, until it has retired
 
     def retire(self, timestamp: int) -> None:
         """See Context."""
@@ -41,7 +41,8 @@ class MsmQueue(Context):
 
     @property
     def halts_at_page_faults(self) -> bool:
-        """Page faults of shaders are logged, and the GPU goes on (a6xx_fault_handler)."""
+        """Return False: page faults of shaders are logged, and the GPU continues
+        (a6xx_fault_handler)."""
         return False
 
     @property
@@ -50,5 +51,5 @@ class MsmQueue(Context):
         return True
 
     def is_pending(self, fence: int) -> bool:
-        """Return whether a submission has not ended."""
+        """Return whether the submission of a fence has not ended."""
         return fence in self.fences

@@ -1,7 +1,7 @@
-"""GEM_SUBMIT: what a submission must be, and what it becomes.
+"""GEM_SUBMIT: checks of a submission, and queueing.
 
 Source: Linux drivers/gpu/drm/msm/msm_gem_submit.c (msm_ioctl_gem_submit, submit_lookup_objects,
-submit_lookup_cmds); relocations exist below generation 6 alone (allow_relocs in adreno_gpu.c).
+submit_lookup_cmds); relocations exist only below generation 6 (allow_relocs in adreno_gpu.c).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LAST_FENCE = 0x7FFF_FFFF
 
 
 def gem_submit(node: MsmNode, call: Any) -> None:
-    """Check and queue; the fence comes back. Nothing is queued where a check fails."""
+    """Check and queue a submission; store its fence. Nothing is queued where a check fails."""
     codes, machine = constants("msm_drm"), node.machine
     if call.pad:
         raise refused(errno.EINVAL, "pad is not 0")
@@ -58,7 +58,7 @@ def gem_submit(node: MsmNode, call: Any) -> None:
 
 
 def _objects(node: MsmNode, call: Any) -> list[tuple[GemObject, bool]]:
-    """Objects that are named, and whether the submission writes them."""
+    """Return the listed objects, and whether the submission writes them."""
     codes, layout = constants("msm_drm"), structs("msm_drm").drm_msm_gem_submit_bo
     entries = []
     wanted = codes.MSM_SUBMIT_BO_READ | codes.MSM_SUBMIT_BO_WRITE
@@ -99,7 +99,7 @@ def _commands(node: MsmNode, call: Any) -> list[Any]:
 def _buffers(
     node: MsmNode, objects: list[tuple[GemObject, bool]], commands: list[Any]
 ) -> tuple[tuple[int, int], ...]:
-    """Map what is named; where the command buffers lie that the GPU runs."""
+    """Map the listed objects; return the command buffers for the GPU."""
     for found, _ in objects:
         if not found.needed:
             raise refused(errno.EBUSY, f"handle {found.id} was given up by MADV_DONTNEED")

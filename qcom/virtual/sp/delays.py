@@ -1,18 +1,19 @@
-"""Cycles between an instruction and the next one that reads its result, which code must fill.
+"""Required delays, in cycles, between an instruction and the next reader of its result.
 
-Categories 1 to 3 write their destination some cycles after they begin, and the GPU does not wait:
-other instructions, (nopN) or `nop` must lie between. Another instruction of these categories that
-reads the same register with the same width waits least; one that reads half of a whole register,
-or a whole one of halves, and all other categories wait longest, as do readers of a0.x and of
-predicates. A repetition of (rptN) reads and writes one cycle after the one before it; the third
-source of mad, on generation 7 of all of category 3, is read late. Categories 4 to 7, jumps and the
-scalar unit take no cycle here, but for (nopN). Registers that a0.x chooses are left out. What reads
-a1.x may wait for it with (ss) too, as Mesa's early preambles do.
+Instructions of categories 1 to 3 write their destination some cycles after they begin, and the GPU
+does not wait for it: code must place other instructions, (nopN) or `nop` in between. The delay is
+shortest for another instruction of these categories that reads the same register with the same
+width. It is longest for one that reads half of a whole register or a whole register made of halves,
+for all other categories, and for readers of a0.x and of predicates. Each repetition of (rptN) reads
+and writes one cycle after the one before it. The third source of mad, and on generation 7 of all of
+category 3, is read late. Categories 4 to 7, jumps and the scalar unit count as zero cycles here,
+except for (nopN). Registers selected by a0.x are not checked. A reader of a1.x may also wait for it
+with (ss), as Mesa's early preambles do.
 
-The limits are the lowest that Mesa keeps: what a later version allows is right code.
-Source: Mesa 25.2.7, src/freedreno/ir3/ir3_delay.c (ir3_src_read_delay), ir3_legalize.c
-(delay_calc, delay_update, count_instruction), ir3_compiler.c (delay_slots); for category 3 of
-generation 7 the code that it makes.
+The limits are the lowest that Mesa keeps: code that a later version allows is correct.
+Source: Mesa 25.2.7, src/freedreno/ir3/ir3_delay.c (ir3_src_read_delay), ir3_legalize.c (delay_calc,
+delay_update, count_instruction), ir3_compiler.c (delay_slots); for category 3 of generation 7 the
+code that it makes.
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ from qcom.virtual.sp.touched import Touched, is_shared
 _TESTS = {"br": 1, "bany": 1, "ball": 1, "brao": 2, "braa": 2, "kill": 1}  # predicates read
 _UNCOUNTED = frozenset({"br", "brao", "braa", "jump"})
 _BY_A1 = (1, 7)  # DESC_MODE: CAT5_BINDLESS_A1_UNIFORM, CAT5_BINDLESS_A1_IMM
-_SEVERAL = {"swz": 2, "gat": 4, "sct": 4}  # moves that they are, one in each cycle
-# Where a result is: a whole register's number, a half one's, a half's that is read by other
-# categories, a predicate's or a0.x.
-_BEHIND_END, _BEHIND_SECOND = 6, 4  # cycles behind prede, and the second of predt and predf
-_MANY = 32  # entries, after which those of the past are dropped
+_SEVERAL = {"swz": 2, "gat": 4, "sct": 4}  # number of moves that each consists of, one per cycle
+# Location of a result: number of a full register, of a half register, of a half read by other
+# categories, of a predicate or a0.x.
+_BEHIND_END, _BEHIND_SECOND = 6, 4  # cycles after prede, and after the second of predt and predf
+_MANY = 32  # entries, above which expired ones are dropped
 _HALF, _OTHER, _SPECIAL = 1 << 10, 2 << 10, 3 << 10
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Cycles between: arithmetic alike; arithmetic and all else; the begin of an instruction and
-    its third source, of which instructions."""
+    """Minimum delays in cycles. alike: between arithmetic of the same width; other: between
+    arithmetic and any other reader; third: between the begin of an instruction and the read of its
+    third source, for the instructions in `late`."""
 
     alike: int
     other: int
@@ -51,10 +53,10 @@ _LIMITS = {6: Limits(3, 6, 2, ("mad",)), 7: Limits(2, 5, 1, ("",))}
 
 @dataclass(frozen=True)
 class Timing:
-    """Properties of an instruction that matter for delays. reads: where, and how many cycles after
-    its begin. writes: registers of arithmetic, whether half, and their cycle. waited: halves whose
-    readers need not wait for earlier arithmetic. first, more: cycles until it has begun, and
-    beyond."""
+    """Properties of an instruction that matter for delays. reads: locations, and cycles after its
+    begin. writes: registers that arithmetic writes, whether half, and the cycle. waited: halves
+    whose readers need not wait for earlier arithmetic. first, more: cycles until the instruction
+    begins, and the cycles after that."""
 
     reads: tuple[tuple[int, int], ...]
     writes: tuple[tuple[int, bool, int], ...]
@@ -64,7 +66,7 @@ class Timing:
 
     @classmethod
     def of(cls, op: Op, one: Touched, scalar: bool, limits: Limits) -> Timing:
-        """The timing of an instruction. scalar: the scalar unit executes it."""
+        """Return the timing of an instruction. scalar: the scalar unit executes it."""
         alu = op.category in (1, 2, 3)
         counted = (alu and not scalar) or (op.category == 0 and op.name not in _UNCOUNTED)
         return cls(
@@ -77,14 +79,14 @@ class Timing:
 
 
 def limits_of(generation: int) -> Limits:
-    """The limits of a generation of GPUs."""
+    """Return the limits of a GPU generation."""
     return _LIMITS[generation]
 
 
 @dataclass
 class Delays:
-    """Results that are under way: where -> (the cycle that may read it, the instruction it is
-    from). cycle: now, counted from the begin of a block."""
+    """Results in flight: location -> (the first cycle that may read it, the instruction that
+    produced it). cycle: the current one, counted from the begin of a block."""
 
     limits: Limits
     ready: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -94,11 +96,11 @@ class Delays:
         return Delays(self.limits, dict(self.ready), self.cycle)
 
     def become(self, other: Delays) -> None:
-        """Take over what is under way there."""
+        """Replace this state by a copy of another."""
         self.ready, self.cycle = dict(other.ready), other.cycle
 
     def join(self, other: Delays) -> bool:
-        """Add what is under way at the end of another way; whether that is new."""
+        """Add the results in flight at the end of another path; return whether any is new."""
         new = False
         for where, (cycle, maker) in other.ready.items():
             left = cycle - other.cycle
@@ -108,12 +110,12 @@ class Delays:
         return new
 
     def synchronise(self) -> None:
-        """(ss): a1.x is there."""
+        """Apply (ss): a1.x is available."""
         self.ready.pop(_SPECIAL + A1, None)
 
     def missing(self, timing: Timing) -> tuple[int, int, int] | None:
-        """Return the source that an instruction reads most cycles too early: (cycles, where,
-        from)."""
+        """Return the source that an instruction reads the most cycles too early: (cycles, location,
+        producer)."""
         worst = 0, 0, 0
         for where, late in timing.reads:
             cycle, maker = self.ready.get(where, (0, 0))
@@ -123,12 +125,12 @@ class Delays:
         return worst if worst[0] else None
 
     def note(self, index: int, timing: Timing) -> None:
-        """Let time pass by an instruction, and its results be under way."""
+        """Advance time by an instruction and add its results."""
         self.cycle += timing.first
         for number, half, turn in timing.writes:
             self._write(number, half, self.cycle + turn, index)
         if self.ready:
-            # What must be waited for with (ss) or (sy) comes after what was written before.
+            # A result that needs (ss) or (sy) arrives after anything written before.
             for part in timing.waited:
                 for where in (part // 2, _HALF + part, _OTHER + part):
                     self.ready.pop(where, None)
@@ -182,7 +184,7 @@ def _reads(op: Op, one: Touched, limits: Limits) -> Iterator[tuple[int, int]]:
 
 
 def _reads_a1(op: Op) -> bool:
-    """Return whether a1.x says where: of the constant file, or which descriptors."""
+    """Return whether a1.x selects the place in the constant file or the descriptors."""
     if op.name in ("stc", "ldg.k"):
         return bool(op.raw("DST") >> 8)  # a1.x and an offset
     if op.category == 5 and op.flag("S2EN_BINDLESS"):
@@ -223,7 +225,7 @@ def _sources(op: Op, limits: Limits) -> Iterator[tuple[Operand, int]]:
 
 
 def _written(op: Op) -> Iterator[tuple[int, bool, int]]:
-    """The registers that arithmetic writes: number, half, cycle."""
+    """Yield the registers that arithmetic writes: number, half, cycle."""
     if op.name in _SEVERAL:
         half = bool(op.raw("DST_HALF"))
         for turn in range(_SEVERAL[op.name]):
@@ -257,15 +259,15 @@ def _more_cycles(op: Op) -> int:
 
 
 def _nops(op: Op) -> int:
-    """(nopN), which the (r) flags count where nothing repeats."""
+    """Return N of (nopN), which the (r) flags encode in instructions without repetition."""
     if op.category not in (2, 3) or op.repeat:
         return 0
     return op.raw("SRC1_R") + 2 * op.raw("SRC2_R")
 
 
 def behind_predication(program: Program) -> Iterator[str]:
-    """Say where nops lack that some GPUs need behind the second side's begin and the end of
-    predicated code (ir3_legalize.c, add_predication_workaround)."""
+    """Report missing nops after the begin of the second side and after the end of predicated code,
+    which some GPUs need (ir3_legalize.c, add_predication_workaround)."""
     for block in program.blocks.values():
         sides = 0
         for op in block.ops:
@@ -282,7 +284,7 @@ def behind_predication(program: Program) -> Iterator[str]:
 
 
 def name_of(where: int) -> str:
-    """A register as Mesa's disassembler prints it."""
+    """Return a register's name as Mesa's disassembler prints it."""
     kind, number = where & -_HALF, where % _HALF
     if kind == _OTHER:
         number //= 2

@@ -1,4 +1,4 @@
-"""Formats of texels: how components lie in memory, and what they mean.
+"""Formats of texels: layout and meaning of their components.
 
 Source: Mesa 25.0.7, src/freedreno/registers/adreno/a6xx.xml, a6xx_format.
 """
@@ -18,7 +18,8 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Format:
-    """kind: "unorm", "snorm", "uint", "sint" or "float". bits: of each component."""
+    """A format of texels. kind: "unorm", "snorm", "uint", "sint" or "float". bits: of each
+    component."""
 
     name: str
     kind: str
@@ -27,7 +28,7 @@ class Format:
 
     @property
     def size(self) -> int:
-        """Bytes of a texel."""
+        """Return the bytes of a texel."""
         return self.bits * self.components // 8
 
     @property
@@ -56,7 +57,8 @@ FORMATS = {
 
 
 def format_of(number: int) -> Format:
-    """Raises NotSupported for those that the shader processors do not know."""
+    """Return a format by number. NotSupported for formats that the shader processors do not
+    implement."""
     found = FORMATS.get(number)
     if found is None:
         raise NotSupported("the virtual shader processors do not support the texel format",
@@ -65,8 +67,8 @@ def format_of(number: int) -> Format:
 
 
 def decoded(texels: Array, form: Format) -> Array:
-    """Turn bytes [n, size] into components [n, 4]: float32, uint32 or int32. Those that a format
-    lacks are 0, the fourth 1."""
+    """Turn bytes [n, size] into components [n, 4]: float32, uint32 or int32. Components that a
+    format lacks are 0, the fourth 1."""
     letter = {"float": "f", "uint": "u", "unorm": "u", "sint": "i", "snorm": "i"}[form.kind]
     parts = np.ascontiguousarray(texels).view(f"<{letter}{form.bits // 8}")
     kind = {"uint": np.uint32, "sint": np.int32}.get(form.kind, np.float32)
@@ -84,7 +86,7 @@ def _scaled(parts: Array, form: Format) -> Array:
 
 
 def encoded(values: Array, form: Format) -> Array:
-    """Turn components [n, 4] into bytes [n, size]; out of range to the nearest end."""
+    """Turn components [n, 4] into bytes [n, size]; values out of range go to the nearest end."""
     values = values[:, : form.components]
     letter = {"float": "f", "uint": "u", "unorm": "u", "sint": "i", "snorm": "i"}[form.kind]
     kind = np.dtype(f"<{letter}{form.bits // 8}")

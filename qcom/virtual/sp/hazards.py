@@ -1,11 +1,12 @@
-"""Rules that code must keep and that show as stale values on a GPU: flags and delays.
+"""Checks of rules whose violation shows as stale values on a GPU: flags and delays.
 
-Results of some instructions arrive late. What reads or overwrites them must carry, or come after,
-a flag that waits: (ss) for category 4, local memory, shuffles and shared registers, (sy) for other
-loads, samplers and atomics. What such instructions read is taken late too. A join of two ways has
-what is late on either; so have the sides of predicated code, which are for different threads. All
-code that control can reach counts, whether or not it has run. Results that come after a number of
-cycles are in `delays`. Constants beyond CONSTLEN count too.
+Results of some instructions arrive late. An instruction that reads or overwrites them must carry,
+or come after, a flag that waits: (ss) for category 4, local memory, shuffles and shared registers,
+(sy) for other loads, samplers and atomics. Such instructions also read their sources late. Where
+two paths join, everything that is late on either is late; the same holds for the two sides of
+predicated code, which run for different threads. All reachable code is checked, whether or not it
+has run. Results that arrive after a number of cycles are in `delays`. Reads of constants beyond
+CONSTLEN are reported too.
 Source: Mesa 25.0.7, src/freedreno/ir3/ir3_legalize.c (legalize_block), ir3.h (is_ss_producer,
 is_sy_producer, is_war_hazard_producer), ir3.c (is_scalar_alu).
 """
@@ -23,15 +24,15 @@ from qcom.virtual.sp.touched import Touched, is_shared, touched
 _LOCAL_LOADS = ("ldl", "ldlv", "ldlw")
 _LOADS = ("ldg", "ldg.a", "ldib.b", "ldp", "ldc", "ray_intersection")
 _STORES = ("stg", "stg.a", "stl", "stlw", "stp", "stib.b")
-_MOST = 32  # violations that are listed
+_MOST = 32  # most violations listed
 Readable = Callable[[int], bool]
-_Late = dict[int, int]  # half of a register -> the instruction that has it late
+_Late = dict[int, int]  # half of a register -> the instruction that reads or writes it late
 
 
 @dataclass
 class State:
-    """Late results: results that arrive by themselves; results to be waited for by (ss), (sy);
-    sources to be waited for by (ss), by either; results of the scalar unit, by their width;
+    """Late results: those that arrive without a flag; those that need (ss), those that need (sy);
+    sources that need (ss), sources that need either; results of the scalar unit, by width;
     constants (key 0)."""
 
     delays: Delays
@@ -54,7 +55,7 @@ class State:
         )  # fmt: skip
 
     def join(self, other: State) -> bool:
-        """Add what is late on another way; whether that is new."""
+        """Add what is late on another path; return whether any of it is new."""
         new = self.delays.join(other.delays)
         for mine, theirs in zip(self._late(), other._late(), strict=True):
             for half, index in theirs.items():
@@ -64,7 +65,7 @@ class State:
         return new
 
     def become(self, other: State) -> None:
-        """Take over what is late there."""
+        """Replace this state by a copy of another."""
         self.delays.become(other.delays)
         for mine, theirs in zip(self._late(), other._late(), strict=True):
             mine.clear()
@@ -86,7 +87,7 @@ class State:
 
 @dataclass(frozen=True)
 class Facts:
-    """Effects of an instruction, looked up once. scalar: the scalar unit executes it."""
+    """Effects of an instruction, computed once. scalar: the scalar unit executes it."""
 
     touched: Touched
     scalar: bool
@@ -96,8 +97,8 @@ class Facts:
 def violations(
     program: Program, generation: int, scalar_unit: bool, readable: Readable | None = None
 ) -> tuple[str, ...]:
-    """Return what a program breaks, in words, each instruction once. readable: whether a dispatch
-    has a word of the constant file (all of them)."""
+    """Return the rules that a program breaks, as texts, each instruction once. readable: whether a
+    dispatch has a word of the constant file (default: all)."""
     limits, known = limits_of(generation), dict[int, Facts]()
     found: dict[int, str] = {}
     for op in program.ops():

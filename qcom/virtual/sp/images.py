@@ -1,6 +1,7 @@
-"""Images and samplers: what the lanes of a wave load, store and sample, in NumPy.
+"""Images and samplers: loads, stores and samples of a wave's lanes, in NumPy.
 
-Linear images (TILE6_LINEAR) of one level; buffers as images; nearest and linear filters.
+Supported are linear images (TILE6_LINEAR) of one level, buffers as images, nearest and linear
+filters.
 Source: Mesa 25.0.7, src/freedreno/registers/adreno/a6xx.xml (A6XX_TEX_CONST, A6XX_TEX_SAMP),
 src/freedreno/fdl/fd6_view.c, ir3/ir3_compiler_nir.c (order of coordinates).
 """
@@ -25,7 +26,7 @@ REPEAT, TO_EDGE, MIRROR, TO_BORDER, MIRROR_ONCE = range(5)
 _COORDINATES = 4
 _ELEMENT = {"f16": 2, "u16": 2, "s16": 2, "f32": 4, "u32": 4, "s32": 4}  # bytes by type
 _PLAIN = {1: 0x05, 2: 0x18, 4: 0x4B}  # FMT6_8_UINT, FMT6_16_UINT, FMT6_32_UINT, by bytes
-# GPU addresses [n], bytes of each, what to write [n, bytes] -> what is there [n, bytes]
+# GPU addresses [n], bytes at each, data to write [n, bytes] -> contents [n, bytes]
 Move = Callable[[Array, int, Access, Array | None], Array]
 
 
@@ -50,7 +51,7 @@ class Texture:
 
     @classmethod
     def of(cls, words: Array) -> Texture:
-        """Read a descriptor. Raises NotSupported for what is not executed."""
+        """Read a descriptor. Raises NotSupported for features that are not implemented."""
         w = [int(word) for word in words]
         if _bits(w[0], 0, 1):
             raise NotSupported("tiled images are not implemented", tile_mode=_bits(w[0], 0, 1))
@@ -71,10 +72,10 @@ class Texture:
         )  # fmt: skip
 
     def elements(self, size: int) -> Texture:
-        """Return the buffer as elements of `size` bytes, whatever its format's texels have.
+        """Return the buffer as elements of `size` bytes, whatever the texel size of its format.
 
-        isam.v reads buffers so: turnip describes buffers as 16-bit texels from the 740 on and reads
-        32-bit words through that (Mesa 25.0.7 tu_descriptor_set.cc, write_buffer_descriptor).
+        isam.v reads buffers this way: turnip describes buffers as 16-bit texels from the 740 on and
+        reads 32-bit words through that (Mesa 25.0.7 tu_descriptor_set.cc, write_buffer_descriptor).
         """
         if self.kind != BUFFER or self.form.size == size:
             return self
@@ -83,7 +84,7 @@ class Texture:
         )
 
     def places(self, at: Array) -> tuple[Array, Array]:
-        """Addresses of texels [3, n]; which of them lie in the image."""
+        """Return the addresses of texels [3, n], and which of them are inside the image."""
         x, y, z = at
         inside = (x >= 0) & (y >= 0) & (z >= 0)
         inside &= (x < self.width) & (y < self.height) & (z < self.depth)
@@ -91,7 +92,8 @@ class Texture:
         return (np.uint64(self.base) + offsets.astype(np.uint64)), inside
 
     def read(self, at: Array, move: Move) -> tuple[Array, Array]:
-        """Components [n, 4] of texels [3, n], zeros outside; which lie in the image."""
+        """Return components [n, 4] of texels [3, n], zeros outside, and which are inside the
+        image."""
         addresses, inside = self.places(at)
         found = np.zeros((at.shape[1], self.form.size), np.uint8)
         if inside.any():
@@ -120,7 +122,7 @@ class Sampler:
 
     @classmethod
     def of(cls, words: Array) -> Sampler:
-        """Read a descriptor. Raises NotSupported for what is not executed."""
+        """Read a descriptor. Raises NotSupported for features that are not implemented."""
         w = [int(word) for word in words]
         magnified = _bits(w[0], 1, 2)
         if magnified > 1 or _bits(w[2], 0, 1):
@@ -130,7 +132,7 @@ class Sampler:
 
     @staticmethod
     def wrapped(at: Array, size: int, wrap: int) -> Array:
-        """Bring texel numbers into an image; what is to be the border's becomes -1."""
+        """Wrap texel numbers into an image; -1 for those that read the border."""
         if wrap == REPEAT:
             found: Array = at % size
         elif wrap == MIRROR:
@@ -146,7 +148,7 @@ class Sampler:
 
 
 class Images:
-    """Executes the instructions of images for one wave. move: reads and writes GPU memory."""
+    """Executes image instructions for one wave. move: reads and writes GPU memory."""
 
     def __init__(self, move: Move, borders: int) -> None:
         self._move, self._borders = move, borders
@@ -250,7 +252,7 @@ class Images:
 
     @staticmethod
     def _corners(at: Array, linear: bool) -> list[tuple[Array, Array]]:
-        """Texels on an axis, and their shares."""
+        """Return the texels on an axis and their weights."""
         if not linear:
             return [(np.floor(at).astype(np.int64), np.ones(len(at)))]
         low = np.floor(at - 0.5)
@@ -281,7 +283,7 @@ def _as_float(words: Array, half: bool) -> Array:
 
 
 def _as_type(components: Array, name: str) -> Array:
-    """Words [4, n] of components [n, 4], as a type of registers."""
+    """Convert components [n, 4] to words [4, n] of a register type."""
     if name == "f16":
         return components.astype(np.float16).T.copy().view(np.uint16).astype(np.uint32)
     if components.dtype == np.float32:
@@ -291,7 +293,7 @@ def _as_type(components: Array, name: str) -> Array:
 
 
 def _from_type(words: Array, name: str) -> Array:
-    """Words as registers of a type hold them, as f32 or as integers of 32 bits."""
+    """Convert words of registers of a type to f32 or 32-bit integers."""
     if name == "f16":
         return words.astype(np.uint16).view(np.float16).astype(np.float32).view(np.uint32)
     if name == "s16":

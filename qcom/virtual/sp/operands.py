@@ -13,14 +13,14 @@ from functools import cached_property
 from qcom.virtual.isa.decoder.decode import Instruction
 
 # Registers are numbered GPR * 4 + component.
-SHARED = 48 * 4  # r48.x: from here on a register is the wave's, not a thread's
+SHARED = 48 * 4  # r48.x: registers from here on belong to the wave, not to a thread
 SHARED_END = 56 * 4
 A0, A1 = 61 * 4, 61 * 4 + 1
 P0 = 62 * 4
 NONE = 63 * 4
 TYPES = ("f16", "f32", "u16", "u32", "s16", "s32", "u8", "u8_32")
 WIDE = 6  # of atomics: u64 in place of u8
-# Values of the float look-up table, as bits of f32 and of f16 are rounded from them.
+# Values of the float look-up table; its f32 and f16 bits are rounded from them.
 _E, _PI = 2.718281828459045, 3.141592653589793
 _LOG2_E, _LOG2_10 = 1.4426950408889634, 3.321928094887362
 FLUT = (
@@ -30,7 +30,7 @@ FLUT = (
 
 
 class Kind(enum.Enum):
-    """Where an operand is."""
+    """Location of an operand."""
 
     REGISTER = "register"
     CONSTANT = "constant"
@@ -41,8 +41,8 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Operand:
-    """number: of a register or constant; what is added to a0.x; an immediate's bits. half: 16 bits
-    wide. step: (r), the next register at each repetition."""
+    """An operand. number: of a register or constant; the offset to a0.x; an immediate's bits. half:
+    16 bits wide. step: (r), the next register at each repetition."""
 
     kind: Kind
     number: int
@@ -52,14 +52,14 @@ class Operand:
     absolute: bool = False
 
     def at(self, turn: int) -> Operand:
-        """The operand of a repetition."""
+        """Return the operand of a repetition."""
         if not turn or not self.step or self.kind is Kind.IMMEDIATE:
             return self
         return replace(self, number=self.number + turn)
 
 
 class Op:
-    """One instruction of a program: its place in instructions, what it is, its operands."""
+    """One instruction of a program: its index, its encoding, its operands."""
 
     def __init__(self, index: int, scope: Instruction) -> None:
         self.index, self.scope = index, scope
@@ -74,15 +74,15 @@ class Op:
 
     @property
     def text(self) -> str:
-        """As Mesa's disassembler prints it."""
+        """Return the text as Mesa's disassembler prints it."""
         return self.scope.text()
 
     def flag(self, name: str) -> bool:
-        """A field of one bit, False where the encoding has none."""
+        """Return a field of one bit; False where the encoding has none."""
         return self._flag(name)
 
     def raw(self, name: str) -> int:
-        """A field's bits."""
+        """Return a field's bits."""
         return self.scope.raw(name)
 
     # ---- categories 2 to 4 ---------------------------------------------------------------------
@@ -94,14 +94,14 @@ class Op:
 
     @cached_property
     def target(self) -> Operand:
-        """The destination of an instruction of category 2, 3 or 4."""
+        """Return the destination of an instruction of category 2, 3 or 4."""
         number = self.scope.raw("DST")
         half = bool(self.scope.raw("DST_HALF")) if self.scope.has("DST_HALF") else False
         return Operand(Kind.REGISTER, number, half, step=True)
 
     @cached_property
     def sources(self) -> tuple[Operand, ...]:
-        """The sources of an instruction of category 2, 3 or 4."""
+        """Return the sources of an instruction of category 2, 3 or 4."""
         if self.category == 3:
             return self._three()
         names = ("SRC",) if self.category == 4 else ("SRC1", "SRC2")
@@ -109,7 +109,7 @@ class Op:
 
     @property
     def _packed_nops(self) -> bool:
-        """(r) flags count nops where nothing repeats."""
+        """Return whether the (r) flags count nops, as they do without repetition."""
         return self.category in (2, 3) and self.repeat == 0
 
     def _step(self, name: str) -> bool:
@@ -161,12 +161,12 @@ class Op:
 
     @cached_property
     def types(self) -> tuple[str, str]:
-        """From which type to which a move converts."""
+        """Return source and destination type of a move."""
         return TYPES[self.scope.raw("SRC_TYPE")], TYPES[self.scope.raw("DST_TYPE")]
 
     @cached_property
     def moved(self) -> tuple[Operand, Operand]:
-        """Destination and source of a mov, cov or movs."""
+        """Return destination and source of a mov, cov or movs."""
         scope = self.scope
         half, wide = bool(scope.raw("HALF")), bool(scope.raw("DST_HALF"))
         relative = bool(scope.raw("DST_REL")) if scope.has("DST_REL") else False
@@ -187,5 +187,5 @@ class Op:
 
 
 def float_bits(value: float, half: bool) -> int:
-    """The bits of a float of 16 or 32 bits."""
+    """Return the bits of a float of 16 or 32 bits."""
     return int.from_bytes(struct.pack("<e" if half else "<f", value), "little")

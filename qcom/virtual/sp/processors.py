@@ -1,4 +1,4 @@
-"""The virtual shader processors: run dispatches by translating ir3 to native code once."""
+"""The virtual shader processors: translate ir3 to native code once and run dispatches with it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from qcom.virtual.sp.translator.translate import Shape, translate
 
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
 _KERNEL = "ugpu_ir3_kernel"
-_MOST_CAREFUL = 600  # instructions of a kernel whose native code is made with care
+_MOST_CAREFUL = 600  # most instructions of a kernel whose native code is optimised
 _ENDINGS = {
     layout.ILLEGAL: Ending.ILLEGAL_INSTRUCTION, layout.NO_CODE: Ending.FETCH_FAULT,
     layout.NOT_IMPLEMENTED: Ending.NOT_IMPLEMENTED, layout.CODE_END: Ending.CODE_END,
@@ -50,7 +50,7 @@ _SEVERITY = (
 
 @dataclass(frozen=True)
 class Source:
-    """A decoded program. rules: what it breaks, in words."""
+    """A decoded program. rules: the rules that it breaks, as texts."""
 
     program: Program
     digest: str
@@ -59,7 +59,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A program translated for one shape. here: a usual thread has the stack for it."""
+    """A program translated for one shape. here: whether a usual thread's stack is large enough for
+    it."""
 
     code: jit.Loaded
     address: int
@@ -70,11 +71,12 @@ class Kernel:
 class Processors:
     """All shader processors of a GPU; a `ShaderProcessors`.
 
-    workers: host threads to spread workgroups over (default: one a host CPU). cache: folder for
-    compiled code, shared by processes; None keeps it in memory only. private_slots: shader
-    processors that the driver has private memory for. debugger: halts waves, all of which one
-    thread runs then. keep_registers: a wave finds in registers what others left there, as in
-    hardware, which is slower; else a value that says so. Local memory keeps its content always.
+    workers: number of host threads for workgroups (default: one per host CPU). cache: folder for
+    compiled code, shared by processes; None keeps it in memory only. private_slots: number of
+    shader processors for which the driver has private memory. debugger: halts waves; one thread
+    then runs all of them. keep_registers: a wave's registers initially hold what other waves left
+    there, as in hardware, which is slower; otherwise they hold a value that marks them as
+    undefined. Local memory always keeps its contents.
     """
 
     def __init__(
@@ -101,7 +103,8 @@ class Processors:
     def launch(self, dispatch: Dispatch, memory: ShaderMemory, abort: Abort) -> Outcome:
         """Run a dispatch to its end. Called by one thread at a time.
 
-        Raises what a callback of the memory raised, and NotSupported for kernels of too much code.
+        Raises the exceptions of the memory's callbacks, and NotSupported for kernels with too much
+        code.
         """
         try:
             launch = Launch.of(dispatch)
@@ -138,7 +141,7 @@ class Processors:
     def _work(
         self, worker: Worker, number: int, kernel: Kernel, run: Run, source: Source
     ) -> Outcome:
-        """Run workgroups on this thread until none is left or a wave cannot go on."""
+        """Run workgroups on this thread until none is left or a wave cannot continue."""
         rules = source.rules
         try:
             worker.prepare(run, number)
@@ -206,7 +209,7 @@ class Processors:
 
 
 def _halted(worker: Worker, kernel: Kernel, run: Run, code: int, rules: tuple[str, ...]) -> Outcome:
-    """Describe a wave that could not go on."""
+    """Describe a wave that could not continue."""
     index = worker.quad(layout.HALT_AT)
     ending = _ENDINGS[code]
     words = run.program.words

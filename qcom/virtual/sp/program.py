@@ -1,4 +1,4 @@
-"""Fetch and decode a kernel: the instructions that control can reach, in basic blocks."""
+"""Fetch and decode a kernel: its reachable instructions, in basic blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qcom.virtual.sp.operands import Op
 
 INSTRUCTION = 8  # bytes
 _PAGE = 4096
-# Instructions that end a block; all but `end` and `jump` may go on behind themselves.
+# Instructions that end a block; all but `end` and `jump` may fall through.
 BRANCHES = frozenset({
     "br", "brao", "braa", "bany", "ball", "jump", "getone", "getlast", "shps",
 })  # fmt: skip
@@ -23,11 +23,11 @@ _ENDS = BRANCHES | {"end", "bar", "shpe"}
 
 
 class Stop(enum.Enum):
-    """Why a block ends where it does, if not with an instruction that steers control."""
+    """Why a block ends without a control-flow instruction."""
 
     NONE = "none"
     ILLEGAL = "illegal"  # the word there is not an instruction
-    CODE_END = "code end"  # the code is not longer
+    CODE_END = "code end"  # the end of the code
     NO_CODE = "no code"  # not mapped
 
 
@@ -42,12 +42,12 @@ class Block:
 
     @property
     def last(self) -> Op | None:
-        """The last instruction."""
+        """Return the last instruction."""
         return self.ops[-1] if self.ops else None
 
     @property
     def target(self) -> int | None:
-        """Where the branch at its end goes."""
+        """Return the target of the branch at the block's end."""
         last = self.last
         if last is None or last.name not in BRANCHES:
             return None
@@ -61,7 +61,7 @@ class Block:
 
     @property
     def successors(self) -> tuple[int, ...]:
-        """Blocks that may come next."""
+        """Return the blocks that may run next."""
         found = [self.end] if self.falls else []
         target = self.target
         return tuple(found if target is None else [*found, target])
@@ -69,24 +69,24 @@ class Block:
 
 @dataclass(frozen=True)
 class Program:
-    """Blocks by their first instruction, in the order of addresses. words: the code."""
+    """Blocks by their first instruction, in address order. words: the code."""
 
     blocks: dict[int, Block]
     words: tuple[int, ...]
 
     def ops(self) -> Iterator[Op]:
-        """All instructions."""
+        """Yield all instructions."""
         for block in self.blocks.values():
             yield from block.ops
 
     @cached_property
     def by_index(self) -> dict[int, Op]:
-        """Instructions by their place."""
+        """Return the instructions by index."""
         return {op.index: op for op in self.ops()}
 
 
 def fetched(memory: ShaderMemory, address: int, size: int) -> tuple[bytes, bool]:
-    """Read a kernel, as far as it is mapped; whether all of it is."""
+    """Read a kernel as far as it is mapped; return also whether all of it is."""
     code = memory.fetch(address, size)
     if code is not None:
         return code, True
@@ -101,7 +101,7 @@ def fetched(memory: ShaderMemory, address: int, size: int) -> tuple[bytes, bool]
 
 
 def load(code: bytes, whole: bool, table: Table) -> Program:
-    """Decode what control can reach from the first instruction on."""
+    """Decode the code that is reachable from the first instruction."""
     words = struct.unpack(f"<{len(code) // INSTRUCTION}Q", code[: len(code) & -INSTRUCTION])
     missing = Stop.CODE_END if whole else Stop.NO_CODE
     ops: dict[int, Op | Stop] = {}
@@ -129,7 +129,7 @@ def _at(index: int, words: tuple[int, ...], table: Table, missing: Stop) -> Op |
     found = decode(words[index], table)
     if found is None:
         return Stop.ILLEGAL
-    found.text()  # looks at all fields
+    found.text()  # decodes all fields
     return Stop.ILLEGAL if found.faults else Op(index, found)
 
 

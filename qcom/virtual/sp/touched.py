@@ -1,6 +1,6 @@
-"""Which registers an instruction reads and writes, by halves: 2n and 2n + 1 stand for register n.
+"""Registers that an instruction reads and writes, by halves: 2n and 2n + 1 stand for register n.
 
-Registers that a0.x chooses are not known, and left out.
+Registers selected by a0.x are not known, and omitted.
 Source: Mesa 25.0.7, src/freedreno/isa/ir3-cat*.xml.
 """
 
@@ -16,8 +16,8 @@ _SOURCES = {"ldl": "SRC", "ldlw": "SRC", "ldp": "SRC", "stl": "DST", "stlw": "DS
 
 @dataclass
 class Touched:
-    """constants: whether it reads the constant file. words: which words of it, but for those that
-    a0.x chooses."""
+    """Registers, by halves. constants: whether the instruction reads the constant file. words: the
+    words of it that are read, except those selected by a0.x."""
 
     reads: set[int] = field(default_factory=set)
     writes: set[int] = field(default_factory=set)
@@ -31,7 +31,7 @@ class Touched:
 
 
 def halves(number: int, half: bool, count: int = 1) -> set[int]:
-    """The halves of registers that follow each other; none of a0, p0 and r63."""
+    """Return the halves of consecutive registers; none of a0, p0 and r63."""
     found: set[int] = set()
     for k in range(number, number + count):
         if number >= A0 or (SHARED_END <= k < A0):
@@ -45,7 +45,7 @@ def halves(number: int, half: bool, count: int = 1) -> set[int]:
 
 
 def is_shared(half: int) -> bool:
-    """Return whether a half is one of a shared register."""
+    """Return whether a half belongs to a shared register."""
     return half >= 2 * SHARED
 
 
@@ -110,7 +110,7 @@ def _sampled(op: Op, found: Touched) -> None:
 
 
 def _register(op: Op, name: str) -> int | None:
-    """The number of a register source, None of an immediate or a constant."""
+    """Return the number of a register source; None for an immediate or a constant."""
     if not op.scope.has(name) or op.flag(name + "_IM") or op.flag(name + "_CONST"):
         return None
     return op.raw(name)

@@ -1,1 +1,1 @@
-"""Instructions of ir3 taken apart, by the generated table."""
+"""Decoder of ir3 instructions, driven by the generated table."""

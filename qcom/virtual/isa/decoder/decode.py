@@ -1,9 +1,9 @@
-"""Decode ir3 instructions: which one it is, its fields, its text.
+"""Decode ir3 instructions: encoding, fields, text.
 
-An instruction is found by its fixed bits. A field is looked for in the cases of its encoding whose
-condition holds, then among the parameters that the enclosing encoding passes down. A condition
-refers to fields; while it is evaluated the case that it guards counts as chosen.
-The text is that of Mesa's disassembler. (Mesa docs, "ISASPEC - XML Based ISA Specification")
+The fixed bits of an instruction determine its encoding. A field is looked up in the cases of the
+encoding whose condition holds, then among the parameters that the enclosing encoding passes down. A
+condition refers to fields; while it is evaluated, its own case counts as chosen. The text is that
+of Mesa's disassembler. (Mesa docs, "ISASPEC - XML Based ISA Specification")
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WORD = (1 << 64) - 1
 
 class _State:
     """State shared by the scopes of one instruction. active: expressions being evaluated, innermost
-    last. faults: what is odd in the bits."""
+    last. faults: irregularities in the bits."""
 
     __slots__ = ("active", "faults", "table")
 
@@ -81,7 +81,7 @@ class Scope:
         return None
 
     def _resolve(self, name: str) -> tuple[Field, int, Scope] | None:
-        """A field, its bits, and the scope it was found in."""
+        """Return a field, its bits, and the scope that contains it."""
         field = self._find(name)
         if field is None:
             outer = self.parameters.get(name)
@@ -97,14 +97,14 @@ class Scope:
         return self._resolve(name) is not None
 
     def raw(self, name: str) -> int:
-        """A field's bits as an unsigned number."""
+        """Return a field's bits as an unsigned number."""
         found = self._resolve(name)
         if found is None:
             raise KeyError(f"{self.name} has no field {name}")
         return found[1]
 
     def signed(self, name: str) -> int:
-        """A field's bits as a signed number."""
+        """Return a field's bits as a signed number."""
         found = self._resolve(name)
         if found is None:
             raise KeyError(f"{self.name} has no field {name}")
@@ -112,7 +112,7 @@ class Scope:
         return bits - (bits >> field.width - 1 << field.width)
 
     def inner(self, name: str) -> Scope:
-        """The operand that a field holds."""
+        """Return the operand that a field holds."""
         found = self._resolve(name)
         if found is None or found[0].kind != "bitset":
             raise KeyError(f"{self.name} has no operand {name}")
@@ -125,7 +125,7 @@ class Scope:
     # ---- text ----------------------------------------------------------------------------------
 
     def text(self) -> str:
-        """As Mesa's disassembler prints it."""
+        """Return the text as Mesa's disassembler prints it."""
         template = self._template()
         if template is None:
             self._state.faults.append(f"{self.name}: no display template")
@@ -185,7 +185,7 @@ class Scope:
 
 
 class _Names(Mapping[str, object]):
-    """An expression's names: fields, and GPU."""
+    """The names of an expression: fields, and GPU."""
 
     __slots__ = ("scope",)
 
@@ -209,7 +209,7 @@ class _Names(Mapping[str, object]):
 
 
 def match(state: _State, encodings: Sequence[Encoding], bits: int) -> Encoding | None:
-    """The one encoding that has these bits; None where there is none, or several."""
+    """Return the only encoding that matches these bits; None where there is none, or several."""
     found = None
     for encoding in encodings:
         if bits & encoding.mask == encoding.match:
@@ -234,21 +234,21 @@ class Instruction(Scope):
 
 
 def decode(word: int, table: Table) -> Instruction | None:
-    """The instruction in 64 bits; None where there is none."""
+    """Return the instruction in 64 bits; None where there is none."""
     state = _State(table)
     encoding = match(state, table.categories[word >> 61], word)
     return Instruction(state, encoding, word) if encoding is not None else None
 
 
 def disassemble(word: int, table: Table) -> str:
-    """The instruction as text; "no match: " and the word where there is none."""
+    """Return the instruction as text; "no match: " and the word where there is none."""
     found = decode(word, table)
     return found.text() if found is not None else f"no match: {word:016x}"
 
 
 def program(code: bytes, table: Table) -> Iterator[Instruction]:
-    """The instructions of a program up to `end`, in order. BadCodeObject for a word that is none,
-    for odd bits, and where no `end` comes."""
+    """Yield the instructions of a program up to `end`, in order. BadCodeObject for a word that is
+    not an instruction, for irregular bits, and for a program without `end`."""
     for place, (word,) in enumerate(struct.iter_unpack("<Q", code[: len(code) & ~7])):
         found = decode(word, table)
         text = found.text() if found is not None else ""

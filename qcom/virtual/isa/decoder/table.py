@@ -1,8 +1,8 @@
 """The table of ir3's encodings (qcom/regs/ir3.txt), read for one GPU.
 
-tools.isaspec.read tells what the rows mean. Expressions are compiled once: they are Python's, of
-names, numbers and operators only. Both are read when they are first needed: a kernel has few of the
-encodings.
+tools.isaspec.read describes the rows. Expressions are Python expressions of names, numbers and
+operators only, and are compiled once. Rows and expressions are read on first use, since a kernel
+uses few of the encodings.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Expression:
 class Field:
     """Bits low..high of an encoding, or a number computed from others. kind: "int", "uint", "bool",
     ...; "enum" with its texts, or "bitset" with its encodings. text: shown where a bool is true.
-    parameters: names that the inner encoding sees, by the names they have here."""
+    parameters: names that the inner encoding sees, by the names that they have here."""
 
     name: str
     low: int
@@ -57,8 +57,8 @@ class Field:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Values that hold where the expression does (or always). template: text and names of fields in
-    turn. asserted: (low, mask, value) that bits should have."""
+    """Values that apply where the expression holds (or always). template: text and field names in
+    turn. asserted: (low, mask, value) that the bits should have."""
 
     expression: Expression | None
     template: tuple[str, ...] | None
@@ -68,7 +68,7 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """One way in which bits are laid out."""
+    """One layout of bits."""
 
     name: str
     shown: str
@@ -150,7 +150,7 @@ def _rows() -> list[list[Any]]:
 
 
 def _split(template: str) -> tuple[str, ...]:
-    """Plain text at even places, names of fields at odd ones."""
+    """Split a template: plain text at even places, names of fields at odd ones."""
     parts: list[str] = []
     for piece in template.split("{"):
         parts += piece.split("}", 1) if parts else [piece]
@@ -165,7 +165,7 @@ def _compiled(text: str) -> CodeType:
 
 @lru_cache(maxsize=4)
 def table(gpu: int) -> Table:
-    """The table of a GPU of generation 6 or 7, numbered as Mesa does (630, 740 ...)."""
+    """Return the table of a GPU of generation 6 or 7, numbered as in Mesa (630, 740 ...)."""
     if not 600 <= gpu < 800:
         raise NotSupported("expected a GPU from 600 to 799", found=gpu)
     return Table(gpu)

@@ -21,7 +21,7 @@ MOST_GROUPS = 65535 * 65535
 
 
 class BadDispatch(Exception):
-    """No wave can be launched with what the registers describe."""
+    """The registers describe a dispatch for which no wave can be launched."""
 
 
 @dataclass(frozen=True)

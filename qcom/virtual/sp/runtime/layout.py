@@ -1,6 +1,7 @@
-"""Byte layouts that Python and the generated native code share: worker context and wave state.
+"""Byte layouts shared by Python and the generated native code: worker context and wave state.
 
-Nothing here is the GPU's: it is our own interface between launcher, runtime and kernels.
+None of them is defined by the GPU: they are our own interface between launcher, runtime and
+kernels.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 from hcq.emu import context
 from qcom.virtual.shader import MOST_CONSTANTS
 
-# Worker context: one a worker thread; its beginning is `hcq.emu.context`.
+# Worker context: one per worker thread; its beginning is `hcq.emu.context`.
 CONSTANTS = context.END  # address of this worker's constant file
 IDS = 72  # address of [waves][4][lanes] u32: x, y, z and linear number of each thread
 EXECS = 80  # address of [waves] masks of 16 bytes
-HALT_AT = 88  # u64 index of the instruction at which a wave cannot go on
+HALT_AT = 88  # u64 index of the instruction at which a wave cannot continue
 HALT_LANES = 112  # u64 twice: its active lanes
 ACCESS = 128  # u32 index of the instruction that accesses memory
 RUNNING = 152  # address of the running wave's state
@@ -52,13 +53,13 @@ SHARED = 192  # 32 u32, from r48.x on
 A0 = 384  # u16 of each lane
 REGISTERS = 640  # u32 of each lane of r0.x, and so on
 
-# What registers hold before they are written, and constants beyond CONSTLEN.
+# Contents of registers before they are written, and of constants beyond CONSTLEN.
 UNDEFINED = 0xBAD0BAD1
 CONSTANT_WORDS = MOST_CONSTANTS
 IMMEDIATES = CONSTANT_WORDS + 16  # HLSQ_SHARED_CONSTS_IMM, behind the constants and a sink
 IMMEDIATE_WORDS = 64
 
-# What a kernel's native function returns, besides what `hcq.emu.waves` names.
+# Return values of a kernel's native function, in addition to those of `hcq.emu.waves`.
 ILLEGAL = 2
 NO_CODE = 4
 NOT_IMPLEMENTED = 6
@@ -67,10 +68,10 @@ MISSED_BARRIER = 8
 
 
 def register_at(number: int, lanes: int) -> int:
-    """Return where a wave state has a register."""
+    """Return the offset of a register in a wave state."""
     return REGISTERS + 4 * lanes * number
 
 
 def state_size(registers: int, lanes: int) -> int:
-    """Return the bytes of a wave state with so many registers."""
+    """Return the bytes of a wave state with `registers` registers."""
     return register_at(registers, lanes)

@@ -1,4 +1,4 @@
-"""The native functions that all kernels share: lane memory, atomics, the launch loop."""
+"""The native functions shared by all kernels: lane memory, atomics, the launch loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _HOSTS = PREFIX + "ir3_hosts"
 
 
 def _hosts() -> tuple[str, set[str]]:
-    """Define ir3_hosts(context, addresses, lanes): where aligned words that will be changed are."""
+    """Define ir3_hosts(context, addresses, lanes): the host addresses of aligned words to be
+    changed."""
     wide = f"<{PASS} x i64>"
     n = Native(_HOSTS, wide, ("ptr", "context"), (wide, "addresses"), ("i32", "lanes"))
     own, addresses, lanes = n.given
@@ -35,7 +36,7 @@ def _hosts() -> tuple[str, set[str]]:
     return joined([n])
 
 
-# The loop over waves leaves group, number and lanes of a wave in its state.
+# The loop over waves stores group, number and lanes of a wave in its state.
 _ENTRY = field("execs", layout.EXECS, "ptr")
 _BEGIN = f"""
   %to.x = getelementptr i8, ptr %state, i64 {layout.GROUP_X}
@@ -73,7 +74,7 @@ _PARTS: tuple[Part, ...] = (
 
 @cache
 def launch_address(folder: Path | None) -> tuple[jit.Loaded, int]:
-    """Compile the functions and make their names known to the linker; the launch function. The
-    caller keeps the code."""
+    """Compile the functions and make their names known to the linker; return the code and the
+    address of the launch function. The caller keeps the code."""
     code = compiled(PACKAGE, folder, "runtime", _PARTS)
     return code, code.address(LAUNCH)

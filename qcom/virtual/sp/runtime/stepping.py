@@ -1,4 +1,4 @@
-"""Waves that a debugger halts: their registers, and the table that their code looks at."""
+"""Waves that a debugger halts: their registers, and the halt table that their code checks."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class SteppedCode:
 class SteppedWave:
     """A halted wave; a `hcq.debugging.Halted`.
 
-    Its registers: r0.x and so on and a0.x of each lane, hr0.x and so on as halves of them; the
-    wave's r48.x and so on and a1.x, p0.x to p0.w with a bit for each lane, and the constant file,
-    c0.x and so on, which `names` leaves out.
+    Its registers: per lane r0.x and so on, with hr0.x and so on as their halves, and a0.x; per wave
+    r48.x and so on, a1.x, and p0.x to p0.w with a bit for each lane; and the constant file, c0.x
+    and so on, which `names` omits.
     """
 
     def __init__(self, worker: Worker, run: Run, code: SteppedCode, index: int) -> None:
@@ -112,7 +112,7 @@ class SteppedWave:
         return 16 if half or number == A0 else 32
 
     def _place(self, name: str, wave: int) -> tuple[NDArray[np.uint32] | NDArray[np.uint16], bool]:
-        """Return what holds a register, or its words, and whether it is one number."""
+        """Return the storage of a register, and whether it holds a single number."""
         state = self._state(wave)
         number, half = _numbered(name)
         if name.startswith("c"):
@@ -171,7 +171,8 @@ def _named(number: int) -> str:
 
 
 def _numbered(name: str) -> tuple[int, bool]:
-    """Return a register's number, and whether the name is that of a half. KeyError for none."""
+    """Return a register's number, and whether it is a half register. KeyError for an unknown
+    name."""
     stem, _, part = name.partition(".")
     kind = stem.rstrip("0123456789")
     first: Callable[[int], int] | None = {
@@ -194,7 +195,7 @@ class Stepping(StepCall["Worker", "Run", SteppedCode]):
     """Runs the waves of all shader processors under a debugger."""
 
     def enter(self, worker: Worker, run: Run, digest: str) -> None:
-        """Have the worker's waves halt in a program where the debugger wants it."""
+        """Make the worker's waves halt in a program where the debugger requests it."""
         code = SteppedCode(run, digest)
         self.begin(worker, run, code)
         for place, value in ((context.STEPS, code.stops.address), (context.STEP, self.address)):

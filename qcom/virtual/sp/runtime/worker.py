@@ -44,8 +44,9 @@ class Run:
 
 
 class RegisterFile:
-    """What registers hold between dispatches, whose waves lay them out differently in their states.
-    Waves lie behind each other in it; what is not of a lane stays with the wave's number."""
+    """Contents of registers between dispatches, whose waves lay them out differently in their
+    states. Waves are stored in sequence; values that are not per lane stay with the wave's
+    number."""
 
     def __init__(self) -> None:
         self._lanes = np.full(MOST_THREADS * 48 * 4, layout.UNDEFINED, np.uint32).view(np.uint8)
@@ -55,7 +56,7 @@ class RegisterFile:
         self._last: NDArray[np.uint8] | None = None
 
     def fill(self, states: NDArray[np.uint8]) -> None:
-        """Take what the states of the last call hold, and put it into others: [waves][bytes]."""
+        """Save the states of the last call, and fill others from them: [waves][bytes]."""
         before, self._last = self._last, states
         if before is not None:
             found = before[:, layout.REGISTERS :].reshape(-1)
@@ -79,7 +80,7 @@ class Worker(NativeWorker):
         words = layout.IMMEDIATES + layout.IMMEDIATE_WORDS
         self._constants = aligned(4 * words).view(np.uint32)
         self._local = aligned(LDS_SPACE + 64)
-        self._local[:] = 0x5A  # nothing clears it, neither here nor between dispatches
+        self._local[:] = 0x5A  # never cleared, neither here nor between dispatches
         self._file = RegisterFile() if keep else None
         self._states = aligned(0)
         self._run: Run | None = None  # also keeps alive what the context points to
@@ -88,7 +89,7 @@ class Worker(NativeWorker):
         self._callback = _IMAGES(self._image)
 
     def translate(self, address: int, access: Access) -> int:
-        """Return the host address of an address that the TLB lacks."""
+        """Return the host address of a GPU address that is not in the TLB."""
         assert self._run is not None and self._tlb is not None
         page = address // PAGE
         return self._run.memory.refill(self._tlb, address, access, lambda: self._accessing(page))
@@ -110,7 +111,7 @@ class Worker(NativeWorker):
         return Accessing(pc, text, self._lane_of(page), group, wave)
 
     def running(self) -> tuple[tuple[int, int, int], int]:
-        """Return the group and the number of the wave that runs, or ran last."""
+        """Return the group and the number of the wave that is running, or ran last."""
         at = self.quad(layout.RUNNING) - place_of(self._states)
         x, y, z, wave = struct.unpack_from("<4I", self._states.data, at + layout.GROUP_X)
         return (x, y, z), wave
@@ -130,7 +131,7 @@ class Worker(NativeWorker):
     # ---- images --------------------------------------------------------------------------------
 
     def _image(self, index: int) -> None:
-        """Execute an instruction of images for the active lanes; called by native code."""
+        """Execute an image instruction for the active lanes; called by native code."""
         try:
             self._execute_image(index)
         except Exception as error:  # raised again by the thread that started the launch
@@ -152,7 +153,7 @@ class Worker(NativeWorker):
         out[: len(found), lanes] = found
 
     def _host(self, address: int, access: Access) -> int:
-        """Return the host address of an address."""
+        """Return the host address of a GPU address."""
         assert self._tlb is not None
         page = address // PAGE
         row = self._tlb[tlb_set(page)]
@@ -163,7 +164,7 @@ class Worker(NativeWorker):
     def _move(
         self, addresses: NDArray[Any], size: int, access: Access, data: NDArray[Any] | None
     ) -> NDArray[Any]:
-        """Read or write some bytes at each of some addresses."""
+        """Read or write `size` bytes at each address."""
         found = np.zeros((len(addresses), size), np.uint8)
         for k, address in enumerate(addresses.tolist()):
             done = 0
@@ -186,7 +187,7 @@ class Worker(NativeWorker):
 
     @property
     def constants(self) -> NDArray[np.uint32]:
-        """The constant file."""
+        """Return the constant file."""
         return self._constants
 
     def local(self, size: int) -> bytes:
@@ -194,7 +195,8 @@ class Worker(NativeWorker):
         return self._local[:size].tobytes()
 
     def prepare(self, run: Run, number: int) -> None:
-        """Fill the context for a dispatch. number: of this worker among those that share it."""
+        """Fill the context for a dispatch. number: the index of this worker among those of the
+        dispatch."""
         self.error = None
         self._run, dispatch, launch = run, run.dispatch, run.launch
         self._tlb = self.tlb_for(run.memory)
@@ -238,5 +240,5 @@ class Worker(NativeWorker):
         return int(struct.unpack_from("<I", self.context.data, offset)[0])
 
     def mask(self, offset: int) -> int:
-        """Read lanes, one bit each, of which the context has 128."""
+        """Read a lane mask of 128 bits."""
         return self.quad(offset) | self.quad(offset + 8) << 64

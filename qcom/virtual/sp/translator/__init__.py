@@ -1,1 +1,1 @@
-"""From decoded ir3 to LLVM IR: one function for a kernel, which runs one wave."""
+"""Translate decoded ir3 to LLVM IR: one function per kernel, which runs one wave."""

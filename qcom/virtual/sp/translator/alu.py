@@ -91,7 +91,7 @@ def saturated(e: Registers, element: str, value: str) -> str:
 
 
 def _floats(e: Registers, op: Op, turn: int) -> list[str]:
-    """Read sources as f32; halves are widened, since f32 arithmetic rounded to f16 is exact."""
+    """Read sources as f32. Halves are widened, since f32 arithmetic rounded to f16 is exact."""
     found = []
     for operand in op.sources:
         value = e.source(operand.at(turn), floating=True)
@@ -165,14 +165,14 @@ def _integer_two(e: Registers, op: Op, turn: int) -> None:
 
 
 def _integer_result(e: Registers, op: Op, turn: int, value: str, element: str) -> None:
-    """Write an integer; where the target is wider, by the kind of the operation."""
+    """Write an integer; to a wider target it is extended as the operation's kind requires."""
     if element == "i16" and not op.target.half and ".s" in op.name:
         value, element = e.convert("sext", "i16", "i32", value), "i32"
     e.result(op.target, turn, value, element)
 
 
 def _leading(e: Registers, element: str, value: str) -> str:
-    """Leading zeros; all ones for zero, as Mesa's lowering of find_msb takes it."""
+    """Count leading zeros; all ones for zero, as Mesa's lowering of find_msb expects."""
     if element != "i32":
         raise Unsupported("leading zeros of a half register")
     count = e.call(e.vector, f"llvm.ctlz.v{e.lanes}i32", (e.vector, value), ("i1", "false"))
@@ -227,7 +227,8 @@ def _product_add(e: Registers, op: Op, turn: int) -> None:
 
 
 def _shifted_product(e: Registers, op: Op, turn: int) -> None:
-    """The upper half of the first by the lower of the second, 16 bits up."""
+    """Multiply the upper half of the first source by the lower half of the second, shifted left by
+    16."""
     if op.flag("SAT") or op.target.half:
         raise Unsupported(f"{op.name} with (sat), or narrowed")
     a, b, c = (e.source(operand.at(turn)) for operand in op.sources)
@@ -247,7 +248,7 @@ def _select(e: Registers, op: Op, turn: int) -> None:
 
 
 def _sum(e: Registers, op: Op, turn: int) -> None:
-    """sad.s16 and sad.s32 add three numbers: Mesa's iadd3."""
+    """Emit sad.s16 and sad.s32, which add three numbers: Mesa's iadd3."""
     if op.flag("SAT"):
         raise Unsupported("(sat) of a sum of three")
     element = "i32" if op.full else "i16"
@@ -268,7 +269,7 @@ def _shift_then(e: Registers, op: Op, turn: int) -> None:
 
 
 def _dot(e: Registers, op: Op, turn: int) -> None:
-    """Products of bytes, summed onto the third source. SRC_SIGN: the first has signed bytes."""
+    """Add products of bytes to the third source. SRC_SIGN: the first source has signed bytes."""
     a, b, c = (e.source(operand.at(turn)) for operand in op.sources)
     mixed, upper = bool(op.raw("SRC_SIGN")), bool(op.raw("SRC_PACK"))
     bytes_of = range(4) if op.name == "dp4acc" else range(2 * upper, 2 * upper + 2)

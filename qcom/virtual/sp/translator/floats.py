@@ -1,7 +1,7 @@
 """Floating-point building blocks: fused multiply-add, minimum, rounding of f64, category 4.
 
 Source: Mesa 25.0.7, src/freedreno/isa/ir3-cat4.xml, ir3/ir3_nir_trig.py (sin and cos take radians).
-UNSURE: results of category 4 are rounded correctly here; no public document has the GPU's errors.
+UNSURE: results of category 4 are rounded correctly here; no public document gives the GPU's errors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def narrow(e: Text, kind: str, value: str) -> str:
     near = e.convert("fptrunc", "double", "float", value)
     if kind == "float":
         return near
-    # To odd first, so that rounding once more is as good as rounding once.
+    # Round to odd first, so that the second rounding gives the same result as a single one.
     back = e.convert("fpext", "float", "double", near)
     inexact = e.compare("one", "double", back, value)
     sizes = (e.intrinsic("fabs", "double", one) for one in (back, value))
@@ -41,7 +41,7 @@ def fused(e: Text, kind: str, a: str, b: str, c: str) -> str:
 
 
 def minimum(e: Text, name: str, a: str, b: str) -> str:
-    """The lesser ("min") or larger ("max") f32; the other one where one is NaN."""
+    """Return the lesser ("min") or larger ("max") f32; the other operand where one is NaN."""
     return e.intrinsic(f"{name}num", "float", a, b)
 
 

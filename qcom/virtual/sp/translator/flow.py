@@ -1,10 +1,11 @@
-"""Control flow of a wave whose lanes go different ways, translated to LLVM IR.
+"""Control flow of a wave whose lanes diverge, translated to LLVM IR.
 
-The lanes at the lowest address run; those that go elsewhere wait there, and join when the others
-arrive: what ir3's branch stack and its reconvergence points do for code whose branches nest, since
-"the later of the two block destinations becomes a reconvergence point".
-Each block is emitted twice: for a wave whose lanes are all active (label f...), and for one with a
-mask (m...). A block where lanes may wait has a gate (g...), where they join those that arrive.
+The lanes at the lowest address run. Lanes that branch elsewhere wait at their target, and rejoin
+when the others arrive. For code whose branches nest, ir3's branch stack and its reconvergence
+points have the same effect, since "the later of the two block destinations becomes a reconvergence
+point". Each block is emitted twice: for a wave whose lanes are all active (label f...), and for one
+with a mask (m...). A block where lanes may wait has a gate (g...), where they join those that
+arrive.
 Source: Mesa 25.0.7, src/freedreno/ir3/ir3_reconvergence.c, isa/ir3-cat0.xml.
 """
 
@@ -17,7 +18,7 @@ from qcom.virtual.sp.translator.registers import Registers, Unsupported
 
 
 def gates(program: Program) -> list[int]:
-    """Blocks where lanes may wait for others, in the order of addresses."""
+    """Return the blocks where lanes may wait for others, in address order."""
     found: set[int] = set()
     for block in program.blocks.values():
         target, last = block.target, block.last
@@ -31,21 +32,22 @@ def gates(program: Program) -> list[int]:
 
 
 class Flow:
-    """Order of the blocks of one program."""
+    """The block order of one program."""
 
     def __init__(self, program: Program) -> None:
         self.gates = gates(program)
         self._gated = set(self.gates)
 
     def _next_gate(self, place: int) -> str:
-        """The label where control goes when no lane is left before `place`."""
+        """Return the label where control continues when no lane is left before `place`."""
         for gate in self.gates:
             if gate >= place:
                 return f"g{gate}"
         return "finished"
 
     def emit_gate(self, e: Registers, block: Block) -> None:
-        """Lanes that arrive join those that wait; none: go on to the next gate."""
+        """Emit a gate: arriving lanes join the waiting ones; without any lane, go to the next
+        gate."""
         start = block.start
         if start not in self._gated:
             return
@@ -63,7 +65,8 @@ class Flow:
         e.do(f"br i1 {none}, label %{self._next_gate(start + 1)}, label %m{start}")
 
     def enter(self, e: Registers, place: int, active: str) -> None:
-        """Go on at a block with some lanes, at least one: none waits before it."""
+        """Continue at a block with some lanes, at least one. No lane may be waiting before the
+        block."""
         if e.full:
             e.do(f"br label %f{place}")
         elif place in self._gated:
@@ -74,7 +77,7 @@ class Flow:
             e.do(f"br label %m{place}")
 
     def _enter_or_skip(self, e: Registers, place: int, active: str) -> None:
-        """Go on at a block with some lanes, or, where there are none, with those that wait."""
+        """Continue at a block with some lanes, or, where there are none, with the waiting lanes."""
         if place in self._gated:
             self.enter(e, place, active)
             return
@@ -85,7 +88,8 @@ class Flow:
         self.enter(e, place, active)
 
     def branch(self, e: Registers, op: Op, target: int, taken: str, own: str) -> None:
-        """Send some lanes to a block, the others behind the branch. own: all that are here."""
+        """Send some lanes to a block, the others to the code after the branch. own: all current
+        lanes."""
         after = op.index + 1
         if target <= op.index:
             poll_abort(e)
@@ -108,7 +112,7 @@ class Flow:
         self.enter(e, after, fall)
 
     def _branch_full(self, e: Registers, target: int, after: int, taken: str) -> None:
-        """The same for a wave whose lanes are all active, so that none waits anywhere."""
+        """Emit a branch for a wave whose lanes are all active, so that none is waiting."""
         mixed, other, split = (e.new_label(name) for name in ("mixed", "other", "split"))
         every = e.value(f"icmp eq {e.bits} {taken}, -1")
         e.do(f"br i1 {every}, label %f{target}, label %{other}")
@@ -131,11 +135,11 @@ class Flow:
         e.do(f"store {e.bits} {e.value(f'or {e.bits} {old}, {more}')}, ptr %waiting{place}")
 
     def leave(self, e: Registers, place: int) -> None:
-        """The lanes here have ended: go on with those that wait."""
+        """End the current lanes and continue with waiting ones."""
         e.do(f"br label %{'finished' if e.full else self._next_gate(place)}")
 
     def waiting(self, e: Registers) -> str:
-        """Return all lanes that wait somewhere."""
+        """Return all waiting lanes."""
         total = "0"
         for gate in self.gates:
             one = e.value(f"load {e.bits}, ptr %waiting{gate}")
@@ -169,12 +173,12 @@ def _condition(e: Registers, op: Op, place: int) -> str:
 
 
 def _lowest(e: Registers, bits: str) -> str:
-    """Return the lowest lane of some as a mask."""
+    """Return the lowest lane of a mask, as a mask."""
     return e.value(f"and {e.bits} {bits}, {e.value(f'sub {e.bits} 0, {bits}')}")
 
 
 def taken_lanes(e: Registers, op: Op, own: str) -> str:
-    """Return which lanes of those that are here take a branch."""
+    """Return which of the current lanes take a branch."""
     name = op.name
     if name == "jump":
         return own
@@ -192,7 +196,7 @@ def taken_lanes(e: Registers, op: Op, own: str) -> str:
     if name == "getone":
         one = _lowest(e, own) if own != "-1" else "1"
         return e.value(f"xor {e.bits} {own}, {one}")
-    if name == "getlast":  # of the first eight lanes of which some are active, all but the last
+    if name == "getlast":  # in the first group of eight with active lanes: all of them but the last
         if own == "-1":
             return e.value(f"add {e.bits} 0, 127")
         return _all_but_last(e, own)
@@ -213,20 +217,21 @@ def _all_but_last(e: Registers, own: str) -> str:
 
 
 def _after_preamble(e: Registers, own: str) -> str:
-    """The preamble runs once for a launch, on each worker: its constants are all it leaves."""
+    """Return `own` if the preamble is done. It runs once per launch on each worker; only its
+    constants remain."""
     at = e.value(f"getelementptr i8, ptr %context, i64 {layout.PREAMBLE}")
     done = e.value(f"icmp ne i32 {e.value(f'load i32, ptr {at}')}, 0")
     return e.value(f"select i1 {done}, {e.bits} {own}, {e.bits} 0")
 
 
 def end_preamble(e: Registers) -> None:
-    """shpe: what the preamble has left holds for all waves."""
+    """Emit shpe: mark the preamble as done; its constants are valid for all waves."""
     at = e.value(f"getelementptr i8, ptr %context, i64 {layout.PREAMBLE}")
     e.do(f"store i32 1, ptr {at}")
 
 
 def predicate_lanes(e: Registers, op: Op) -> None:
-    """predt, predf, prede: which lanes what follows takes effect in."""
+    """Emit predt, predf, prede: set in which lanes the following code takes effect."""
     bits = "-1"
     if op.name != "prede":
         bits = e.predicate(0)
@@ -237,7 +242,7 @@ def predicate_lanes(e: Registers, op: Op) -> None:
 
 
 def barrier(e: Registers, op: Op, flow: Flow) -> None:
-    """Wait for the group's other waves: save the wave and leave the function."""
+    """Emit a wait for the group's other waves: save the wave and leave the function."""
     stuck, on, wait = (e.new_label(name) for name in ("stuck", "on", "wait"))
     if not e.full:
         waiting = flow.waiting(e)

@@ -1,8 +1,8 @@
 """Global, local and private memory, translated to LLVM IR.
 
-Global loads and stores of one word a lane have a fast path in the kernel: where all lanes are
-active, follow each other, and the TLB holds their page, one vector moves. All else calls the
-functions of lane memory, 32 lanes at a time.
+Global loads and stores of one word per lane have a fast path in the kernel: where all lanes are
+active, access consecutive addresses, and the TLB holds their page, the code moves one vector. Every
+other access calls the functions of lane memory, 32 lanes at a time.
 Sources: Mesa 25.0.7, src/freedreno/isa/ir3-cat6.xml, src/freedreno/ir3/ir3_a6xx.c (offsets, order
 of the operands of atomics), ir3_compiler_nir.c.
 """
@@ -30,19 +30,20 @@ _LOCAL_MOST = 32 << 10
 
 @dataclass(frozen=True)
 class Where:
-    """Addresses of all lanes: the halves of 64 bits (i32 vectors), and what is added (i64)."""
+    """Addresses of all lanes: the two halves of 64 bits (i32 vectors), and an offset to add
+    (i64)."""
 
     low: str
     high: str
     base: str
 
     def arguments(self, e: Registers, mask: str) -> list[tuple[str, str]]:
-        """As functions of lane memory take them."""
+        """Return the arguments for functions of lane memory."""
         return [CONTEXT, (e.vector, self.low), (e.vector, self.high), ("i64", self.base),
                 (LANES, mask)]  # fmt: skip
 
     def more(self, e: Registers, count: int) -> Where:
-        """The addresses so many bytes on."""
+        """Return the addresses plus `count` bytes."""
         if not count:
             return self
         if not self.base.startswith("%"):
@@ -51,7 +52,7 @@ class Where:
 
 
 def type_of(op: Op) -> str:
-    """The type of what an instruction of category 6 moves."""
+    """Return the type of the data that an instruction of category 6 moves."""
     return TYPES[op.raw("TYPE")]
 
 
@@ -65,20 +66,20 @@ def pair(e: Registers, op: Op) -> tuple[str, str]:
 
 
 def joined(e: Registers, low: str, high: str) -> str:
-    """Make addresses of 64 bits of their halves."""
+    """Combine halves into 64-bit addresses."""
     wide = (e.convert("zext", "i32", "i64", half) for half in (low, high))
     first, second = wide
     return e.binary("or", "i64", first, e.binary("shl", "i64", second, constant("i64", 32)))
 
 
 def halves(e: Registers, addresses: str) -> tuple[str, str]:
-    """Take addresses of 64 bits apart."""
+    """Split 64-bit addresses into halves."""
     high = e.binary("lshr", "i64", addresses, constant("i64", 32))
     return e.convert("trunc", "i64", "i32", addresses), e.convert("trunc", "i64", "i32", high)
 
 
 def global_address(e: Registers, op: Op) -> Where:
-    """Where the lanes of ldg, stg and their like point."""
+    """Return the addresses that the lanes of ldg, stg and similar instructions access."""
     low, high = pair(e, op)
     if not op.name.endswith(".a"):
         return Where(low, high, str(op.scope.signed("OFF")))
@@ -96,7 +97,7 @@ def global_address(e: Registers, op: Op) -> Where:
 
 
 def note(e: Registers, op: Op, where: Where | None = None) -> None:
-    """Leave in the context which instruction accesses memory, and where its lanes do."""
+    """Record in the context which instruction accesses memory, and at which addresses."""
     e.do(f"store i32 {op.index}, ptr {e.value(_field(layout.ACCESS))}")
     if where is None:
         e.do(f"store i128 0, ptr {e.value(_field(layout.ACCESSING))}")
@@ -113,7 +114,7 @@ def _field(offset: int) -> str:
 
 
 def load_words(e: Registers, op: Op, where: Where, count: int) -> list[str]:
-    """Load some words of every active lane."""
+    """Load `count` words for every active lane."""
     note(e, op, where)
     if count == 1:
         arguments = where.arguments(e, e.exec())
@@ -129,13 +130,13 @@ def load_words(e: Registers, op: Op, where: Where, count: int) -> list[str]:
 
 
 def load_narrow(e: Registers, op: Op, where: Where, size: int) -> str:
-    """Load one or two bytes of every active lane, zero-extended to i32."""
+    """Load one or two bytes for every active lane, zero-extended to i32."""
     note(e, op, where)
     return e.by_passes("i32", f"{PREFIX}far_load_{size}", *where.arguments(e, e.exec()))
 
 
 def store_words(e: Registers, op: Op, where: Where, values: list[str]) -> None:
-    """Store some words of every active lane."""
+    """Store one word per value for every active lane."""
     note(e, op, where)
     arguments = where.arguments(e, e.exec())
     if len(values) == 1:
@@ -166,7 +167,7 @@ def _in_a_row(e: Registers, where: Where, size: int, access: Access) -> tuple[st
     start = e.value(f"add i64 {e.value(f'or i64 {top}, {wide[0]}')}, {where.base}")
     known, host = hit(e, tlb_of(e), start, e.lanes * size, access)
     both = e.value(f"and i1 {follow}, {straight}")
-    if e.mask() is not None:  # which also makes the mask before control divides
+    if e.mask() is not None:  # which also emits the mask before control flow divides
         whole = e.value(f"icmp eq {e.bits} {e.exec()}, -1")
         both = e.value(f"and i1 {both}, {whole}")
     return e.value(f"and i1 {both}, {known}"), host
@@ -235,7 +236,7 @@ def _store(e: Registers, op: Op, turn: int) -> None:
 
 
 def stored_narrow(e: Registers, name: str, number: int) -> str:
-    """Read what a store of less than a word moves, as i32."""
+    """Read the value that a store of less than a word moves, as i32."""
     if name == "u8_32":
         return e.word(number)
     return e.convert("zext", "i16", "i32", e.short(number))
@@ -291,7 +292,8 @@ def _store_local(e: Registers, op: Op, turn: int) -> None:
 
 
 def _private(e: Registers, op: Op, field: str, more: int, size: int) -> list[tuple[str, str]]:
-    """Arguments for an access of private memory; lanes beyond what a thread has do nothing."""
+    """Return the arguments for an access of private memory; lanes beyond a thread's size do
+    nothing."""
     offset = _offsets(e, op, field, more)
     bytes_each = e.value(f"load i32, ptr {e.value(_field(layout.PRIVATE_SIZE))}")
     end = e.call("i32", "llvm.usub.sat.i32", ("i32", bytes_each), ("i32", str(size - 1)))
@@ -350,7 +352,7 @@ PASS_HOSTS = f"<{PASS} x i64>"
 
 
 def atomic_name(op: Op) -> str:
-    """The operation, as `hcq.emu.atomics` names it."""
+    """Return the name of the operation in `hcq.emu.atomics`."""
     name = op.name.rsplit(".", 1)[1]
     if op.raw("TYPE") == WIDE and name not in _NAMES:
         raise Unsupported(f"{op.name} of 64 bits: only exchanges are implemented, as in Mesa")
@@ -365,8 +367,8 @@ def atomic_name(op: Op) -> str:
 def atomic(
     e: Registers, op: Op, hosts: str, places: list[tuple[str, str]], mask: str, data: list[str]
 ) -> str:
-    """Change words at host addresses, which a function returns, or pairs of them; the old values.
-    data: the new value, and what compare and swap expects."""
+    """Change words, or pairs of them, at host addresses that a function returns; return the old
+    values. data: the new value, then, for compare and swap, the expected value."""
     name = atomic_name(op)
     first, second = [*data, "zeroinitializer"][:2]
     if name == "cas":
@@ -388,7 +390,7 @@ def _checked_type(op: Op) -> None:
 
 
 def _source_word(e: Registers, op: Op, name: str, more: int = 0) -> str:
-    """A source that is a register or an immediate."""
+    """Read a source that is a register or an immediate."""
     scope = op.scope.inner(name)
     if op.flag(name + "_IM"):
         return constant("i32", scope.bits)
@@ -436,7 +438,7 @@ def _atomic_local(e: Registers, op: Op, turn: int) -> None:
 
 
 def _store_constant(e: Registers, op: Op, turn: int) -> None:
-    """stc: words into the constant file, as the first active lane has them."""
+    """Emit stc: store the first active lane's words in the constant file."""
     if BYTES[type_of(op)] != 4:
         raise Unsupported("stc of halves")
     for k in range(op.raw("SIZE")):
@@ -445,7 +447,7 @@ def _store_constant(e: Registers, op: Op, turn: int) -> None:
 
 
 def _store_shared(e: Registers, op: Op, turn: int) -> None:
-    """stsc: shared constants, from registers of the GPU, into the constant file."""
+    """Emit stsc: copy shared constants, from registers of the GPU, to the constant file."""
     if BYTES[type_of(op)] != 4:
         raise Unsupported("stsc of halves")
     if not op.flag("SRC_IM"):
@@ -462,7 +464,7 @@ def _store_shared(e: Registers, op: Op, turn: int) -> None:
 
 
 def set_constant(e: Registers, op: Op, more: int, word: str) -> None:
-    """Write a word of the constant file that DST names."""
+    """Write the word of the constant file that DST selects."""
     bits = op.raw("DST")
     offset = (bits & 0xFF) + more
     if not bits >> 8:

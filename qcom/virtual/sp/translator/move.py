@@ -1,7 +1,7 @@
 """Moves and conversions of category 1, translated to LLVM IR.
 
 Sources: Mesa 25.0.7, src/freedreno/isa/ir3-cat1.xml, src/freedreno/ir3/ir3_compiler_nir.c
-(create_cov: bytes are extended by their sign, and Mesa masks where it wants zeros).
+(create_cov: bytes are sign-extended, and Mesa masks where it needs zeros).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SHORT = ("f16", "u16", "s16", "u8")
 def _to_integer(
     e: Registers, value: str, half: bool, target: str, rounding: int
 ) -> tuple[str, str]:
-    """A float to the nearest end of the range, NaN to zero."""
+    """Convert a float to an integer; out of range to the nearest end, NaN to zero."""
     if half:
         value = e.convert("fpext", "half", "float", value)
     if rounding:
@@ -35,7 +35,8 @@ def _to_integer(
 
 
 def converted(e: Registers, value: str, source: str, target: str, rounding: int) -> tuple[str, str]:
-    """Convert bits (i16 or i32) from a type to another; the new bits and their element type."""
+    """Convert bits (i16 or i32) from one type to another; return the new bits and their element
+    type."""
     if "u8_32" in (source, target):
         raise Unsupported("moves of u8_32")
     element = "i16" if source in _SHORT else "i32"
@@ -85,7 +86,7 @@ def _move(e: Registers, op: Op, turn: int) -> None:
 
 
 def _move_lane(pick: Callable[[Registers, Op], str]) -> Handler:
-    """What one lane has, to all."""
+    """Return an emitter that copies one lane's value to all lanes."""
 
     def emit(e: Registers, op: Op, turn: int) -> None:
         target, operand = op.moved
@@ -108,7 +109,7 @@ def _address_lane(e: Registers, op: Op) -> str:
 
 
 def _several(e: Registers, op: Op, turn: int) -> None:
-    """swz, gat, sct: all sources are read before a destination is written."""
+    """Emit swz, gat, sct: all sources are read before a destination is written."""
     source, wanted = op.types
     half, short = bool(op.raw("HALF")), bool(op.raw("DST_HALF"))
     first_in, first_out = op.raw("SRC0"), op.raw("DST0")
@@ -129,7 +130,7 @@ def _several(e: Registers, op: Op, turn: int) -> None:
 
 
 def _active(e: Registers, op: Op, turn: int) -> None:
-    """movmsk: one bit for each active lane."""
+    """Emit movmsk: one bit for each active lane."""
     for part in range(op.raw("REPEAT") + 1):
         word = "0"
         if 32 * part < e.lanes:

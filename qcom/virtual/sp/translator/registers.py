@@ -1,7 +1,7 @@
 """A wave's registers, masks and operands as LLVM IR.
 
 Register files are merged, as from generation 6 on: hr0.x and hr0.y are the halves of r0.x. Shared
-registers (r48 and up) belong to the wave: what is written is the value of the first active lane.
+registers (r48 and up) belong to the wave: a write stores the value of the first active lane.
 Source: Mesa 25.0.7, src/freedreno/ir3/ir3.h (registers), isa/ir3-cat1.xml (relative ones).
 """
 
@@ -22,8 +22,9 @@ class Unsupported(Exception):
 class Registers(Text):
     """Collect the code of one kernel.
 
-    full: every lane is known to be active in what is emitted now. relative: registers are chosen
-    by a0.x somewhere, so that the file is memory. words: registers of the file.
+    full: every lane is known to be active in the code being emitted. relative: some instruction
+    selects registers by a0.x, so that the register file is in memory. words: size of the register
+    file.
     """
 
     def __init__(
@@ -34,21 +35,21 @@ class Registers(Text):
         self.private_per_wave = private_per_wave
         self.slots: set[str] = set()
         self.both = True  # blocks are emitted with and without a mask
-        self.stepped = False  # a debugger looks at every instruction
-        self.in_state = False  # all registers lie in the wave state
-        self.predicating = False  # predt or predf stands somewhere
+        self.stepped = False  # a debugger stops at every instruction
+        self.in_state = False  # all registers are in the wave state
+        self.predicating = False  # the program contains predt or predf
         self.words, self.relative, self.generation = words, relative, generation
         self.used: set[int] = set()
         self.shared: set[int] = set()
         self.full = False
-        self.aliases: dict[tuple[bool, int], Operand] = {}  # (half, register): of alias.tex
+        self.aliases: dict[tuple[bool, int], Operand] = {}  # (half, register), from alias.tex
         self._exec: str | None = None
         self._mask: str | None = None
 
     # ---- masks ---------------------------------------------------------------------------------
 
     def forget_masks(self) -> None:
-        """The active lanes have changed, or a block begins."""
+        """Discard cached masks: the active lanes have changed, or a block begins."""
         self._exec = self._mask = None
 
     def exec(self) -> str:
@@ -64,7 +65,7 @@ class Registers(Text):
 
     @contextmanager
     def only(self, active: str) -> Iterator[None]:
-        """Emit the enclosed code for some of the active lanes, a number."""
+        """Emit the enclosed code for a subset of the active lanes, given as a number."""
         before = self.full, self._exec, self._mask
         self.full, self._exec, self._mask = False, active, None
         try:
@@ -74,7 +75,7 @@ class Registers(Text):
 
     @property
     def every(self) -> bool:
-        """Return whether all lanes are known to take part in what is emitted now."""
+        """Return whether all lanes are known to be active in the code being emitted."""
         return self.full and not self.predicating
 
     def mask(self) -> str | None:
@@ -103,7 +104,7 @@ class Registers(Text):
         return None if self.every else self.value(f"icmp ne {self.bits} {self.exec()}, 0")
 
     def lane_slot(self, element: str) -> str:
-        """Return memory for a vector, by which lanes are permuted."""
+        """Return memory for a vector, used to permute its lanes."""
         self.slots.add(element)
         return f"%slot.{element}"
 
@@ -195,11 +196,12 @@ class Registers(Text):
         self.set_word(where, self.binary("or", "i32", old, wide))
 
     def predicate(self, number: int) -> str:
-        """Read p0 of every lane as a number; number: 0 to 3."""
+        """Return a predicate of every lane as a number. number: 0 to 3, the component of p0."""
         return self.value(f"load {self.bits}, ptr %p{number}")
 
     def set_predicate(self, number: int, value: str) -> None:
-        """Write p0 (a condition of each lane) of the active lanes; number: of the register."""
+        """Write a predicate (a condition of each lane) of the active lanes. number: of the
+        register."""
         bits, slot = self.as_bits(value), f"%p{number - P0}"
         if not self.every:
             old = self.value(f"load {self.bits}, ptr {slot}")
@@ -208,10 +210,11 @@ class Registers(Text):
             bits = self.value(f"xor {self.bits} {old}, {moved}")
         self.do(f"store {self.bits} {bits}, ptr {slot}")
 
-    # ---- relative ones -------------------------------------------------------------------------
+    # ---- relative registers --------------------------------------------------------------------
 
     def _index(self, offset: int, limit: int) -> tuple[str, str]:
-        """a0.x and an offset, of every lane; and which are below a limit, 0 for the others."""
+        """Return a0.x plus an offset for every lane, and the mask of lanes below a limit; 0 for the
+        others."""
         index = self.convert("sext", "i16", "i32", self.short(A0))
         index = self.binary("add", "i32", index, constant("i32", offset))
         inside = self.compare("ult", "i32", index, constant("i32", limit))
@@ -222,7 +225,7 @@ class Registers(Text):
         return self.value(f"getelementptr i32, ptr {base}, {self.vector_of('i64')} {wide}")
 
     def gather(self, base: str, elements: str, mask: str) -> str:
-        """Load a word of every lane by its number from `base` on; 0 where the mask is not set."""
+        """Load a word of every lane by its index from `base`; 0 where the mask is not set."""
         kind = self.vector_of("ptr")
         pointers = self._pointers(base, elements)
         return self.call(
@@ -265,7 +268,7 @@ class Registers(Text):
     def bits_of(self, operand: Operand, floating: bool = False) -> str:
         """Read an operand without its modifiers, i16 or i32.
 
-        floating: a constant, of 32 bits, that is read as 16 is converted, else cut.
+        floating: a 32-bit constant that is read as 16 bits is converted; otherwise it is truncated.
         """
         number, half = operand.number, operand.half
         if operand.kind is Kind.IMMEDIATE:
@@ -310,8 +313,8 @@ class Registers(Text):
         return value
 
     def result(self, target: Operand, turn: int, value: str, element: str) -> None:
-        """Write a result of any element type: as the target is wide, floats converted, integers
-        cut or filled with zeros."""
+        """Write a result of any element type at the target's width: floats are converted, integers
+        truncated or zero-extended."""
         if element in ("half", "float"):
             wanted = "half" if target.half else "float"
             if element != wanted:
@@ -325,9 +328,9 @@ class Registers(Text):
         self.store(target, turn, value)
 
     def store(self, target: Operand, turn: int, value: str) -> None:
-        """Write a value that is as wide as the target, i16 or i32."""
+        """Write a value that has the target's width, i16 or i32."""
         number = target.number + turn
-        if target.number >= P0:  # predicates and the register that is none have no successors
+        if target.number >= P0:  # predicates and the null register have no successors
             number = target.number
         if target.kind is Kind.RELATIVE:
             if target.half:
@@ -340,9 +343,9 @@ class Registers(Text):
 
 
 def _half_place(number: int) -> tuple[int, int]:
-    """In which register a half register is, and whether it is its upper half."""
+    """Return the register that contains a half register, and whether it is the upper half."""
     base = SHARED if number >= SHARED else 0
     return base + (number - base) // 2, (number - base) & 1
 
 
-Handler = Callable[[Registers, Op, int], None]  # of an instruction's repetition
+Handler = Callable[[Registers, Op, int], None]  # emits one repetition of an instruction

@@ -1,8 +1,8 @@
 """Descriptors: constant buffers, storage buffers, images and samplers, translated to LLVM IR.
 
-Descriptors are read when they are used, by the first active lane's number. Untyped loads, stores
-and atomics of buffers are native, fetches of texels from buffers are too (`texels`); other images
-and samplers go to `qcom.virtual.sp.images`.
+A descriptor is read at each use, by the first active lane's number. Untyped loads, stores and
+atomics of buffers are native code, as are fetches of texels from buffers (`texels`). Other images
+and samplers are handled by `qcom.virtual.sp.images`.
 Sources: Mesa 25.0.7, src/freedreno/registers/adreno/a6xx.xml (A6XX_TEX_CONST, A6XX_UBO),
 isa/ir3-cat5.xml and ir3-cat6.xml, src/freedreno/fdl/fd6_view.c (buffers), ir3/ir3_a6xx.c.
 """
@@ -33,7 +33,7 @@ from qcom.virtual.sp.translator.memory import (
 from qcom.virtual.sp.translator.registers import Handler, Registers, Unsupported
 from qcom.virtual.sp.translator.wave import components
 
-SIZE = 64  # bytes of a bindless descriptor, and of one of an image
+SIZE = 64  # bytes of a bindless descriptor, and of an image descriptor
 _NONUNIFORM = 2
 
 
@@ -43,7 +43,7 @@ def scalar_of(e: Registers, number: int) -> str:
 
 
 def _table(e: Registers, place: int, number: str, size: int) -> str:
-    """The address of a descriptor in a table of the launch; 0 beyond its end."""
+    """Return the address of a descriptor in a table of the launch; 0 beyond the table's end."""
     base = e.value(f"getelementptr i8, ptr %tables, i64 {place}")
     count = e.value(f"getelementptr i8, ptr %tables, i64 {place + 8}")
     base, count = (e.value(f"load i64, ptr {at}") for at in (base, count))
@@ -54,7 +54,7 @@ def _table(e: Registers, place: int, number: str, size: int) -> str:
 
 
 def _bindless(e: Registers, base: str, number: str) -> str:
-    """The address of a descriptor in a set; 0 where the set is not bound."""
+    """Return the address of a descriptor in a set; 0 where the set is not bound."""
     wide = e.value(f"zext i32 {base} to i64")
     at = e.value(f"getelementptr i64, ptr %tables, i64 {wide}")
     at = e.value(f"getelementptr i8, ptr {at}, i64 {layout.BINDLESS}")
@@ -66,7 +66,7 @@ def _bindless(e: Registers, base: str, number: str) -> str:
 
 
 def _descriptor(e: Registers, op: Op, source: str, place: int, size: int) -> str:
-    """The address of the descriptor that an instruction of category 6 names."""
+    """Return the address of the descriptor that an instruction of category 6 selects."""
     if op.raw("MODE") == _NONUNIFORM:
         raise Unsupported(f"{op.name} with descriptors that differ from lane to lane")
     bits = op.scope.inner(source).bits
@@ -99,14 +99,14 @@ def _wide(e: Registers, low: str, high: str) -> str:
 
 
 def _constants_of(e: Registers, op: Op, source: str) -> tuple[str, str]:
-    """Address and bytes of a constant buffer."""
+    """Return address and size in bytes of a constant buffer."""
     low, high = _fetch(e, op, _descriptor(e, op, source, layout.UBOS, 8), 2)
     address = _wide(e, low, e.value(f"and i32 {high}, {0x1FFFF}"))
     return address, e.value(f"shl i32 {e.value(f'lshr i32 {high}, 17')}, 4")
 
 
 def _load_constants(e: Registers, op: Op, turn: int) -> None:
-    """ldc: words from a vec4's component on; zeros beyond the buffer's end."""
+    """Emit ldc: load words from a component of a vec4 on; zeros beyond the buffer's end."""
     address, size = _constants_of(e, op, "SRC2")
     bits = op.scope.inner("SRC1").bits
     vec4 = constant("i32", bits) if op.flag("SRC1_IM") else e.word(bits)
@@ -143,7 +143,7 @@ def _copy(e: Registers, op: Op, address: str, words: int, size: str | None) -> l
 
 
 def _buffer_to_constants(e: Registers, op: Op, turn: int) -> None:
-    """ldc.k: vec4s of a constant buffer into the constant file, from a1.x on."""
+    """Emit ldc.k: copy vec4s of a constant buffer into the constant file, from a1.x on."""
     address, size = _constants_of(e, op, "SRC2")
     bits = op.scope.inner("SRC1").bits
     vec4 = str(bits) if op.flag("SRC1_IM") else scalar_of(e, bits)
@@ -160,7 +160,7 @@ def _buffer_to_constants(e: Registers, op: Op, turn: int) -> None:
 
 
 def _memory_to_constants(e: Registers, op: Op, turn: int) -> None:
-    """ldg.k: words of memory into the constant file."""
+    """Emit ldg.k: copy words of memory into the constant file."""
     if op.flag("SRC1_CONST"):
         raise Unsupported("ldg.k from an address in constants")
     number = op.scope.inner("SRC1").bits
@@ -175,7 +175,7 @@ def _memory_to_constants(e: Registers, op: Op, turn: int) -> None:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A storage buffer's address, and its elements."""
+    """The address and the elements of a storage buffer."""
 
     base: str
     elements: str
@@ -202,7 +202,8 @@ def _offset(op: Op) -> int:
 
 
 def _element(e: Registers, op: Op, buffer: Buffer, more: int, size: int) -> tuple[str, Where, str]:
-    """Which lanes have an element within a buffer, where it is, and the lanes as a vector."""
+    """Return which lanes have an element within a buffer, its address, and the lanes as a
+    vector."""
     index = e.word(op.raw("SRC2"))
     ahead = _offset(op) + more
     if ahead:
@@ -255,7 +256,8 @@ def _store_buffer(e: Registers, op: Op, turn: int) -> None:
 
 
 def _atomic_buffer(e: Registers, op: Op, turn: int) -> None:
-    """The register that SRC1 names takes the old value; those after it have the operands."""
+    """Emit an atomic: the register that SRC1 selects receives the old value; the next ones hold
+    operands."""
     if not _untyped(op):
         raise Unsupported("atomic operations on images")
     if TYPES[op.raw("TYPE")] not in ("u32", "s32"):
@@ -280,7 +282,7 @@ def _atomic_buffer(e: Registers, op: Op, turn: int) -> None:
 def _ask(
     e: Registers, op: Op, texture: str, sampler: str, given: list[str], wanted: int
 ) -> list[str]:
-    """Have `Images` execute an instruction: words of all lanes go in, words come back."""
+    """Emit a call of `Images` for an instruction: words of all lanes in, words of all lanes out."""
     note(e, op)
     for place, value in ((layout.TEXTURE, texture), (layout.SAMPLER, sampler)):
         e.do(f"store i64 {value}, ptr {e.value(f'getelementptr i8, ptr %context, i64 {place}')}")
@@ -312,8 +314,9 @@ def _as_word(e: Registers, operand: Operand) -> str:
 
 
 def _alias(e: Registers, op: Op, turn: int) -> None:
-    """alias.tex: the next instruction of category 5 reads another source in place of a register.
-    Where it is read is not published; here it is when that instruction runs."""
+    """Emit alias.tex: the next instruction of category 5 reads another source in place of a
+    register. It is not published when that source is read; here it is read when that instruction
+    runs."""
     if op.raw("SCOPE_HI") or op.raw("SCOPE_LO"):
         raise Unsupported("alias of another scope than tex")
     half = not op.raw("TYPE_SIZE")
@@ -325,7 +328,7 @@ def _alias(e: Registers, op: Op, turn: int) -> None:
 
 
 def _sources(e: Registers, number: int, half: bool, count: int) -> list[str]:
-    """Registers of category 5 as words, or what stands for them."""
+    """Return registers of category 5, or their aliases, as words."""
     found = [
         e.aliases.get((half, number + k), Operand(Kind.REGISTER, number + k, half))
         for k in range(count)
@@ -340,7 +343,7 @@ def _put(e: Registers, number: int, half: bool, value: str) -> None:
 
 
 def _image(e: Registers, op: Op, turn: int) -> None:
-    """ldib.b and stib.b of images: coordinates, then, of a store, what is stored."""
+    """Emit ldib.b and stib.b of images: the coordinates, then, for a store, the value."""
     half = TYPES[op.raw("TYPE")] in ("f16", "u16", "s16", "u8")
     descriptor = _descriptor(e, op, "SSBO", layout.UAVS, SIZE)
     given = _as_words(e, op.raw("SRC2"), False, op.raw("D"))
@@ -360,7 +363,7 @@ def _image_size(e: Registers, op: Op, turn: int) -> None:
 
 
 def _texture(e: Registers, op: Op) -> tuple[str, str]:
-    """Addresses of the descriptors of texture and sampler."""
+    """Return the addresses of the texture and sampler descriptors."""
     if not op.flag("S2EN_BINDLESS"):
         return (
             _table(e, layout.TEXTURES, str(op.scope.inner("TEX").bits), SIZE),
@@ -391,7 +394,8 @@ _COORDINATES = 4
 
 
 def _sample(e: Registers, op: Op, turn: int) -> None:
-    """Coordinates of category 5, padded to four, then the second source's two words."""
+    """Emit a sample: coordinates of category 5, padded to four, then the second source's two
+    words."""
     texture, sampler = _texture(e, op)
     half = not op.raw("FULL")
     count = _coordinates(op)
@@ -418,7 +422,7 @@ def _coordinates(op: Op) -> int:
         return 1
     if any(op.flag(name) for name in ("O", "P")):
         raise Unsupported(f"{op.name} with offsets or projection")
-    # Bit 18 of isam ("1D") says nothing of that: Mesa sets it for isam.v, which has one, and clears
+    # Bit 18 of isam ("1D") does not decide this: Mesa sets it for isam.v, which has one, and clears
     # it for reads of images (ir3_compiler_nir.c, emit_intrinsic_load_image).
     if op.flag("SV"):
         return 1

@@ -1,7 +1,7 @@
-"""Fetches of texels from buffers, translated to LLVM IR: isam and isaml that change no bits.
+"""Fetches of texels from buffers, translated to LLVM IR: isam and isaml that do not convert bits.
 
-Only the launch tells what a descriptor describes. A fetch that may be one of these asks it, and
-goes to `qcom.virtual.sp.images` where it is another one.
+The kind of a descriptor is known only at launch. The code for a fetch that may be one of these
+checks the descriptor, and calls `qcom.virtual.sp.images` for any other kind.
 Source of the layouts: Mesa 25.0.7, src/freedreno/registers/adreno/a6xx.xml (A6XX_TEX_CONST).
 """
 
@@ -15,9 +15,9 @@ from qcom.virtual.sp.translator.memory import Where, halves, load_narrow, load_w
 from qcom.virtual.sp.translator.registers import Registers
 from qcom.virtual.sp.translator.wave import components
 
-WORDS = 8  # of a descriptor, that are looked at
+WORDS = 8  # words of a descriptor that are checked
 _BUFFER = 4
-# Formats of whole components of 32 bits (float, uint, sint), and of 16 (uint, sint); components.
+# Formats of whole components of 32 bits (float, uint, sint) and of 16 (uint, sint) -> components.
 _WIDE = {0x4A: 1, 0x4B: 1, 0x4C: 1, 0x67: 2, 0x68: 2, 0x69: 2, 0x82: 4, 0x83: 4, 0x84: 4}
 _NARROW = {0x18: 1, 0x19: 1, 0x46: 2, 0x47: 2, 0x63: 4, 0x64: 4}
 _FORMATS = {"u32": _WIDE, "s32": _WIDE, "f32": _WIDE, "u16": _NARROW, "s16": _NARROW}
@@ -34,12 +34,12 @@ def fetch(
     e: Registers, op: Op, words: list[str], at: tuple[str, str], otherwise: Callable[[], None]
 ) -> None:
     """Fetch a texel for each lane. words: of the descriptor. at: the coordinates. otherwise: emits
-    what is done where it describes something else."""
+    the code for a descriptor of another kind."""
     name = TYPES[op.scope.inner("TYPE").raw("TYPE")]
     written = components(op)
     bytes_of = 4 if _FORMATS[name] is _WIDE else 2
     size = _texel_size(e, words, _FORMATS[name], written, bytes_of)
-    e.exec()  # what is known of the lanes is made before the branch: both sides use it
+    e.exec()  # cached masks are emitted before the branch: both sides use them
     e.mask()
     plain, other, done = (e.new_label(stem) for stem in ("texels", "image", "fetched"))
     e.do(f"br i1 {e.value(f'icmp ne i32 {size}, 0')}, label %{plain}, label %{other}, !prof !0")
@@ -68,9 +68,9 @@ def fetch(
 def _texel_size(
     e: Registers, words: list[str], formats: dict[int, int], written: list[int], bytes_of: int
 ) -> str:
-    """Bytes of a texel; 0 where the descriptor is not a buffer of such texels, each component
-    written being the texel's own."""
-    # tile mode, sRGB, levels, samples, swap: none; the format and the components that are written
+    """Return the bytes of a texel; 0 unless the descriptor is a buffer of such texels and each
+    written component is the texel's own."""
+    # Tile mode, sRGB, levels, samples, swap must be 0; format and written components must match.
     mask = 0b111 | 0xF << 16 | 0b11 << 20 | 0xFF << 22 | 0b11 << 30
     wanted = 0
     for k in written:
@@ -88,7 +88,7 @@ def _texel_size(
 
 
 def _place(e: Registers, words: list[str], at: tuple[str, str], size: str) -> tuple[Where, str]:
-    """Where the lanes' texels are, and which lanes have one in the buffer."""
+    """Return the addresses of the lanes' texels, and which lanes have one in the buffer."""
     x, y = at
     width = e.value(f"and i32 {words[1]}, 32767")
     rest = e.value(f"and i32 {e.value(f'lshr i32 {words[1]}, 15')}, 32767")
@@ -107,5 +107,5 @@ def _place(e: Registers, words: list[str], at: tuple[str, str], size: str) -> tu
 
 
 def _signed(word: int) -> int:
-    """A word as LLVM's text has it."""
+    """Return a word in LLVM's text form."""
     return word - (1 << 32) if word >> 31 else word

@@ -1,8 +1,8 @@
 """Translate a kernel of ir3 into one LLVM function.
 
 The function runs one wave: `i32 kernel(context, wave state)`. It starts at the first instruction,
-or, after a barrier, where the wave state says. Registers are stack slots that become values; where
-a0.x chooses among them they are an array in memory.
+or, after a barrier, at the place recorded in the wave state. Registers are stack slots that become
+values; where a0.x selects among them they are an array in memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from qcom.virtual.sp.translator.registers import Handler, Registers, Unsupported
 
 _MODULES = (alu, floats, memory, move, resource, wave)
 _MOST_TWICE = 256  # instructions of a program that is also emitted for waves without a mask
-# What has no effect on results here: caches, hints, ordering that is always kept.
+# Instructions without effect on results here: caches, hints, ordering that is always kept.
 _NOTHING = frozenset({
     "nop", "fence", "lock", "unlock", "sleep", "icinv", "dccln", "dcinv", "dcflu", "ccinv", "tcinv",
 })  # fmt: skip
@@ -40,8 +40,9 @@ _STOPS = {
 
 @dataclass(frozen=True)
 class Shape:
-    """Properties besides the code on which a translation depends. words: registers of the file.
-    group, thread, linear: registers that a wave finds its numbers in, NONE and above for none."""
+    """Properties, other than the code, on which a translation depends. words: registers of the
+    file. group, thread, linear: registers that receive a wave's numbers; NONE and above for
+    none."""
 
     lanes: int
     words: int
@@ -75,7 +76,7 @@ def _is_relative(op: Op) -> bool:
 
 
 def emit(e: Registers, op: Op) -> None:
-    """Emit one instruction that does not steer control. Raises Unsupported."""
+    """Emit one instruction that is not control flow. Raises Unsupported."""
     if op.name in _NOTHING:
         return
     if op.name in ("predt", "predf", "prede"):
@@ -95,10 +96,11 @@ def emit(e: Registers, op: Op) -> None:
 def translate(
     program: Program, shape: Shape, name: str, *, stepped: bool = False, keep: bool = False
 ) -> tuple[str, dict[int, str]]:
-    """Return the IR module of a program, and what it lacks: reasons by instruction.
+    """Return the IR module of a program, and the unsupported instructions with reasons.
 
-    stepped: the wave state holds all registers at every instruction, and the code halts where it is
-    told to (`hcq.emu.stepping`). keep: a wave finds in its state what the one before left there.
+    stepped: the wave state holds all registers at every instruction, and the code halts where the
+    debugger requests it (`hcq.emu.stepping`). keep: a wave's state initially holds the registers of
+    the wave before.
     """
     relative = any(_is_relative(op) for op in program.ops())
     e = Registers(shape.lanes, shape.words, relative, shape.generation,
@@ -127,7 +129,7 @@ def translate(
 
 
 def _first_values(e: Registers, shape: Shape) -> None:
-    """The numbers of group and threads, in the registers that the launch names."""
+    """Set the registers that the launch names to the numbers of group and threads."""
     for axis in range(3):
         if shape.group < NONE:
             at = e.value(f"getelementptr i8, ptr %wave, i64 {layout.GROUP_X + 4 * axis}")
@@ -178,7 +180,7 @@ def _emit_block(e: Registers, block: Block, flow: Flow, missing: dict[int, str])
 
 
 def _own(e: Registers) -> str:
-    """All lanes that are here, predicated off or not."""
+    """Return all current lanes, predicated off or not."""
     return "-1" if e.full else e.value(f"load {e.bits}, ptr %exec")
 
 
@@ -252,7 +254,7 @@ def _slots(e: Registers, flow: Flow) -> list[str]:
 
 
 def _state(e: Registers) -> list[tuple[str, str, int]]:
-    """Slots that the wave state keeps: their name, type and place there."""
+    """Return the slots that the wave state keeps: their name, type and offset there."""
     found = [(f"%r{k}", e.vector, layout.register_at(k, e.lanes)) for k in _registers(e)]
     found += [(f"%s{k}", "i32", layout.SHARED + 4 * (k - 192)) for k in sorted(e.shared)]
     found += [(f"%p{k}", e.bits, layout.PREDICATES + 16 * k) for k in range(4)]
@@ -267,7 +269,7 @@ def _registers(e: Registers) -> list[int]:
 
 
 def _undefined(e: Registers, keep: bool) -> list[str]:
-    """Give every slot its first value: registers hold what no kernel should rely on."""
+    """Give every slot its first value: contents that no kernel may rely on."""
     lines = []
     for slot, kind, place in _state(e):
         if keep and slot not in ("%exec", "%predicated"):

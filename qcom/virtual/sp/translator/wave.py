@@ -2,7 +2,8 @@
 
 Source: Mesa 25.0.7, src/freedreno/isa/ir3-cat5.xml and ir3-cat6.xml, src/freedreno/ir3/
 ir3_compiler_nir.c (a rotation is rdown: a lane reads from one above it).
-UNSURE: what up and down give to lanes whose source lies outside of the wave; their own value here.
+UNSURE: the value that up and down give to lanes whose source is outside of the wave; their own
+value here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ _MODES = {1: "xor", 2: "up", 3: "down", 6: "rup", 7: "rdown"}
 
 
 def taken_from(e: Registers, element: str, value: str, numbers: str) -> str:
-    """Give each lane what the lane of some number has, through memory; numbers: below the lanes."""
+    """Give each lane the value of the lane with some number, through memory. numbers: less than the
+    number of lanes."""
     slot = e.lane_slot(element)
     e.do(f"store {e.vector_of(element)} {value}, ptr {slot}")
     wide = e.convert("zext", "i32", "i64", numbers)
@@ -29,7 +31,7 @@ def taken_from(e: Registers, element: str, value: str, numbers: str) -> str:
 
 
 def _source_lanes(e: Registers, mode: str, amount: str) -> str:
-    """The lane that each lane reads."""
+    """Return the lane that each lane reads."""
     own = lanes(list(range(e.lanes)))
     most = constant("i32", e.lanes - 1)
     if mode == "xor":
@@ -55,7 +57,7 @@ def _shuffle(e: Registers, op: Op, turn: int) -> None:
 
 
 def components(op: Op) -> list[int]:
-    """Which components an instruction of category 5 writes."""
+    """Return the components that an instruction of category 5 writes."""
     mask = op.raw("WRMASK")
     return [k for k in range(4) if mask >> k & 1]
 
@@ -86,7 +88,7 @@ def _quad(e: Registers, op: Op, turn: int) -> None:
 
 
 def _broadcast_active(e: Registers, op: Op, turn: int) -> None:
-    """The upper half of each cluster gets what the last active lane of its lower half has."""
+    """Give the upper half of each cluster the value of the last active lane in its lower half."""
     value, element, target = _operands(e, op)
     half = (2 << op.raw("W")) // 2
     if half >= e.lanes:
