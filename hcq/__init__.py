@@ -3,7 +3,7 @@
     import hcq
     with hcq.open("auto") as gpu: ...
 
-Importing this package loads almost nothing (NumPy neither): names arrive when first used.
+Importing this package loads almost nothing, not even NumPy: names are loaded on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ranges of an address space: which are taken, which are free."""
+"""Allocation of address ranges: which ranges are taken, and which are free."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hcq.errors import BadArgument, OutOfMemory
 
 
 class RangeAllocator:
-    """Hands out aligned ranges of [base, base + size), lowest address first.
+    """Allocates aligned ranges of [base, base + size), lowest address first.
 
     Sizes and addresses are bytes (or any one unit); every range is a multiple of `granule`, a power
     of two. Freed neighbours join. Not thread-safe: the owner's lock protects it.
@@ -24,15 +24,14 @@ class RangeAllocator:
         self.granule = granule
         self.name = name
         # Free ranges (start, end) by ascending address; two neighbours never touch. They change by
-        # one assignment, so that an exception anywhere (a Ctrl-C) leaves them whole.
+        # one assignment, so that an exception at any point (Ctrl-C) leaves them consistent.
         self._free = [(base, base + size)] if size else []
         self._taken: dict[int, tuple[int, object]] = {}  # size and owner by address
 
     def allocate(self, size: int, align: int = 1, owner: object = None, *, least: int = 0) -> int:
-        """Take `size` (rounded up to the granule) at a multiple of `align`, a power of two.
+        """Allocate `size` (rounded up to the granule) at a multiple of `align`, a power of two.
 
-        Returns the address, `least` at the lowest; OutOfMemory when no free range fits. owner: see
-        `free`.
+        Returns the address, at least `least`; OutOfMemory if no free range fits. owner: see `free`.
         """
         if size <= 0:
             raise BadArgument("size must be positive", size=size)
@@ -57,7 +56,8 @@ class RangeAllocator:
         )
 
     def reserve(self, address: int, size: int) -> None:
-        """Take exactly [address, address + size), rounded outwards; BadArgument unless all free."""
+        """Take exactly [address, address + size), rounded outwards; BadArgument unless all of it is
+        free."""
         start = address // self.granule * self.granule
         end = -(-(address + size) // self.granule) * self.granule
         index = bisect_left(self._free, (start + 1, 0)) - 1
@@ -68,10 +68,11 @@ class RangeAllocator:
         self._take(index, start, end - start, None)
 
     def free(self, address: int, owner: object = None) -> None:
-        """Give back the range that starts at `address`; BadArgument if none does.
+        """Free the range that starts at `address`; BadArgument if none does.
 
-        owner: what allocated it. Giving back twice has no effect then, even where another owner has
-        taken the range meanwhile: a release that an exception cut off can be repeated.
+        owner: the object that allocated it. With an owner, freeing twice has no effect, even if
+        another owner has taken the range meanwhile: a release that an exception interrupted can be
+        repeated.
         """
         if owner is not None and not self.owns(address, owner):
             return
@@ -82,7 +83,7 @@ class RangeAllocator:
         self._taken.pop(address)
 
     def free_all(self, owner: object) -> None:
-        """Give back all ranges that `owner` has allocated; can be repeated."""
+        """Free all ranges that `owner` has allocated; can be repeated."""
         for address in [start for start, (_, who) in self._taken.items() if who is owner]:
             self.free(address, owner)
 
@@ -106,7 +107,7 @@ class RangeAllocator:
         self._free[first:last] = [(start, end)]
 
     def size_of(self, address: int) -> int:
-        """Size of the range that starts at `address`; BadArgument if none does."""
+        """Return the size of the range that starts at `address`; BadArgument if none does."""
         if address not in self._taken:
             raise BadArgument(f"{self.name}: no allocation starts at this address", address=address)
         return self._taken[address][0]
@@ -131,7 +132,7 @@ class RangeAllocator:
         self._free[index : index + 1] = [piece for piece in pieces if piece[0] < piece[1]]
 
     def _give_back(self, address: int) -> None:
-        """Undo a `_take` of `address` that did or did not come to its end."""
+        """Undo a `_take` of `address`, whether or not it was completed."""
         if address in self._taken:
             self.free(address)
 

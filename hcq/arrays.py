@@ -1,4 +1,4 @@
-"""Arrays from outside: whatever offers its elements by one of the usual protocols."""
+"""Arrays from outside: objects that provide their elements by one of the usual protocols."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from hcq.errors import BadArgument
 
 
-def as_array(data: Any) -> NDArray[Any]:  # Any: the protocols are looked for
-    """View `data` as an array of the host, without a copy where its protocol allows that.
+def as_array(data: Any) -> NDArray[Any]:  # Any: its protocol is found at run time
+    """View `data` as an array of the host, without a copy if its protocol allows that.
 
-    Taken are NumPy arrays and scalars, nested sequences, the buffer protocol,
-    `__array_interface__`, `__array__` and, for objects with none of these, DLPack (of the host's
-    memory). BadArgument for all else.
+    Accepts NumPy arrays and scalars, nested sequences, the buffer protocol, `__array_interface__`,
+    `__array__` and, for objects with none of these, DLPack (of the host's memory). BadArgument for
+    anything else.
     """
     try:
         array = np.asarray(data)

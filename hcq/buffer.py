@@ -24,15 +24,15 @@ class Buffer:
     """`size` bytes at device address `address`. Made by Device.alloc, freed by `close`
     (idempotent).
 
-    view: the bytes themselves where this process can reach them (HOST placement), else None.
-    remote: a view of HOST memory that lies behind a bridge (hcq.transport.view).
-    handle: what the driver needs to free it; opaque to everyone else. core: the device's, for the
-    modules beneath.
-    `buffer[a:b]` is a slice: the same memory, not owned. `close` waits for work in flight. The
-    memory of one that is dropped instead is freed some time after work in flight has ended.
+    view: the bytes themselves if this process can access them (HOST placement), else None. remote:
+    a view of HOST memory that lies behind a bridge (hcq.transport.view). handle: what the driver
+    needs to free it; opaque to all other code. core: the device's, for internal modules.
+
+    `buffer[a:b]` is a slice: the same memory, not owned. `close` waits for work in flight. If a
+    buffer is dropped instead, its memory is freed some time after work in flight has ended.
     """
 
-    retired: Retired | None = None  # of the device, for a buffer that owns memory
+    retired: Retired | None = None  # the device's, for a buffer that owns memory
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Buffer:
         self.core.copies.upload(self, source)
 
     def copy_to(self, out: NDArray[Any]) -> None:
-        """Copy the start of the buffer into `out` (contiguous); waits for the device's work."""
+        """Copy the start of the buffer into `out` (contiguous). Waits for the device's work."""
         if not isinstance(out, np.ndarray) or out.dtype.hasobject:
             raise BadArgument(f"out must be a NumPy array of numbers, got {_described(out)}")
         if not (out.flags.c_contiguous and out.flags.writeable):
@@ -144,7 +144,7 @@ class Buffer:
         return array
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        """Copy the bytes out, for np.asarray; `numpy` reads them as another type."""
+        """Copy the bytes to a new array, for np.asarray; `numpy` reads them as another type."""
         if copy is False:
             raise BadArgument(
                 "a buffer does not export its memory; use copy_to, or the `view` of a HOST buffer"
@@ -152,12 +152,12 @@ class Buffer:
         array = self.numpy()
         return array if dtype is None else array.astype(dtype)
 
-    def __dlpack__(self, **options: Any) -> Any:  # Any: as the array API standard has it
-        """Hand a copy of the bytes, in the host's memory, to another library."""
+    def __dlpack__(self, **options: Any) -> Any:  # Any: as in the array API standard
+        """Export a copy of the bytes, in host memory, to another library."""
         return self.numpy().__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)  # kDLCPU of dlpack.h: what __dlpack__ hands over
+        return (1, 0)  # kDLCPU of dlpack.h: the device of what __dlpack__ exports
 
     def fill(self, value: int = 0) -> None:
         """Fill with a signed or unsigned 32-bit value; the size must be a multiple of 4."""
@@ -185,8 +185,9 @@ class Buffer:
             self.retired.drop(self._release_unless_used)
 
     def _release_unless_used(self) -> None:
-        """After `__del__`. The finalizer of what referred to it, in the same garbage, may have put
-        it into use again: then it lasts until `close`, since `__del__` is called once."""
+        """Release the memory after `__del__`. If the finalizer of an object that referred to the
+        buffer, in the same garbage, has put it into use again, it lasts until `close`, since
+        `__del__` is called once."""
         mine = 3  # the caller's method, this call's argument, getrefcount's
         if sys.getrefcount(self) <= mine and not self.closed:
             self.closed = True
@@ -211,7 +212,7 @@ def _described(value: object) -> str:
 
 
 def _has_no_width(data: object) -> bool:
-    """Return whether it is one of Python's numbers, or a nested sequence with one."""
+    """Return whether `data` is a Python number, or a nested sequence that contains one."""
     if isinstance(data, list | tuple):
         return any(_has_no_width(element) for element in data)
     return isinstance(data, int | float | complex) and not isinstance(data, np.generic)

@@ -1,12 +1,15 @@
 """Synchronous copies between host memory and device buffers, through a transport's BulkMemory.
 
-Two halves of it are used in turn, so that the device copies one while the other is transferred: one
-transfer of the bridge carries both, in two pieces. The copy queue is told of many chunks at once.
-In: for each chunk it waits for a mark behind the data, copies, and raises the fence, after which
-the half is free. Out: it copies into a half as soon as the host has emptied it, and once it has
-filled what a transfer carries and the host has started to receive, it releases the data. The host
-tells all by one number: 1 for each transfer that it starts, 1 for each first half that has arrived
-where another one follows, and 1 when everything is here.
+The two halves of that memory are used in turn, so that the device copies one while the other is
+transferred. One transfer of the bridge carries both halves, in two pieces. Many chunks are
+submitted to the copy queue at once.
+
+Upload: for each chunk the queue waits for a mark after the data, copies it, and raises the fence;
+then the half is free. Download: the queue copies into a half as soon as the host has emptied it.
+Once it has filled what a transfer carries and the host has started to receive, it releases the
+data. The host signals all its steps by one number, which rises by 1 for each transfer that it
+starts, by 1 for each first half that has arrived if another one follows, and by 1 when all data has
+arrived.
 """
 
 from __future__ import annotations
@@ -27,8 +30,8 @@ if TYPE_CHECKING:
 
 _MARK = 4  # bytes at the end of each half
 _ALIGN = 256  # of the data in a half, for the copy engine
-_GROUP = 240  # chunks of one submission; the number that the host tells has 8 bits
-_LOOKS = 20  # about 3 ms, where a look is a control transfer
+_GROUP = 240  # chunks of one submission; the number that the host signals has 8 bits
+_LOOKS = 20  # about 3 ms, if a poll is a control transfer
 _SOON_S = 2.0  # TIMEOUT: for a chunk that follows one that is done; it takes a card 0.1 ms
 
 _Chunk: TypeAlias = tuple[int, int]  # start and size, in bytes
@@ -36,7 +39,7 @@ _Run: TypeAlias = tuple[int, list[_Chunk]]
 
 
 class Mark(Timeline):
-    """Memory that a queue waits for, and that the host writes in its own way."""
+    """Memory that a queue waits for, and that the host writes by its own means."""
 
     def __init__(self, core: Core, memory: Buffer, name: str) -> None:
         self.core = core
@@ -47,7 +50,7 @@ class Mark(Timeline):
 
 
 class Fence(Mark):
-    """Memory that a queue raises and the host reads at the cost of one transfer."""
+    """Memory that a queue raises and that the host reads at the cost of one transfer."""
 
     def __init__(self, core: Core, memory: Buffer, bulk: BulkMemory) -> None:
         super().__init__(core, memory, f"{core.name} transfers")
@@ -59,8 +62,8 @@ class Fence(Mark):
 
 
 class BulkTransfer(Transfer):
-    """See Transfer. memory: what `bulk` has, as work sees it; fence: 8 bytes, release and start: 4
-    bytes at its places."""
+    """See Transfer. memory: the memory of `bulk`, as the device's work sees it; fence: 8 bytes;
+    release and start: 4 bytes at their places in `bulk`."""
 
     def __init__(
         self,
@@ -84,8 +87,8 @@ class BulkTransfer(Transfer):
         self.release = release
         self.started = Mark(core, start, f"{core.name} receives")
         self._number = 0  # of the last chunk, counted from 1
-        self._reached = 0  # chunk, as the fence said when it was last read
-        self._resets = -1  # the device's, when the marks were cleared
+        self._reached = 0  # last chunk done, by the last read of the fence
+        self._resets = -1  # the device's count of resets when the marks were cleared
 
     def upload(self, destination: Buffer, data: memoryview) -> None:
         """Copy `data` (bytes) to the start of `destination`."""
@@ -115,11 +118,11 @@ class BulkTransfer(Transfer):
         queue.timeline.wait(value)
 
     def _place(self, size: int) -> int:
-        """Where data lies in a half: up to the mark, which is the last to arrive."""
+        """Return the offset of data in a half: it ends at the mark, which is the last to arrive."""
         return (self.half - _MARK - size) // _ALIGN * _ALIGN
 
     def _send(self, number: int, chunks: list[memoryview]) -> None:
-        """Send the chunks from `number` on by one transfer: one, or one for each half."""
+        """Send the chunks from `number` on in one transfer: one chunk, or one for each half."""
         granule = self.bulk.granule
         skipped = self._place(len(chunks[0])) // granule * granule
         place, size = number % 2 * self.half + skipped, len(chunks) * self.half - skipped
@@ -127,13 +130,13 @@ class BulkTransfer(Transfer):
         try:
             self.bulk.send(place, size, self._wire(number, chunks, skipped))
         except UnitTimeout:
-            self._await(number - 1)  # raises what has failed; else the engine was late
+            self._await(number - 1)  # raises the failure; if none, the engine was late
             self.bulk.send(place, size, self._wire(number, chunks, skipped))  # the same bytes
 
     def _wire(self, number: int, chunks: list[memoryview], skipped: int) -> Iterator[bytearray]:
-        """The pieces of a transfer. LOCK: the transfer has the bridge until it ends, and threads
-        that wait for the bridge may have the device's lock or a window's. So nothing here looks at
-        failures; UnitTimeout where the second half is not free soon after the first."""
+        """Yield the pieces of a transfer. LOCK: the transfer holds the bridge until it ends, and
+        threads that wait for the bridge may hold the device's lock or a window's. So this code must
+        not check for failures; UnitTimeout if the second half is not free soon after the first."""
         for data in chunks:
             self._await_inside(number - 2)
             place = self._place(len(data)) - skipped
@@ -142,10 +145,10 @@ class BulkTransfer(Transfer):
             wire[-_MARK:] = _mark(number)
             yield wire
             number, skipped = number + 1, 0
-        self._look()  # while the last one is under way
+        self._look()  # while the last one is in flight
 
     def _mark_all(self, number: int) -> None:
-        """Let the queue go on, whatever it copies."""
+        """Release the queue, whatever it copies."""
         granule = self.bulk.granule
         for half in range(2):
             wire = bytes(granule - _MARK) + _mark(number)
@@ -168,7 +171,7 @@ class BulkTransfer(Transfer):
         base, queue = self._number, self._queue()
         runs = list(_runs(base + 1, group))
         last = self._encode(queue, source, runs)
-        # The end of a half no longer contains a mark. ORDER: it is data until it has arrived.
+        # The end of a half no longer contains a mark. ORDER: it is data until that has arrived.
         queue.wait(self.started, last)
         for half in self._halves:
             queue.fill(half[self.half - _MARK :], 0)
@@ -184,19 +187,20 @@ class BulkTransfer(Transfer):
         queue.timeline.wait(value)
 
     def _encode(self, queue: Queue, source: Buffer, runs: list[_Run]) -> int:
-        """Encode the queue's part of a download; returns the last number that the host tells."""
+        """Encode the queue's part of a download; return the last number that the host signals."""
         told = 0
         for run in runs:
             first, chunks = run
             emptied, told = told, told + 1
             for number, (start, size) in enumerate(chunks, first):
                 half = number % 2
-                # Of the transfer before, the first half is empty when the host has told that it
-                # arrived; the second one is when all is here, which the start of this one tells.
+                # The first half of the previous transfer is empty when the host has signalled that
+                # it arrived. The second half is empty when all has arrived, which the start of
+                # this transfer signals.
                 if run is not runs[0]:
                     queue.wait(self.started, told if half else emptied)
                 queue.copy(self._halves[half], source[start : start + size], size)
-                if number == first:  # what the host waits for before it starts
+                if number == first:  # the host waits for this before it starts
                     queue.signal(self._fence, number)
             queue.wait(self.started, told)
             queue.fill(self.release, 0)
@@ -204,8 +208,8 @@ class BulkTransfer(Transfer):
         return told + 1
 
     def _receive(self, run: _Run, out: memoryview, told: int, *, more: bool) -> int:
-        """Receive a transfer, which the number `told` starts; returns the last number told. more:
-        whether its first half is to be filled again while the second one is under way."""
+        """Receive a transfer, which the number `told` starts; return the last number signalled.
+        more: whether its first half is filled again while the second one is in flight."""
         first, chunks = run
 
         def arrived(position: int, data: bytes) -> None:
@@ -227,7 +231,7 @@ class BulkTransfer(Transfer):
 
     @contextlib.contextmanager
     def _released(self, let_go: Callable[[], object]) -> Iterator[None]:
-        """Have the queue not wait for ever where an exception cuts the host's part off."""
+        """Keep the queue from waiting forever if an exception interrupts the host's part."""
         try:
             yield
         except BaseException:
@@ -236,8 +240,8 @@ class BulkTransfer(Transfer):
             raise
 
     def _await(self, number: int) -> None:
-        """Wait for chunk `number`: by reads of the fence alone for a while, since a chunk takes no
-        time, then as all waits do, with a look at failures."""
+        """Wait for chunk `number`: at first by reading the fence alone, since a chunk takes little
+        time, then by a normal wait, which checks for failures."""
         for _ in range(_LOOKS):
             if self._reached >= number:
                 return
@@ -246,7 +250,7 @@ class BulkTransfer(Transfer):
         self._reached = number
 
     def _await_inside(self, number: int) -> None:
-        """The same by the fence alone, for `_wire`."""
+        """Wait by reading the fence alone, for `_wire`."""
 
         def free() -> bool:
             if self._reached < number:
@@ -264,7 +268,8 @@ class BulkTransfer(Transfer):
         return Queue(self.core.driver.hardware_queues(QueueKind.COPY)[0])
 
     def _clear(self) -> None:
-        """At first, and after a reset: the device clears the marks, the host the rest."""
+        """Clear the marks, at first and after a reset: the device clears the marks, the host the
+        rest."""
         if self._resets == self.core.resets:
             return
         self._number = self._reached = 0
@@ -277,8 +282,8 @@ class BulkTransfer(Transfer):
 
 
 def _runs(number: int, group: list[_Chunk]) -> Iterator[_Run]:
-    """The chunks of a group by transfers: each fills the halves in their order, once. Yields the
-    number of the first chunk, of which the group's is `number`, and the chunks."""
+    """Group the chunks by transfers: each fills the halves in order, once. Yield the number of the
+    first chunk of each transfer, and its chunks. `number`: that of the group's first chunk."""
     done = 0
     while done < len(group):
         count = 2 - (number + done) % 2
@@ -287,7 +292,7 @@ def _runs(number: int, group: list[_Chunk]) -> Iterator[_Run]:
 
 
 def _goes_on(run: _Run, runs: list[_Run]) -> bool:
-    """Return whether a transfer of both halves is followed by another."""
+    """Return whether a transfer of both halves is followed by another one."""
     return len(run[1]) == 2 and run is not runs[-1]
 
 

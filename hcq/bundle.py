@@ -1,12 +1,12 @@
-"""Evidence of a failure in one compressed file, with a manifest: what `ugpu crash` works on.
+"""Evidence of a failure in one compressed file, with a manifest: the input of `ugpu crash`.
 
 A bundle is a ZIP file. `manifest.json` says what failed, when, where and with which versions, what
-the file holds, and what could not be had and why; every other entry is one part. Parts whose name
-ends with .json hold JSON, .txt text, .bin bytes; `registers.json` is what `ugpu reg` reads.
+the file contains, and which parts are missing and why. Every other entry is one part. Parts whose
+name ends with .json contain JSON, .txt text, .bin bytes; `registers.json` is read by `ugpu reg`.
 
-Personal data stays out: the home folder is written "~", user and host names and the program's
-arguments are not kept, and of memory only what the driver owns (rings, page tables, programs).
-Buffers of the user are not read.
+Personal data is left out: the home folder is written "~", and user names, host names and the
+program's arguments are not kept. Of memory, only what the driver owns (rings, page tables,
+programs) is kept. The user's buffers are not read.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ LARGEST = 5 << 20  # bytes of a file, compressed
 _LARGEST_PART = 4 << 20  # bytes, before compression
 _LARGEST_READ = 64 << 20  # bytes of all parts of a file that is read
 MOST = 32  # files of a folder
-_FIRST = 8  # of them the first stay; of the others the newest
+_FIRST = 8  # the first of them stay; of the others, the newest
 
 
 @dataclass
 class Evidence:
-    """Parts by name, and of what could not be had the reason."""
+    """Parts by name, and for each missing part the reason."""
 
     parts: dict[str, bytes] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
     def take(self, name: str, make: Callable[[], object]) -> None:
-        """Add the part `name` (.json, .txt or .bin) from what `make` returns. Whatever `make`
-        raises, as a device that fails may answer anything, becomes the reason of its absence."""
+        """Add the part `name` (.json, .txt or .bin) from the result of `make`. Any exception of
+        `make` becomes the reason of the part's absence, since a failing device may return
+        anything."""
         try:
             found = make()
         except Exception as error:
@@ -69,7 +70,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that was read: `manifest` as `write` says, parts by name."""
+    """A bundle that was read: `manifest` as `write` made it, parts by name."""
 
     path: Path
     manifest: Mapping[str, object]
@@ -77,7 +78,7 @@ class Bundle:
 
 
 def facts_of(error: UgpuError) -> dict[str, object]:
-    """An error as a manifest has it."""
+    """Return an error as a manifest contains it."""
     shown = {name: _plain(value) for name, value in error.facts.items()}
     return {"class": type(error).__name__, "message": error.message, "facts": shown}
 
@@ -104,11 +105,11 @@ def versions() -> dict[str, str]:
 def write(
     folder: Path, device: str, error: UgpuError, evidence: Evidence, *, now: float | None = None
 ) -> Path:
-    """Write a bundle into `folder`, which is made where it is missing; return its path.
+    """Write a bundle into `folder`, which is made if it is missing; return its path.
 
-    The file is complete or not there. Parts that would make it larger than LARGEST are left out,
-    the largest first, and named in the manifest. Then the folder is cut to MOST bundles: the first
-    and the newest stay. Raises OSError where the system refuses.
+    The file is complete or does not exist. Parts that would make it larger than LARGEST are left
+    out, the largest first, and named in the manifest. Then the folder is reduced to MOST bundles:
+    the first and the newest stay. Raises OSError if the system refuses.
     """
     when = time.time() if now is None else now
     parts = {name: _clean(name, data) for name, data in evidence.parts.items()}
@@ -170,13 +171,13 @@ def _store(folder: int, name: str, content: bytes) -> None:
     try:
         with open(handle, "wb") as file:
             file.write(content)
-        os.link(beside, name, src_dir_fd=folder, dst_dir_fd=folder)  # fails where there is one
+        os.link(beside, name, src_dir_fd=folder, dst_dir_fd=folder)  # fails if it exists
     finally:
         os.unlink(beside, dir_fd=folder)
 
 
 def bundles(folder: Path) -> list[Path]:
-    """The bundles of a folder, the oldest first; none where there is no folder."""
+    """Return the bundles of a folder, the oldest first; none if the folder does not exist."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIX))
@@ -189,7 +190,8 @@ def _trim(folder: Path) -> None:
 
 
 def read(path: Path) -> Bundle:
-    """Read a bundle; BadArgument for what is none, is damaged or unpacks to more than 64 MiB."""
+    """Read a bundle; BadArgument if it is not a bundle, is damaged or unpacks to more than 64
+    MiB."""
     try:
         with zipfile.ZipFile(path) as file:
             sizes = sum(entry.file_size for entry in file.infolist())

@@ -1,6 +1,6 @@
-"""The chips that there are drivers and models for, as the chips' folders tell.
+"""The chips that have drivers and models, as listed by the chips' folders.
 
-Drivers are named as "module:function" and imported when they are needed, not before.
+Drivers are named as "module:function" and imported on first use.
 """
 
 from __future__ import annotations
@@ -10,22 +10,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Packages that drive chips. Of each, `<package>.chips` tells what there is: `pci_drivers()`, a
-# PciDriver for each PCI id, `virtual_names()`, the chips with a model, and `summary(chip)`;
-# `<package>.virtual.gpu:attach(chip, ...)` attaches to one; its keywords are the model's.
+# Packages that drive chips. `<package>.chips` of each provides `pci_drivers()`, a PciDriver for
+# each PCI id, `virtual_names()`, the chips with a model, and `summary(chip)`.
+# `<package>.virtual.gpu:attach(chip, ...)` attaches to a model; its keywords are the model's.
 VENDORS = ("am", "nv", "qcom")
-# Of these, `<package>.virtual.gpu:endpoint(chip, ...)` gives a card to put behind a virtual bus.
+# In these packages, `<package>.virtual.gpu:endpoint(chip, ...)` returns a card to put behind a
+# virtual bus.
 ENDPOINTS = ("am",)
 # Virtual bridges that such a card is put behind, and the firmware that runs on them.
 BRIDGES = {"usb": "custom", "usb-stock": "uas"}
-STEPPED = ("am", "nv", "qcom")  # of these a debugger halts models (hcq.debugging)
-# Of these, `attach` takes `kernel_driver`: models of several kernel drivers, the usual one first.
+STEPPED = ("am", "nv", "qcom")  # packages whose models a debugger can halt (hcq.debugging)
+# Packages whose `attach` takes `kernel_driver`: models of several kernel drivers, the usual one
+# first.
 KERNEL_DRIVERS = {"qcom": ("kgsl", "msm")}
 
 
 class ChipSummary(NamedTuple):
-    """A chip for people. title: its name; products: boards that have it; isa: processor as LLVM or
-    PTX names it; proven: which board ran our driver, and in which report; "" where none has."""
+    """A description of a chip for people. title: its name; products: boards that have it; isa: the
+    processor's name in LLVM or PTX; proven: which board ran our driver, and in which report; "" if
+    none."""
 
     title: str
     products: tuple[str, ...]
@@ -34,7 +37,7 @@ class ChipSummary(NamedTuple):
 
     @property
     def facts(self) -> dict[str, object]:
-        """For a DeviceEntry."""
+        """The facts for a DeviceEntry."""
         products = ", ".join(self.products)
         return {"products": products, "isa": self.isa, "proven_on_silicon": self.proven or "no"}
 
@@ -43,11 +46,11 @@ class PciDriver(NamedTuple):
     """A driver for a PCI function. `entry`: "module:function", called with name, attachment and the
     driver's options. reach_bits: width of the bus addresses that the chip emits; least_bars: bytes
     that each BAR must have for the driver to work, as (BAR, bytes). by_clock: (BAR, offset) of
-    registers that the driver uses by the clock (hcq.transport.replay). names: "module:function",
-    called with a recording, gives the names of its registers (am.names). chip: what it is. window:
-    "module", with what hcq.window asks for; "" where a driver cannot look without booting.
-    needs_host_memory: see hcq.transport.base.Traits.host_memory.
-    """
+    registers whose accesses by the driver depend on time (hcq.transport.replay). names:
+    "module:function", called with a recording, returns the names of its registers (am.names). chip:
+    its description. window: "module", with the interface of hcq.window; "" if a driver cannot
+    inspect a chip without booting it. needs_host_memory: see
+    hcq.transport.base.Traits.host_memory."""
 
     description: str
     entry: str
@@ -61,13 +64,14 @@ class PciDriver(NamedTuple):
 
 
 def virtual_chips() -> dict[str, str]:
-    """Chips that have a model, with the package that they belong to; the chips' folders tell."""
+    """Return the chips that have a model, with the package that they belong to, as listed by the
+    chips' folders."""
     return {chip: vendor for vendor in VENDORS for chip in load(f"{vendor}.chips:virtual_names")()}
 
 
 def vendor_of(chip: str) -> str | None:
     """Return the package of a chip that has a model, None for another name. The chips of other
-    packages are not imported where a folder in the package has the chip's name."""
+    packages are not imported if a folder in the package has the chip's name."""
     for vendor in VENDORS:
         folders = importlib.import_module(vendor).__path__
         if chip.isidentifier() and any(Path(at, "chips", chip).is_dir() for at in folders):
@@ -84,12 +88,12 @@ def pci_drivers() -> dict[tuple[int, int], PciDriver]:
 
 
 def over_usb() -> list[str]:
-    """Chips whose model can be put into a virtual enclosure."""
+    """Return the chips whose model can be put into a virtual enclosure."""
     return [chip for chip, vendor in sorted(virtual_chips().items()) if vendor in ENDPOINTS]
 
 
 def load(path: str) -> Callable[..., Any]:  # a driver's entry point; callers check its result
-    """Import what "module:function" names."""
+    """Import the function named by "module:function"."""
     module, _, function = path.partition(":")
     found: Any = importlib.import_module(module)
     for part in function.split("."):

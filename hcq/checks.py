@@ -19,9 +19,10 @@ WORD = 1 << 64  # values of timelines are below
 
 
 def whole(name: str, value: object, least: int, limit: int) -> int:
-    """`value` as an int of at least `least` and below `limit`; BadArgument for all else."""
+    """Return `value` as an int of at least `least` and below `limit`; BadArgument for anything
+    else."""
     try:
-        found = operator.index(value)  # type: ignore[arg-type]  # what it is for
+        found = operator.index(value)  # type: ignore[arg-type]  # raises for other types
     except TypeError:
         raise BadArgument(f"{name} must be an int, got {value!r}") from None
     if not least <= found < limit:
@@ -30,7 +31,7 @@ def whole(name: str, value: object, least: int, limit: int) -> int:
 
 
 def seconds(name: str, value: object) -> float:
-    """`value` as a time to wait: finite, not negative; BadArgument for all else."""
+    """Return `value` as a time to wait: finite, not negative; BadArgument for anything else."""
     if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
         raise BadArgument(f"{name} must be a finite number of seconds, 0 or more, got {value!r}")
     return float(value)
@@ -39,7 +40,8 @@ def seconds(name: str, value: object) -> float:
 def option_types(
     function: Callable[..., Any], options: Mapping[str, object]
 ) -> None:  # Any: whatever it returns
-    """BadArgument for an option whose type is not what `function` declares for its parameter."""
+    """Raise BadArgument for an option whose type does not match the declaration of `function`'s
+    parameter."""
     for name, hint in _hints(function).items():
         if name in options and not _fits(options[name], hint):
             expected = _described(hint)
@@ -87,7 +89,7 @@ def _described(hint: Any) -> str:
 
 
 def path_like(name: str, value: object) -> str:
-    """`value` as a path; BadArgument for what names none."""
+    """Return `value` as a path; BadArgument if it does not name one."""
     if not isinstance(value, str | os.PathLike):
         raise BadArgument(f"{name} must be a path, got {value!r}")
     found = os.fspath(value)

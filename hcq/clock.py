@@ -1,10 +1,10 @@
 """Time and wait limits of one transport: the only way to wait for hardware.
 
-A limit says how long a chip may take. Whether a chip, a model in this process or a model behind a
-socket is at the other end, only the transport knows: so each has a clock (`transport.clock`,
-`node.clock`), and waiting code uses it for the time, for sleep, and whether a limit is used
-up. A model takes as long as the host lets it; its clock suspends limits while it is at work.
-Recordings watch the looks of those who wait, since memory that changes makes no access.
+A limit says how long a chip may take. Only the transport knows whether the other end is a chip, a
+model in this process or a model behind a socket. So each transport has a clock (`transport.clock`,
+`node.clock`). Waiting code uses it for the time, for sleeping, and to check whether a limit is used
+up. A model's speed depends on the host; its clock suspends limits while it is working. A recorder
+observes each poll of a waiting thread, since a change in memory causes no access.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hcq.errors import UnitTimeout
 
 T = TypeVar("T")
 
-# A limit is counted in so many slices, and each needs a look at its end: a process that sleeps
-# longer than a limit has not watched what it waits for.
+# A limit is counted in this many slices, and each needs a poll at its end: a process that sleeps
+# longer than a limit has not polled what it waits for.
 _SLICES = 10
 
 
@@ -31,38 +31,38 @@ class Work(enum.IntEnum):
     """State of a model's work; of several parts, the highest value counts."""
 
     NONE = 0  # it waits, or runs a program, which may never end; hardware always reports this
-    ENGINES = 1  # firmware and engines have something to do, and need only a processor for it
-    TRANSLATION = 2  # a program is translated before it runs
-    DEBUGGED = 3  # a debugger runs it step by step, as slowly as its user wants
+    ENGINES = 1  # firmware and engines have work, and only need processor time
+    TRANSLATION = 2  # a program is being translated before it runs
+    DEBUGGED = 3  # a debugger steps through it, at its user's pace
 
 
-# TIMEOUT: the most time that a wait may last beyond its limit for each kind of work; our choice.
-# Engines that are at work for so long on end hang; a large program on a slow host is translated in
+# TIMEOUT: how long a wait may exceed its limit for each kind of work; our choice. Engines that are
+# working for this long without a break hang; translating a large program on a slow host takes
 # minutes.
 ALLOWANCE_S = {Work.ENGINES: 20.0, Work.TRANSLATION: 600.0, Work.DEBUGGED: math.inf}
 
 
 class Clock:
-    """Real time, in front of hardware, which is never too slow. Thread-safe, as all clocks are."""
+    """Real time, for hardware, whose limits are never suspended. Thread-safe, as all clocks are."""
 
     def now(self) -> float:
         """Return seconds since some fixed moment."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Block for this many seconds; 0 only lets others have the processor."""
+        """Block for this many seconds; 0 only yields the processor."""
         if seconds > 0:
             time.sleep(seconds)
         else:  # a sleep of 0 sets a timer, which takes 0.1 ms on a virtual machine
             os.sched_yield()
 
     def work(self) -> Work:
-        """Return what the model behind the transport is busy with now. Never raises."""
+        """Return the model's current kind of work. Never raises."""
         return Work.NONE
 
     def looked(self, found: bool) -> None:
-        """Take note that this thread waits and has looked; found: at what it waits for. For waits
-        that are not `wait_until`'s."""
+        """Record that this waiting thread has polled. found: whether the awaited condition holds.
+        For waits that do not use `wait_until`."""
 
     def patience(self, limit_s: float) -> Patience:
         """Start counting a limit of `limit_s` seconds."""
@@ -80,9 +80,9 @@ class Clock:
         """Call `probe` until it returns something other than None or False, and return that.
 
         `probe` raises DeviceLost by itself when it reads all ones. Once the limit is used up (see
-        Patience), UnitTimeout carries `unit`, `waiting_for` and what `state()` says then. Spins for
+        Patience), UnitTimeout carries `unit`, `waiting_for` and the result of `state()`. Spins for
         the first 50 us, since most answers are immediate, then sleeps with growing pauses of at
-        most 1 ms, or as long as a look took where that is more, since each may be a message over a
+        most 1 ms, or as long as a probe took if that is more, since each may be a message over a
         link; at most 10 ms.
         """
         patience = self.patience(limit_s)
@@ -95,7 +95,7 @@ class Clock:
             if found:
                 return cast(T, result)
             if patience.over():
-                # One last look: a descheduled process may have overslept a limit the chip kept.
+                # Poll once more: a descheduled process may have overslept a limit the chip met.
                 result = probe()
                 if result is not None and result is not False:
                     return result
@@ -113,13 +113,13 @@ class Clock:
 
 
 class Patience:
-    """One limit as a clock counts it: what is left of it for one who waits.
+    """One limit as a clock counts it: how much of it is left for a waiting thread.
 
-    The limit is divided into ten slices. Each ends with a look, however late that comes, and does
-    not count while a model is at work then; see ALLOWANCE_S for how long that may go on. Used by
-    one thread.
+    The limit is divided into ten slices. Each ends with a poll, however late, and does not count if
+    a model is working at that time; see ALLOWANCE_S for how long this may continue. Used by one
+    thread.
 
-    now: the time of the last look. pause_s: how long to sleep at most before the next one.
+    now: the time of the last poll. pause_s: how long to sleep at most before the next one.
     """
 
     def __init__(self, clock: Clock, limit_s: float) -> None:
@@ -131,7 +131,7 @@ class Patience:
         self.pause_s = self._slice_s
 
     def over(self) -> bool:
-        """Count the time since the last look; whether the limit is used up."""
+        """Count the time since the last poll; return whether the limit is used up."""
         now = self.now = self._clock.now()
         passed = now - self._since
         if passed < self._slice_s:
@@ -147,7 +147,7 @@ class Patience:
 
 
 class WatchedClock(Clock):
-    """Another clock, whose looks are reported to `watcher` too."""
+    """Another clock, whose polls are also reported to `watcher`."""
 
     def __init__(self, inner: Clock, watcher: Callable[[bool], None]) -> None:
         self._inner = inner
@@ -168,33 +168,33 @@ class WatchedClock(Clock):
 
 
 class Part(Protocol):
-    """A part of a model of hardware, in a thread of its own."""
+    """A part of a model of hardware, running in its own thread."""
 
     @property
     def work(self) -> Work:
-        """Return the work that the part does as soon as a processor is free. Any thread may ask;
-        cheap, and takes no lock that the part holds while it works."""
+        """Return the work that the part will do as soon as a processor is free. Any thread may call
+        it; cheap, and takes no lock that the part holds while it works."""
         ...
 
 
 class ModelClock(Clock):
-    """Clock of a model in this process: no limit holds while one of its parts is at work."""
+    """Clock of a model in this process: limits are suspended while one of its parts is working."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._parts: weakref.WeakSet[Part] = weakref.WeakSet()
 
     def sleep(self, seconds: float) -> None:
-        """As of a clock; a sleep of 0 lets the threads of the model have the interpreter."""
+        """Sleep as Clock does; a sleep of 0 yields the interpreter to the model's threads."""
         time.sleep(seconds)
 
     def plays(self, part: Part) -> None:
-        """Heed `part` for as long as it lives."""
+        """Take the work of `part` into account for as long as it lives."""
         with self._lock:
             self._parts.add(part)
 
     def work(self) -> Work:
-        """Return the most that one of the parts has to do."""
+        """Return the highest value of work among the parts."""
         with self._lock:
             parts = list(self._parts)
         return max((part.work for part in parts), default=Work.NONE)

@@ -1,9 +1,9 @@
 """AMD code objects as LLVM emits them: kernels, their descriptors and arguments; linking.
 
 Facts: LLVM "User Guide for AMDGPU Backend" (AMDGPUUsage), sections "ELF Code Object", "Relocation
-Records", "Kernel Descriptor", "Code Object V3 to V5 Metadata". Input is a relocatable object, or
-a linked one (.hsaco); linking is laying out its sections, unless a linker has done that, and
-applying its relocations: no linker is needed.
+Records", "Kernel Descriptor", "Code Object V3 to V5 Metadata". Input is a relocatable object, or a
+linked one (.hsaco). Linking lays out its sections, unless a linker has done that, and applies its
+relocations: an external linker is not needed.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class Descriptor:
 
     @property
     def user_sgprs(self) -> Mapping[str, bool]:
-        """Which user SGPR groups the kernel wants, in the order in which they are set up."""
+        """Return which user SGPR groups the kernel requests, in the order in which they are set
+        up."""
         names = (
             "private_segment_buffer",
             "dispatch_ptr",
@@ -125,7 +126,7 @@ class HiddenArgument:
 class KernelImage:
     """One kernel. entry and descriptor_at are offsets from the linked image's base.
 
-    arguments: the explicit ones. metadata: the kernel's own map, as the note has it.
+    arguments: the explicit ones. metadata: the kernel's own map, as in the note.
     """
 
     name: str
@@ -153,7 +154,7 @@ class CodeObject:
     layout: Layout = field(repr=False)
 
     def link(self, base: int) -> bytes:
-        """The image for device address `base`, a multiple of `align`."""
+        """Return the image for device address `base`, a multiple of `align`."""
         return link(self.layout, base)
 
 
@@ -186,8 +187,8 @@ def parse_amdhsa(image: bytes) -> CodeObject:
 
 
 def _processor(target: str) -> str:
-    """The processor of "amdhsa.target": a triple of four parts, the last often empty, and the
-    target id, which is the processor and its features."""
+    """Return the processor of "amdhsa.target". This is a triple of four parts, the last often
+    empty, and the target id, which is the processor and its features."""
     parts = target.split("-", 4)
     return parts[4].partition(":")[0] if len(parts) == 5 else ""
 
@@ -271,8 +272,8 @@ def _arguments(
 
 
 def _kind_of(argument: Mapping[str, object]) -> str:
-    """ "integer" or "float" from a scalar's type in the source, as OpenCL C names it, or from
-    .value_type, which LLVM wrote up to version 9; empty where neither tells."""
+    """Return "integer" or "float" from a scalar's type in the source, as OpenCL C names it, or from
+    .value_type, which LLVM wrote up to version 9; empty if neither is known."""
     value_type, type_name = argument.get(".value_type"), argument.get(".type_name")
     if isinstance(value_type, str) and value_type[:1] in "fiu" and value_type[1:].isdigit():
         return "float" if value_type[0] == "f" else "integer"
@@ -290,7 +291,8 @@ def _find(elf: ElfObject, name: str) -> ElfSymbol:
 
 
 def _place(layout: Layout, symbol: ElfSymbol, size: int) -> int:
-    """The offset of `symbol` in the image, checked to hold at least `size` bytes of its section."""
+    """Return the offset of `symbol` in the image; check that at least `size` bytes of its section
+    follow."""
     assert symbol.section is not None
     if symbol.section not in layout.offsets:
         raise BadCodeObject(

@@ -1,9 +1,9 @@
 """Commands, and command buffers: object files of words plus relocations.
 
-A queue's encoder turns a list of commands into one CommandBuffer: an image of 32-bit words whose
-first part is what the hardware queue executes and whose rest is data it refers to (kernel
-arguments). Whatever is not known when the image is made is a relocation: where, which symbol, and
-how to insert. Submitting applies the relocations (`CommandBuffer.patch`, vectorised) and rings the
+A queue's encoder turns a list of commands into one CommandBuffer: an image of 32-bit words. Its
+first part is executed by the hardware queue; the rest is data it refers to (kernel arguments).
+Every value that is unknown when the image is made is a relocation: where, which symbol, and how to
+insert it. Submitting applies the relocations (`CommandBuffer.patch`, vectorised) and rings the
 doorbell.
 """
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class Launch:
     """Run `kernel` over `grid` groups of `block` threads; `kernarg` is its packed argument block.
-    Not to be changed.
+    Immutable.
 
-    `references` say which bytes of kernarg are addresses of buffers or scalars not known yet.
-    `dynamic_local`: bytes of local memory that each group gets behind the kernel's static share;
-    only for targets whose `dynamic_local_memory` allows them (`Queue.launch` checks).
-    `cluster`: groups that run together and reach each other's local memory, where that is said.
+    `references`: the bytes of kernarg that are addresses of buffers or scalars not known yet.
+    `dynamic_local`: bytes of local memory that each group gets after the kernel's static share;
+    only for targets whose `dynamic_local_memory` allows them (`Queue.launch` checks). `cluster`:
+    number of groups that run together and can access each other's local memory, if given.
     `cooperative`: all groups run at the same time, so that they may wait for each other.
     """
 
@@ -49,7 +49,7 @@ class Launch:
 class Reference(NamedTuple):
     """Bytes [offset, offset+width) of a kernarg block take the value of `symbol`.
 
-    width: 1, 2, 4 or 8, and offset is a multiple of it.
+    width: 1, 2, 4 or 8; offset is a multiple of it.
     """
 
     offset: int
@@ -57,8 +57,8 @@ class Reference(NamedTuple):
     symbol: Symbol
 
     def relocations(self, block: int) -> list[Relocation]:
-        """The relocations that insert it into an image whose word `block` is the first of the
-        argument block."""
+        """Return the relocations that insert it into an image whose argument block starts at word
+        `block`."""
         word, symbol = block + self.offset // 4, self.symbol
         if self.width == 8:
             return [Relocation(word, symbol), Relocation(word + 1, symbol, shift=32)]
@@ -66,8 +66,8 @@ class Reference(NamedTuple):
 
 
 class BufferReferences(Sequence[Reference]):
-    """References to the addresses of buffers, each made when it is asked for. The argument block
-    already holds these addresses.
+    """References to the addresses of buffers, each made on access. The argument block already holds
+    these addresses.
 
     places: offset in the block, buffer.
     """
@@ -212,7 +212,7 @@ def uses(commands: Sequence[Command]) -> tuple[Buffer | Program, ...]:
 
 
 def check_open(used: Sequence[Buffer | Program]) -> None:
-    """Closed if one of `used` was closed after the commands that use it were recorded."""
+    """Raise Closed if one of `used` was closed after the commands that use it were recorded."""
     for each in used:
         if each.closed:
             raise Closed(f"a {type(each).__name__.lower()} of this submission has been closed")
@@ -221,12 +221,12 @@ def check_open(used: Sequence[Buffer | Program]) -> None:
 class CommandBuffer:
     """An image of 32-bit words with relocations.
 
-    words: the whole image; the first `command_words` are commands, the rest data.
-    patch() writes the final image; its cost is a few vector operations, whatever the number of
-    commands. uses: what must still be open when it is submitted (Device.prepare). kernels: names of
-    those it launches, for reports, where the driver notes them. launches: how many kernels it runs.
-    aligned: symbols whose addresses must be multiples of so many bytes, whatever a replay puts
-    there.
+    words: the whole image; the first `command_words` are commands, the rest data. patch() writes
+    the final image; its cost is a few vector operations, whatever the number of commands. uses:
+    objects that must still be open when it is submitted (Core.prepare). kernels: names of the
+    kernels that it launches, for reports, if the driver records them. launches: number of kernels
+    it runs. aligned: symbols whose addresses must be multiples of a number of bytes, whatever a
+    replay puts there.
     """
 
     uses: tuple[Buffer | Program, ...] = ()
@@ -259,7 +259,7 @@ class CommandBuffer:
             addends.append(addend & 0xFFFF_FFFF_FFFF_FFFF)
             masks.append(((1 << width) - 1) << lsb)
             whole = whole and width == 32
-        # What `values_of` fills in: values that are known, and positions of the others.
+        # Used by `values_of`: the known values, and the positions of the others.
         self.fixed = [0] * len(self.symbols)
         self.signals: list[int] = []
         self.images: list[int] = []
@@ -273,7 +273,7 @@ class CommandBuffer:
                 self.images.append(position)
             elif kind == "parameter":
                 self.parameters.append((position, slot))
-        # The usual case, and the quick one: every relocation fills a word of its own.
+        # The usual and fast case: every relocation fills a whole word of its own.
         alone = whole and len({word for word, *_ in places}) == len(places)
         columns = np.array(places, np.int64).reshape(-1, 4)
         self._all = Part(
@@ -287,20 +287,20 @@ class CommandBuffer:
         )
 
     def patch(self, out: NDArray[np.uint32], values: NDArray[np.uint64]) -> None:
-        """Write the image into `out` (len(words) words), symbol i of `symbols` having values[i]."""
+        """Write the image into `out` (len(words) words); symbol i of `symbols` has values[i]."""
         out[:] = self.words
         self.repatch(out, values)
 
     def repatch(self, out: NDArray[np.uint32], values: NDArray[np.uint64]) -> None:
-        """As patch, but `out` already holds this image: only the relocated words are written."""
+        """Patch as `patch` does, but `out` already holds this image: only the relocated words are
+        written."""
         self._all.insert(out, values)
 
     def part(
         self, positions: Sequence[int], sources: Sequence[int], offsets: Sequence[int]
     ) -> Part:
-        """Return a part that inserts only some symbols, as often as they change: symbol
-        positions[i] of `symbols` is then the value number sources[i] of those given, plus
-        offsets[i]."""
+        """Return a part that inserts only some symbols, each time they change. The value of symbol
+        positions[i] of `symbols` is then number sources[i] of the given values, plus offsets[i]."""
         source_of = np.full(len(self.symbols), -1, np.int64)
         offset_of = np.zeros(len(self.symbols), np.uint64)
         source_of[list(positions)] = sources
@@ -320,8 +320,8 @@ class CommandBuffer:
 
 
 class Part(NamedTuple):
-    """Relocations as arrays: relocation i inserts value source[i] of those given. whole_words: each
-    fills a word of its own."""
+    """Relocations as arrays: relocation i inserts number source[i] of the given values.
+    whole_words: each fills a whole word of its own."""
 
     word: NDArray[np.int64]
     source: NDArray[np.int64]
@@ -332,7 +332,7 @@ class Part(NamedTuple):
     whole_words: bool
 
     def insert(self, out: NDArray[np.uint32], values: NDArray[np.uint64]) -> None:
-        """Write the words they are in; a few vector operations, however many they are."""
+        """Write the words that they are in; a few vector operations, whatever their number."""
         if not len(self.word):
             return
         value = values[self.source]
@@ -349,7 +349,8 @@ class Part(NamedTuple):
 def values_of(
     encoded: CommandBuffer, signal: int, parameters: Sequence[int] | None = None
 ) -> NDArray[np.uint64]:
-    """Values of a command buffer's symbols for immediate submission: `signal` marks its end."""
+    """Return the values of a command buffer's symbols for immediate submission; `signal` marks its
+    end."""
     values = encoded.fixed.copy()
     for position in encoded.signals:
         values[position] = signal

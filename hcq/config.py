@@ -3,29 +3,29 @@
 UGPU_DEVICE           device that "auto" means (default: the first real one, else cpu)
 UGPU_FIRMWARE         folders with firmware images, separated by colons
 UGPU_CACHE            folder for compiled kernels (default: $XDG_CACHE_HOME/ugpu)
-UGPU_OBJECTS          folder that keeps what compilers made, below all other caches (hcq.kept);
+UGPU_OBJECTS          folder that keeps compilers' output, below all other caches (hcq.kept);
                       for test suites (default: none)
 UGPU_LOG              level: error, warning, info, debug or trace
 UGPU_TRACE            file that receives trace events, one JSON object a line
-UGPU_WINOGRAD         0: no convolution by Winograd's tiles, whose results are less precise
-UGPU_RECORD           file that receives all that is done to a device behind a PCI transport
-UGPU_RECORD_STATES    1: and what the device's units are at after each stage of coming up
+UGPU_WINOGRAD         0: do not use Winograd convolution, whose results are less precise
+UGPU_RECORD           file that receives all accesses to a device behind a PCI transport
+UGPU_RECORD_STATES    1: record the states of the device's units after each stage of bring-up, too
 UGPU_CRASHES          folder for bundles of evidence, one for each failure of a device (default:
                       $XDG_STATE_HOME/ugpu/crashes); 0: none are written
 UGPU_OBSERVE          folder for the sockets by which other processes of this user read telemetry of
                       open devices (default: $XDG_RUNTIME_DIR/ugpu-observe); 0: none
-UGPU_POWER_COMMAND    command that cycles the power of a card, "{device}" standing for its name: the
+UGPU_POWER_COMMAND    command that cycles the power of a card; "{device}" stands for its name: the
                       last rung of `ugpu reset` (default: none)
-UGPU_WAIT_LIMIT       seconds that a wait may take where its caller does not say
-UGPU_HOST_WITHOUT     instruction sets of this processor that generated code must not use, by the
-                      beginning of their LLVM names, separated by commas: avx512,amx
+UGPU_WAIT_LIMIT       seconds that a wait may take if its caller gives no limit
+UGPU_HOST_WITHOUT     instruction sets of this processor that generated code must not use, as
+                      prefixes of their LLVM names, separated by commas: avx512,amx
 UGPU_DAEMON           where ugpud listens: a socket's path, or tls://HOST:PORT (docs/daemon.md)
-UGPU_DAEMON_CA        file with the certificate that signed that of a ugpud behind TLS
-UGPU_DAEMON_TOKEN     token that a ugpud behind TLS asks for
+UGPU_DAEMON_CA        file with the certificate that signed the certificate of a ugpud behind TLS
+UGPU_DAEMON_TOKEN     token that a ugpud behind TLS requires
 UGPU_HOST_CACHES      bytes of a core's data caches, first and second level: 49152,2097152 (default:
-                      what the system says)
-NIR_DEBUG             Mesa's own; where it is set, even if empty, Mesa checks its code between its
-                      passes, for Adreno (compiler.codegen.adreno.mesa)
+                      as the system reports)
+NIR_DEBUG             Mesa's own variable. If it is set, even if empty, Mesa checks its code between
+                      its passes, for Adreno (compiler.codegen.adreno.mesa)
 """
 
 from __future__ import annotations
@@ -116,13 +116,14 @@ def _path(environment: Mapping[str, str], name: str) -> Path | None:
 def _expanded(name: str, text: str) -> Path:
     try:
         return Path(text).expanduser()
-    except RuntimeError:  # pathlib's way of saying so
+    except RuntimeError:  # raised by pathlib in this case
         message = f"{name}: the home folder of that user is not known"
         raise BadArgument(message, value=text) from None
 
 
 def _default_cache(environment: Mapping[str, str]) -> Path:
-    """Without a home folder (a container's nameless user), in the system's temporary one."""
+    """Return the cache folder; in the system's temporary one if there is no home folder (a
+    container's nameless user)."""
     home = environment.get("XDG_CACHE_HOME")
     if home:
         return _expanded("XDG_CACHE_HOME", home) / "ugpu"
@@ -133,7 +134,7 @@ def _default_cache(environment: Mapping[str, str]) -> Path:
 
 
 def _crash_folder(environment: Mapping[str, str]) -> Path | None:
-    """Without a home folder there is none."""
+    """Return the folder for crash bundles; None without a home folder."""
     text = environment.get("UGPU_CRASHES")
     if text:
         return None if text == "0" else _expanded("UGPU_CRASHES", text)
@@ -147,7 +148,8 @@ def _crash_folder(environment: Mapping[str, str]) -> Path | None:
 
 
 def _observe_folder(environment: Mapping[str, str]) -> Path | None:
-    """Without a runtime folder, in the system's temporary one; hcq.observe checks whose it is."""
+    """Return the folder for sockets; in the system's temporary one if there is no runtime folder.
+    hcq.observe checks its owner."""
     text = environment.get("UGPU_OBSERVE")
     if text:
         return None if text == "0" else _expanded("UGPU_OBSERVE", text)
@@ -192,13 +194,13 @@ def _switch(environment: Mapping[str, str], name: str, default: bool) -> bool:
 
 @functools.cache
 def config() -> Config:
-    """The settings of this process, read from the environment when first asked for."""
+    """Return the settings of this process, read from the environment on first use."""
     return from_environment(os.environ)
 
 
 @contextlib.contextmanager
 def setting(name: str, value: str) -> Iterator[None]:
-    """Set a variable of the environment for this process and its children until the block ends."""
+    """Set an environment variable for this process and its children until the block ends."""
     before = os.environ.get(name)
     try:
         os.environ[name] = value

@@ -1,12 +1,12 @@
 """Named numbers from C headers: macros and enumerators, read from text tables made by the
 generator.
 
-A table is text, one name a line, sorted; lines that start with `#` are remarks at the top:
+A table is text, one name a line, sorted. Lines that start with `#` are comments, at the top:
 
     NAME value [enumeration]
     NAME() lsb width                a macro that places its argument in a word: a Field
 
-Values are what the C compiler computes.
+Values are those that the C compiler computes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Constants:
     """The named numbers of one header: `nvd.PACKET3_NOP` is an int.
 
     A macro with an argument, such as `WRITE_DATA_DST_SEL(x)`, is a Field: `.insert(word, x)` places
-    and checks. Where the header's macro does not mask its argument the field reaches to the end of
-    the word.
+    the argument and checks it. If the header's macro does not mask its argument, the field reaches
+    to the end of the word.
     """
 
     def __init__(self, text: str, name: str) -> None:
@@ -35,7 +35,7 @@ class Constants:
         self._rows = rows
         self._values: dict[str, int] = {}
         self._groups: dict[str, dict[str, int]] | None = None
-        # Names by value, by the prefix and enumeration that they were asked for with.
+        # Names by value, by the prefix and enumeration of the request.
         self._named: dict[tuple[str, str | None], dict[int, list[str]]] = {}
 
     def _value(self, name: str) -> int | None:
@@ -67,18 +67,19 @@ class Constants:
         return value
 
     def field(self, name: str) -> Field:
-        """The bits in which the macro `name(x)` places its argument; KeyError if there is none."""
+        """Return the bits in which the macro `name(x)` places its argument; KeyError if there is
+        none."""
         row = self._placing[name]
         with Line(self.name, name):
             _, lsb, width = row.split()
             return Field(name, int(lsb), int(width))
 
     def fields(self) -> Iterator[Field]:
-        """Every macro that places its argument."""
+        """Return every macro that places its argument."""
         return map(self.field, self._placing)
 
     def enumeration(self, tag: str) -> dict[str, int]:
-        """All enumerators of one enumeration by name; KeyError if there is none of that tag."""
+        """Return all enumerators of one enumeration by name; KeyError for an unknown tag."""
         if self._groups is None:
             groups: dict[str, dict[str, int]] = {}
             for name, row in self._rows.items():
@@ -89,7 +90,7 @@ class Constants:
         return dict(self._groups[tag])
 
     def names(self, value: int, *, prefix: str = "", enumeration: str | None = None) -> list[str]:
-        """All names of a value, to show it: those with `prefix`, or of one enumeration."""
+        """Return all names of a value, for display: those with `prefix`, or of one enumeration."""
         known = self._named.get((prefix, enumeration))
         if known is None:
             source = self._rows if enumeration is None else self.enumeration(enumeration)

@@ -1,4 +1,4 @@
-"""Copies between a device's memory and this process that end before they return."""
+"""Synchronous copies between a device's memory and this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Copies:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._transfer: Transfer | None = None
-        # Held while the driver copies by itself; the handler of a signal may close the device.
+        # Held while the driver itself copies. Reentrant: a signal handler may close the device.
         self._direct = threading.RLock()
 
     def upload(self, buffer: Buffer, data: memoryview) -> None:
@@ -67,7 +67,7 @@ class Copies:
             return self._transfer
 
     def stop(self) -> None:
-        """Wait until no copy is under way; the device is about to close, which lets none begin."""
+        """Wait until no copy is running; the device is about to close, so no new copy begins."""
         with self._direct:
             pass
         if self._transfer is not None:

@@ -1,12 +1,12 @@
 """Core: what is the same for all devices, between `hcq.Device` above and a driver below.
 
 It keeps the order of submissions, waits with limits, remembers failures, and frees memory when no
-work can reach it. Buffers, programs, queues, timelines and graphs refer to it; users hold
+work can access it. Buffers, programs, queues, timelines and graphs refer to it; users hold
 `hcq.Device`. Thread-safe: one lock serialises submissions.
 
-A failure the hardware reports (ChipError, LinkError, FirmwareError) is raised in every waiting
-thread and kept in `failure`: everything submitted afterwards raises it again, until `reset` brings
-the device back. A device that is not closed is kept until the process ends (hcq.life).
+A failure reported by the hardware (ChipError, LinkError, FirmwareError) is raised in every waiting
+thread and kept in `failure`: every later submission raises it again, until `reset` recovers the
+device. A device that is not closed is kept until the process ends (hcq.life).
 """
 
 from __future__ import annotations
@@ -65,28 +65,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LONGEST_PAUSE_S = 1.0  # in one call of a driver: kernels take no time-outs of any size
+_LONGEST_PAUSE_S = 1.0  # in one call of a driver: system calls limit the size of time-outs
 
 
 def core_of(device: Device) -> Core:
-    """Return a device's core: for what prepares work once and submits it many times, as the
-    compiler's runtime does."""
+    """Return a device's core, for code that prepares work once and submits it many times, such as
+    the compiler's runtime."""
     return device._core
 
 
 class Core(Closing):
     """The device-independent part of one device. See hcq.driver for how the parts fit together.
 
-    In a forked child, and while another thread is in `close`, whatever needs the device raises
+    In a forked child, and while another thread is in `close`, methods that need the device raise
     Closed.
 
-    driver: what it calls. device: the user's object. limit_s: how long a wait may take where its
-    caller does not say (seconds), as the driver's clock counts it. last_failure: what the last
-    `reset` mended. resets: how many there were. keeper: writes the first failure's bundle. healer:
-    resets it. copies: between its memory and this process. replaying: a replay that has begun, see
-    `complete`. launches: kernels submitted so far. errors: failures so far, by class. observer:
-    serves telemetry, where it is offered (hcq.observe). explainers: return further facts for a
-    failure, from modules that know more of its kernel; must not raise.
+    driver: the driver that it calls. device: the user's object. limit_s: how long a wait may take
+    if its caller gives no limit (seconds, by the driver's clock). last_failure: the failure handled
+    by the last `reset`. resets: number of resets. keeper: writes the first failure's bundle.
+    healer: resets the device. copies: copies between its memory and this process. replaying: a
+    replay that has begun, see `complete`. launches: kernels submitted so far. errors: failures so
+    far, by class. observer: serves telemetry, if enabled (hcq.observe). explainers: return further
+    facts for a failure, from modules that know more about its kernel; must not raise.
     """
 
     device: Device
@@ -137,9 +137,9 @@ class Core(Closing):
             raise
 
     def free(self, buffer: Buffer) -> None:
-        """Buffer.close calls this: waits for work in flight, then releases. Raises nothing that the
-        device reports meanwhile: that is kept for those who wait for the work."""
-        self.retired.closing.append(buffer)  # a later call frees it, where this is cut off
+        """Wait for work in flight, then release; called by Buffer.close. Does not raise failures
+        that the device reports meanwhile: they are kept for threads that wait for the work."""
+        self.retired.closing.append(buffer)  # a later call frees it if this is interrupted
         buffer.closed = True
         self.settle()
         with self.lock:
@@ -150,7 +150,7 @@ class Core(Closing):
             self.retired.collect()
 
     def load(self, image: bytes) -> Program:
-        """Load a code object of this device's target; kernels are in it by name."""
+        """Load a code object of this device's target; the program contains its kernels by name."""
         if not isinstance(image, bytes | bytearray | memoryview):
             raise BadArgument(f"image must be bytes, got {type(image).__name__}")
         made: list[Program] = []
@@ -178,8 +178,7 @@ class Core(Closing):
         return Capture(self)
 
     def submit(self, hardware: HardwareQueue, commands: Sequence[Command]) -> int:
-        """Encode and run `commands`; returns the value of hardware.timeline that marks their
-        end."""
+        """Encode and run `commands`; return the value of hardware.timeline that marks their end."""
         used = uses(commands)
         encoded: CommandBuffer | None = None
         parameters: list[int] | None = None
@@ -204,7 +203,7 @@ class Core(Closing):
             self.await_room(hardware, len(encoded.words))
 
     def complete(self) -> None:
-        """Finish what an exception has cut off after it was decided on: submissions and replays.
+        """Finish submissions and replays that were decided on but then interrupted by an exception.
         The lock is held. See HardwareQueue."""
         for hardware in self.driver.all_queues():
             if hardware.intent is not None:
@@ -213,9 +212,9 @@ class Core(Closing):
             self.replaying.complete()
 
     def await_room(self, hardware: HardwareQueue, words: int) -> None:
-        """Block until `hardware` has room for an image of so many words. DeviceHang where no work
-        of the queue ends for as long as a wait may take. The lock is not held: what the queue waits
-        for may be another thread's submission."""
+        """Block until `hardware` has room for an image of `words` words. DeviceHang if no work of
+        the queue ends for as long as a wait may take. The lock is not held: the queue may be
+        waiting for another thread's submission."""
         timeline = hardware.timeline
         patience, reached = self.driver.clock.patience(self.limit_s), timeline.value
         while True:
@@ -233,8 +232,8 @@ class Core(Closing):
             self.driver.pause_until(timeline, value + 1, min(patience.pause_s, _LONGEST_PAUSE_S))
 
     def prepare(self, hardware: HardwareQueue, commands: Sequence[Command]) -> CommandBuffer:
-        """Encode commands once, for many submissions: what differs between them are symbols of
-        kind "parameter", whose slots `submit_prepared` fills. Touches no hardware."""
+        """Encode commands once, for many submissions. Values that differ between them are symbols
+        of kind "parameter", whose slots `submit_prepared` fills. Does not touch hardware."""
         end = Signal(hardware.timeline, Symbol("signal"))
         prepared = hardware.encode([*commands, end])
         prepared.uses = uses(commands)
@@ -244,9 +243,9 @@ class Core(Closing):
     def submit_prepared(
         self, hardware: HardwareQueue, prepared: CommandBuffer, parameters: Sequence[int]
     ) -> int:
-        """Run what `prepare` made, parameters[slot] being each slot's value; returns the value of
-        hardware.timeline that marks the end. BadArgument while a graph is captured by this thread:
-        submit the commands then."""
+        """Run the result of `prepare`, with parameters[slot] as each slot's value; return the value
+        of hardware.timeline that marks the end. BadArgument while this thread captures a graph:
+        submit the commands instead."""
         while True:
             with self.lock:
                 if self.closed or self.failure is not None or self.closer is not None:
@@ -271,8 +270,8 @@ class Core(Closing):
         part: Part,
         values: NDArray[np.uint64],
     ) -> int:
-        """As submit_prepared, for an image in memory of its own that is not under way (Placed).
-        part: what differs; values[0] becomes the value that marks the end."""
+        """Submit like submit_prepared, for a placed image that is not in flight (Placed). part: the
+        words that change; values[0] becomes the value that marks the end."""
         while True:
             with self.lock:
                 if self.closed or self.failure is not None or self.closer is not None:
@@ -291,12 +290,12 @@ class Core(Closing):
     # ---- waits -------------------------------------------------------------------------------
 
     def synchronize(self, limit_s: float | None = None) -> None:
-        """Wait until all queues are idle; raises what the device reported meanwhile.
+        """Wait until all queues are idle; raise failures reported meanwhile.
 
-        limit_s holds for each queue. The lock is not held while waiting.
+        limit_s applies to each queue. The lock is not held while waiting.
         """
-        # What mostly happens takes few steps, since memory is slow after a kernel that has read
-        # much of it. RACE: the device may fail or be reset meanwhile: then the long way tells.
+        # The usual case takes few steps, since memory is slow after a kernel that has read much
+        # of it. RACE: the device may fail or be reset meanwhile: the full path then reports it.
         resets, usual = self.resets, limit_s is None and self.failure is None and not self.closed
         usual = usual and self.replaying is None and not self.retired.closing
         usual = usual and not self.healer.untold
@@ -316,7 +315,7 @@ class Core(Closing):
         self.driver.synchronized()
 
     def settle(self) -> None:
-        """Wait until the device is idle or has failed; raises neither that nor anything later."""
+        """Wait until the device is idle or has failed; does not raise this or later failures."""
         try:
             if not self.closed and self.failure is None and not self.idle:
                 self.synchronize()
@@ -345,8 +344,8 @@ class Core(Closing):
         return False
 
     def last_value(self, timeline: Timeline) -> int:
-        """The value that marks the end of all submitted to `timeline` so far, for a queue's
-        wait."""
+        """Return the value that marks the end of everything submitted to `timeline` so far, for a
+        queue's wait."""
         capturing = self.capturing
         if capturing is not None and capturing.is_mine:
             return capturing.last(timeline)
@@ -356,11 +355,11 @@ class Core(Closing):
         """See Timeline.wait."""
         value = whole("value", value, 0, WORD)
         self._reach(timeline, value, limit_s)
-        self.look()  # work that faulted may have gone on to its end
+        self.look()  # work that faulted may have continued to its end
         self.healer.tell(timeline)
 
     def _reach(self, timeline: Timeline, value: int, limit_s: float | None) -> None:
-        """Wait, without a look at failures once the value is reached."""
+        """Wait, without checking for failures once the value is reached."""
         limit = seconds("limit_s", self.limit_s if limit_s is None else limit_s)
         if value >= CAPTURED:
             raise BadArgument("cannot wait for a captured submission; wait for the replay")
@@ -375,7 +374,7 @@ class Core(Closing):
             self.look()
             lost = timeline.restarts != restarts or not self.is_own(timeline)
             if lost and self.resets != resets and self.idle:
-                break  # what would have raised it was lost
+                break  # the work that would have raised it was lost
             if patience.over():
                 self._report_hang(timeline, value, limit)
                 return
@@ -384,12 +383,12 @@ class Core(Closing):
             self.driver.clock.looked(reached)
         self.healer.tell(timeline)
         if (timeline.restarts != restarts and self.is_own(timeline)) or not reached:
-            # `restart` raised the timeline, not the work.
+            # The timeline was raised by `restart`, not by the work.
             raise self.last_failure or DeviceHang(f"{self.name} was reset: its work was lost")
 
     def _report_hang(self, timeline: Timeline, value: int, limit_s: float) -> None:
         with self.lock:
-            # One last look: this thread may have overslept a limit that the device kept.
+            # Check once more: this thread may have overslept although the device met the limit.
             if timeline.value >= value:
                 return
             self.check_alive()
@@ -414,8 +413,8 @@ class Core(Closing):
     # ---- failures ----------------------------------------------------------------------------
 
     def check_failures(self) -> None:
-        """Raise, and remember, what the device has reported since the last look; Closed if it
-        is."""
+        """Raise, and remember, a failure reported since the last check; Closed if the device is
+        closed."""
         with self.lock:
             if self.failure is None and not self.closed:
                 try:
@@ -430,8 +429,9 @@ class Core(Closing):
         self.check_alive()
 
     def look(self) -> None:
-        """`check_failures`, for those who wait: where the device recovers by itself, it does before
-        anything is raised, and the failure is told to those whose work it cost (hcq.recovery)."""
+        """Check for failures on behalf of a waiting thread. A device that recovers by itself does
+        so before anything is raised, and the failure is reported to the threads that lost work
+        (hcq.recovery)."""
         if self.healer.policy == "raise":
             self.check_failures()
             return
@@ -448,7 +448,7 @@ class Core(Closing):
         super().check_usable()
 
     def fail(self, failure: UgpuError) -> None:
-        """Make a failure that the driver has met the first one. The lock is held."""
+        """Record a failure that the driver met, if it is the first one. The lock is held."""
         if self.failure is None:
             self.failure = failure
             self._note(failure)
@@ -478,7 +478,7 @@ class Core(Closing):
     def shut_down(self) -> None:
         """See Closing."""
         for hardware in self.driver.all_queues():
-            hardware.timeline.detach()  # others may read it as long as they like
+            hardware.timeline.detach()  # others may still read it
         super().shut_down()
         self.retired.forget()
 

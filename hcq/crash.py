@@ -1,4 +1,4 @@
-"""Keeps the evidence of a device's first failure; what follows it does not replace it."""
+"""Keep the evidence of a device's first failure; evidence of later failures does not replace it."""
 
 from __future__ import annotations
 
@@ -38,19 +38,20 @@ def evidence(core: Core, failure: UgpuError) -> Evidence:
 
 
 class Keeper:
-    """Of one device. folder: where bundles go; None: the settings' (UGPU_CRASHES)."""
+    """Keeps the evidence of one device. folder: where bundles go; None: the settings'
+    (UGPU_CRASHES)."""
 
     def __init__(self, device: str, folder: Path | None = None) -> None:
         self.device = device
         self.folder = folder if folder is not None else config().crash_folder
-        self.kept: Path | None = None  # the bundle of the failure that was not mended yet
+        self.kept: Path | None = None  # the bundle of the failure that was not fixed yet
 
     def keep(self, error: UgpuError, gather: Gather) -> None:
-        """Write a bundle and tell `error` where it is (its fact `bundle`), unless one was written
-        since the last `mended`. Never raises: the error that is on its way is what counts."""
+        """Write a bundle and add its path to `error` (fact `bundle`), unless one was written since
+        the last `mended`. Never raises, so that the caller can raise `error`."""
         if self.folder is None or self.kept is not None:
             return
-        from hcq import bundle  # its libraries are not needed by a device that works
+        from hcq import bundle  # a working device does not need its libraries
 
         try:
             self.kept = bundle.write(self.folder, self.device, error, gather(error))
@@ -61,7 +62,7 @@ class Keeper:
         log.info("%s: evidence of the failure is in %s", self.device, self.kept)
 
     def mended(self) -> None:
-        """The device was reset: the next failure is a first one again."""
+        """Note that the device was reset: the next failure counts as a first one again."""
         self.kept = None
 
 

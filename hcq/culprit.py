@@ -1,9 +1,9 @@
-"""The instruction behind a fault, which models know and chips do not tell.
+"""The instruction behind a fault, which models know and chips do not report.
 
-A chip reports the page of an access that faulted, not who made it. A model in this process knows:
-its transport or node then has a method `culprit`, which real ones do not have, and the driver puts
-what it answers into the error. A driver never needs it, and never asks what kind of way it was
-given.
+A chip reports the page of an access that faulted, not the instruction. A model in this process
+knows the instruction: its transport or node then has a method `culprit`, which real ones lack, and
+the driver adds the result to the error. A driver never depends on it, and never checks what kind of
+transport or node it was given.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-PAGE = 4096  # bytes: what a chip tells of an address
+PAGE = 4096  # bytes: the granularity at which a chip reports an address
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """address: that was accessed. pc: GPU address of the instruction. text: the instruction in the
-    chip's assembly. source: "file:line" where the program says so. line: of the program's text,
-    from 1, where the chip runs text."""
+    """An instruction that faulted. address: the address it accessed. pc: GPU address of the
+    instruction. text: the instruction in the chip's assembly. source: "file:line" if the program
+    contains it. line: in the program's text, from 1, if the chip runs text."""
 
     address: int
     pc: int
@@ -28,18 +28,18 @@ class Culprit:
 
 
 class Witness(Protocol):
-    """A source of information about who made an access."""
+    """A source of information about the instruction behind an access."""
 
     def culprit(self, *, address: int | None = None, pc: int | None = None) -> Culprit | None:
-        """The last instruction whose fault was reported, that accessed the page of `address` or
-        lies at `pc`, and is not asked for yet; or None. What was reported before it is forgotten:
-        a kernel goes on after a fault, and may meet more than anybody asks about."""
+        """Return the last instruction with a reported fault that accessed the page of `address` or
+        lies at `pc`, and was not returned before; None without one. Earlier reports are dropped: a
+        kernel continues after a fault, and may cause more faults than are ever queried."""
         ...
 
 
 class Culprits:
-    """The accesses that a model saw recently, in the order in which they were reported. Guarded by
-    its owner's lock."""
+    """The accesses that a model saw recently, in the order in which they were reported. Protected
+    by its owner's lock."""
 
     def __init__(self) -> None:
         self._seen: list[Culprit] = []
@@ -59,8 +59,8 @@ class Culprits:
 def take_culprit(
     way: object, *, address: int | None = None, pc: int | None = None
 ) -> Culprit | None:
-    """The instruction behind a fault that was reported by `way`, a transport or a node; None where
-    that is unknown, as on all real chips."""
+    """Return the instruction behind a fault that was reported by `way`, a transport or a node; None
+    if it is unknown, as on all real chips."""
     ask = getattr(way, "culprit", None)
     found: Culprit | None = ask(address=address, pc=pc) if ask is not None else None
     return found

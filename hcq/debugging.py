@@ -1,8 +1,8 @@
-"""Contract between a step debugger and the models whose shader cores it halts.
+"""Interface between a step debugger and the models whose shader cores it halts.
 
-A debugger is attached to this process before a device is opened. Shader cores that are made from
-then on translate kernels to code that looks at every instruction whether to halt; all others stay
-as they are. Only models in this process can be halted: `check` refuses other devices.
+A debugger is attached to this process before a device is opened. Shader cores made after that
+translate kernels to code that checks at every instruction whether to halt; all others stay as they
+are. Only models in this process can be halted: `check` rejects other devices.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Group = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class WaveState:
-    """A wave of the group that is on the shader core. number: in its group. state: "halted",
-    "waits at a barrier", "ready", "not begun" or "ended". pc: GPU address of its next
+    """A wave of the group that is on the shader core. number: its index in the group. state:
+    "halted", "waits at a barrier", "ready", "not begun" or "ended". pc: GPU address of its next
     instruction."""
 
     number: int
@@ -31,15 +31,15 @@ class WaveState:
 
 class Code(Protocol):
     """A kernel that is about to run. entry: GPU address of its first instruction. kernel: its name
-    where the model executes text that has one, whose lines `listing` names; else "". digest: of all
-    its instructions."""
+    if the model executes named text, whose lines `listing` gives; else "". digest: of all its
+    instructions."""
 
     entry: int
     kernel: str
     digest: str
 
     def listing(self) -> Sequence[tuple[int, str, int]]:
-        """GPU address, text and source line (0 where unknown) of each instruction, in order."""
+        """Return GPU address, text and source line (0 if unknown) of each instruction, in order."""
         ...
 
     def halt_everywhere(self) -> None:
@@ -48,9 +48,9 @@ class Code(Protocol):
 
 
 class Halted(Protocol):
-    """A wave in front of an instruction. Valid until `Debugger.halted` returns.
+    """A wave halted before an instruction. Valid until `Debugger.halted` returns.
 
-    pc: GPU address of the instruction that comes next. lanes: of a wave. execute: one bit for each
+    pc: GPU address of the next instruction. lanes: number per wave. execute: one bit for each
     active lane.
     """
 
@@ -88,30 +88,32 @@ class Halted(Protocol):
         ...
 
     def shared(self) -> bytes:
-        """Return the memory that the group shares."""
+        """Return the group's shared memory."""
         ...
 
 
 class Debugger(Protocol):
-    """All methods but `opened` are called on the thread that runs the kernel.
+    """A step debugger. All methods but `opened` are called on the thread that runs the kernel.
 
-    active: wait limits are suspended while a kernel runs under it. Any thread may ask.
+    active: wait limits are suspended while a kernel runs under the debugger. Any thread may read
+    it.
     """
 
     @property
     def active(self) -> bool: ...
 
     def opened(self, device: object) -> None:
-        """A device was opened in this process."""
+        """Note that a device was opened in this process."""
         ...
 
     def stops(self, code: Code) -> Collection[int] | None:
-        """Return the addresses to halt at in a kernel, None for every instruction. Asked before
+        """Return the addresses to halt at in a kernel, None for every instruction. Called before
         each launch, and after each halt."""
         ...
 
     def halted(self, wave: Halted) -> bool:
-        """Called before an instruction. The wave goes on when this returns True; False ends it."""
+        """Handle a halt before an instruction. Return True to let the wave continue; False ends
+        it."""
         ...
 
 
@@ -125,7 +127,7 @@ def attached() -> Debugger | None:
 
 @contextlib.contextmanager
 def attach(debugger: Debugger) -> Iterator[None]:
-    """Run the block with a debugger: devices opened inside of it can be halted."""
+    """Run the block with a debugger: devices opened inside it can be halted."""
     _attached.append(debugger)
     try:
         yield
@@ -134,13 +136,13 @@ def attach(debugger: Debugger) -> Iterator[None]:
 
 
 def opened(device: object) -> None:
-    """Tell the debugger, if there is one, that a device was opened."""
+    """Notify the debugger, if there is one, that a device was opened."""
     if _attached:
         _attached[-1].opened(device)
 
 
 def check(name: str, *, steppable: Callable[[str], bool]) -> None:
-    """Raise NotSupported where a debugger is attached and the device cannot be halted."""
+    """Raise NotSupported if a debugger is attached and the device cannot be halted."""
     if not _attached or steppable(name):
         return
     why = "the step debugger requires a model in this process, no trap handler is loaded elsewhere"

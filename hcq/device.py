@@ -196,13 +196,13 @@ class Device:
 
     @property
     def resting(self) -> bool:
-        """Return whether the device rests. Whatever needs it wakes it."""
+        """Return whether the device rests. It wakes on any request that needs it."""
         return self._core.driver.at_rest
 
     def rest(self, limit_s: float | None = None) -> bool:
-        """Wait until all queues are idle, then let the device rest (hcq.driver); return whether it
-        does: False where the driver cannot, or where work was submitted meanwhile. Raises what
-        `synchronize` does."""
+        """Wait until all queues are idle, then let the device rest (hcq.driver). Return whether it
+        rests: False if the driver cannot do this, or if work was submitted meanwhile. Raises what
+        `synchronize` raises."""
         core = self._core
         if core.driver.rests:
             core.synchronize(limit_s)
@@ -212,7 +212,7 @@ class Device:
 
     def wake(self) -> None:
         """Wake the device now, rather than at the next request that needs it; idempotent. Raises
-        the device's failure where it does not come back."""
+        the device's failure if it does not come back."""
         with self._core.lock:
             self._core.check_usable()
             self._core.driver.end_rest()
@@ -228,7 +228,7 @@ class Device:
         """Wait for work in flight, then shut down; idempotent.
 
         Does not raise failures of that work or earlier ones. Other threads get Closed from now on;
-        their waits end first, if the work does.
+        their waits end first, if the work ends.
         """
         self._core.close()
 

@@ -1,11 +1,11 @@
-"""Compiled objects on disk, by content: kernels, and what virtual shader cores translate them to.
+"""Compiled objects on disk, by content: kernels, and their translations for virtual shader cores.
 
-Processes of a user may share a folder. An entry is a file named by the hash of all the object
-depends on; it starts with the hash of that name and of its own bytes, so an entry under another's
-name is found out. It is written beside and moved into place, so a reader sees all of it or nothing;
-one that does not match its hash is deleted. A folder beyond its limit loses the entries longest
-unused. A cache that cannot be written is not an error: objects are then compiled again; nor is one
-that others can write, which is not used (hcq.ownfolder).
+Processes of a user may share a folder. An entry is a file named by the hash of everything that the
+object depends on. It starts with the hash of that name and of its own bytes, so an entry under
+another's name is detected. It is written to a new file that is then renamed, so a reader sees all
+of it or nothing. An entry that does not match its hash is deleted. When a folder exceeds its limit,
+the least recently used entries are deleted. A cache that cannot be written is not an error: objects
+are then compiled again. Nor is a cache that others can write, which is not used (hcq.ownfolder).
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ log = logging.getLogger(__name__)
 
 MAGIC = b"ugpu-object-2\n"
 HEAD = len(MAGIC) + hashlib.sha256().digest_size
-LIMIT = 256 << 20  # bytes the folder may hold; beyond it the oldest entries go
-CHECK_EVERY = 61  # writes between looks at the folder's size; prime, to be uniform over keys
-USED_AGAIN_S = 3600.0  # how exactly the last use of an entry is known
+LIMIT = 256 << 20  # bytes the folder may hold; beyond it the oldest entries are deleted
+CHECK_EVERY = 61  # writes between checks of the folder's size; prime, to be uniform over keys
+USED_AGAIN_S = 3600.0  # resolution of the last-use time of an entry
 _KEY = re.compile(r"[0-9a-z]{64}")
-_OURS = re.compile(r"[0-9a-z]{64}|new-[0-9a-zA-Z_]+")  # entries, and what a killed writer left
+_OURS = re.compile(r"[0-9a-z]{64}|new-[0-9a-zA-Z_]+")  # entries, and a killed writer's files
 
 
 class DiskCache:
-    """A folder of objects; `folder` None keeps nothing. Keys are those of `key`.
+    """A folder of objects; with `folder` None nothing is kept. Keys are made by `key`.
 
-    many: the folder has many writers of few entries each, and more entries than can be looked at
-    for each writer: one in CHECK_EVERY writes of all of them looks at its size, else the first of
-    this writer, too."""
+    many: the folder has many writers of few entries each, and too many entries for every writer to
+    check its size. One in CHECK_EVERY writes of all writers then checks the size; otherwise the
+    first write of this writer does so, too.
+    """
 
     def __init__(self, folder: Path | None, limit: int = LIMIT, *, many: bool = False) -> None:
         self.folder = folder
@@ -48,11 +49,11 @@ class DiskCache:
 
     @staticmethod
     def key(*parts: str) -> str:
-        """The name of an entry that depends on `parts` and nothing else."""
+        """Return the name of an entry that depends on `parts` and nothing else."""
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def get(self, key: str) -> bytes | None:
-        """The object, or None where there is none that can be trusted."""
+        """Return the object, or None if there is none that can be trusted."""
         path = self._path(key)
         if path is None:
             return None
@@ -80,21 +81,21 @@ class DiskCache:
         return None
 
     def forget(self, key: str) -> None:
-        """Drop an entry that its reader cannot make sense of."""
+        """Delete an entry that its reader cannot parse."""
         path = self._path(key)
         if path is not None:
             with contextlib.suppress(OSError), ownfolder.opened(path.parent) as folder:
                 os.unlink(key, dir_fd=folder)
 
     def _mark(self, folder: int, key: str) -> None:
-        """Remember that an entry was of use, so that `trim` takes others first."""
+        """Record that an entry was used, so that `trim` deletes others first."""
         with contextlib.suppress(OSError):
             used = os.stat(key, dir_fd=folder, follow_symlinks=False).st_mtime
             if time.time() - used > USED_AGAIN_S:
                 os.utime(key, dir_fd=folder, follow_symlinks=False)
 
     def put(self, key: str, data: bytes) -> None:
-        """Keep an object; does nothing where the folder cannot be written."""
+        """Store an object; does nothing if the folder cannot be written."""
         path = self._path(key)
         if path is None:
             return
@@ -128,7 +129,8 @@ class DiskCache:
         return None if self.folder is None else self.folder / key
 
     def trim(self) -> None:
-        """Delete the entries longest unused until the folder fits its limit. Other files stay."""
+        """Delete the least recently used entries until the folder fits its limit. Other files
+        stay."""
         if self.folder is None:
             return
         with contextlib.suppress(OSError), ownfolder.opened(self.folder) as folder:

@@ -1,12 +1,12 @@
 """Relocatable ELF objects, as compilers emit them: read with every bound checked, laid out, linked.
 
-Only 64-bit little-endian files, ET_REL here, ET_DYN in hcq.sharedobject; whatever is wrong with
-one is a BadCodeObject. Facts: the System V ABI (gABI), chapter 4 "Object Files"; processor
-specifics are given by the caller.
+Only 64-bit little-endian files: ET_REL here, ET_DYN in hcq.sharedobject. Any fault in a file raises
+BadCodeObject. Facts: the System V ABI (gABI), chapter 4 "Object Files"; processor specifics are
+given by the caller.
 
-Why our own reader: objects come from outside, and must be refused with one class of error whatever
-is wrong with them. General readers raise many kinds, or follow a size that a flipped bit made;
-LLVM's loader ends the process. The tests hold this one against pyelftools.
+Why our own reader: objects come from outside, and any fault in them must raise one class of error.
+General readers raise many classes, or trust a size that a flipped bit made; LLVM's loader ends the
+process. The tests compare this reader with pyelftools.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 _RELA = struct.Struct("<QQq")
 _NOTE = struct.Struct("<III")
 
-MAX_SIZE = 1 << 30  # of an object, and of what it unfolds to in memory
+MAX_SIZE = 1 << 30  # of an object, and of its image in memory
 MAX_ALIGN = 1 << 16
 PAGE = 4096  # bytes of a page where relocations count in pages
 
@@ -55,7 +55,7 @@ class Section:
 
 @dataclass(frozen=True)
 class ElfSymbol:
-    """A symbol; section is None where undefined or absolute (then value is the address)."""
+    """A symbol; section is None if undefined or absolute (then value is the address)."""
 
     name: str
     value: int
@@ -78,7 +78,7 @@ class ElfRelocation:
 
 @dataclass(frozen=True)
 class ElfObject:
-    """A checked object: every section, symbol and relocation lies where it says."""
+    """A checked object: every section, symbol and relocation lies within its bounds."""
 
     machine: int
     os_abi: int
@@ -89,11 +89,11 @@ class ElfObject:
     relocations: tuple[ElfRelocation, ...]
 
     def find(self, name: str) -> ElfSymbol | None:
-        """The defined symbol of that name."""
+        """Return the defined symbol of that name."""
         return next((s for s in self.symbols if s.name == name and s.is_defined), None)
 
     def notes(self) -> list[tuple[str, int, bytes]]:
-        """(owner, type, description) of all notes; BadCodeObject for a malformed one."""
+        """Return (owner, type, description) of all notes; BadCodeObject for a malformed one."""
         found = []
         for section in self.sections:
             if section.kind != SHT_NOTE:
@@ -117,7 +117,7 @@ class ElfObject:
 
 @dataclass(frozen=True)
 class Header:
-    """The file's header. kind: ET_REL and so on. Tables are file offsets."""
+    """The file's header. kind: ET_REL etc. Tables are file offsets."""
 
     kind: int
     machine: int
@@ -278,7 +278,7 @@ def _read_relocations(sections: tuple[Section, ...], symbols: int) -> tuple[ElfR
 
 
 def read_string(table: bytes, at: int, what: str) -> str:
-    """The name that begins at `at` of a table of names."""
+    """Return the name that begins at `at` in a table of names."""
     end = table.find(b"\0", at)
     if at >= len(table) or end < 0:
         raise BadCodeObject(f"a {what} lies outside its table", offset=at)
@@ -296,12 +296,13 @@ class Rule:
     """Rule by which one relocation type computes its bytes. Facts come from the processor's ABI
     supplement.
 
-    width: bytes patched. minus: "place" where the place's own address is subtracted, "origin" where
-    the image's is, "page" where both addresses count in pages of 4 KiB. through: "symbol" takes
-    the symbol's address, "slot" the address of an 8-byte slot that holds it, "call" may go through
-    a jump. shift: bits dropped from the low end. signed: None where the value is truncated on
-    purpose. fields: of an instruction, (lowest bit, bits) each, filled from the value's low end;
-    low: bits of the value that count, 0 for all. exact: what is dropped must be zeros.
+    width: number of patched bytes. minus: "place" if the patched location's address is subtracted,
+    "origin" if the image's is, "page" if both addresses are rounded down to pages of 4 KiB.
+    through: "symbol" takes the symbol's address, "slot" the address of an 8-byte slot that holds
+    it, "call" may go through a jump. shift: bits dropped from the low end. signed: None if the
+    value is truncated on purpose. fields: of an instruction, (lowest bit, bits) each, filled from
+    the value's low end. low: number of low bits of the value that count, 0 for all. exact: the
+    dropped bits must be zeros.
     """
 
     width: int
@@ -316,7 +317,7 @@ class Rule:
 
 @dataclass
 class Layout:
-    """Where the loaded sections, slots and jumps of an object lie, relative to its base.
+    """Offsets of the loaded sections, slots and jumps of an object, relative to its base.
 
     offsets: by section number. slots: by symbol number, 8 bytes each. jumps: by symbol number.
     """
@@ -333,8 +334,8 @@ class Layout:
 def lay_out(elf: ElfObject, rules: Mapping[int, Rule], jump_size: int = 0) -> Layout:
     """Place code first, then data, then slots for addresses and jumps to symbols defined elsewhere.
 
-    BadCodeObject for relocation types that `rules` does not know, and for undefined symbols where
-    there are no jumps (jump_size 0).
+    BadCodeObject for relocation types that are not in `rules`, and for undefined symbols if there
+    are no jumps (jump_size 0).
     """
     layout = Layout(elf, rules)
     loaded = [section for section in elf.sections if section.is_loaded]
@@ -380,10 +381,9 @@ def link(
     outside: Mapping[str, int] | None = None,
     jump: Callable[[int], bytes] | None = None,
 ) -> bytes:
-    """The image for address `base`. outside: addresses of symbols defined elsewhere.
+    """Return the image for address `base`. outside: addresses of symbols defined elsewhere.
 
-    jump(address) makes code that goes to an address anywhere. BadCodeObject for values out of
-    range.
+    jump(address) returns code that jumps to any address. BadCodeObject for values out of range.
     """
     if base % layout.align:
         raise BadCodeObject("the base is not aligned", base=base, align=layout.align)
@@ -430,7 +430,7 @@ def link(
 
 
 def _instruction(value: int, rule: Rule, relocation: ElfRelocation, old: bytes) -> bytes:
-    """The instruction with its fields filled in."""
+    """Return the instruction with its fields filled in."""
     if rule.low:
         value &= (1 << rule.low) - 1
     bits = rule.shift + sum(count for _, count in rule.fields)

@@ -1,43 +1,43 @@
 """The tree of all errors this project raises; a class names the party at fault.
 
     UgpuError
-    ├── UsageError            the caller: wrong argument, shape, name, format of a file handed in
+    ├── UsageError            the caller: wrong argument, shape, name or file format
     │   ├── DeviceNotFound        no device of that name
-    │   ├── BadArgument           a value outside what is allowed (also a ValueError)
+    │   ├── BadArgument           a value or type that is not allowed (also a ValueError)
     │   │   ├── BadIndex              an index or axis outside of a tensor (also an IndexError)
-    │   │   └── NoKernel              a program has no kernel of that name (also a KeyError)
+    │   │   └── NoKernel              the program has no kernel of that name (also a KeyError)
     │   ├── BadCodeObject         a code object that is truncated, foreign or inconsistent
     │   ├── Closed                used after close()
     │   └── MissingDependency     an optional package is needed; carries the install command
-    ├── HostError             this machine: what must change outside our process
+    ├── HostError             this machine: something outside our process must change
     │   ├── AccessDenied          carries the command that grants access
-    │   ├── DeviceBusy            carries who holds the device
-    │   │   └── GroupNotViable        another function of the IOMMU group is in the kernel's hands
-    │   ├── OutOfMemory           host, device or address space is used up
-    │   ├── IommuOff              nothing stands between the device's DMA and all of memory
+    │   ├── DeviceBusy            carries holder, which names who holds the device
+    │   │   └── GroupNotViable        a kernel driver holds another function of the IOMMU group
+    │   ├── OutOfMemory           host memory, device memory or address space is exhausted
+    │   ├── IommuOff              the device's DMA can reach all of memory
     │   ├── ModuleMissing         a kernel module is not loaded
     │   ├── BarUnassigned         a BAR has no address on the bus
     │   ├── BarTooSmall           a BAR is smaller than the driver needs
     │   ├── DriverRefused         the system's driver refused a request; carries request and status
     │   ├── DecodingOff           a function or a port above it does not pass memory accesses on
     │   └── DeviceAsleep          the function is in a power state in which it does not answer
-    ├── LinkError             the way to the chip
+    ├── LinkError             the connection to the chip
     │   ├── DeviceLost            all-ones: unplugged, or fallen off the bus
     │   ├── LinkDown              the PCIe link is not up
     │   ├── LinkDegraded          the PCIe link has too few lanes; carries remedy
     │   └── TransportError        a transfer was refused or cut short
     │       ├── EndpointStalled       a USB device refused a request or halted an endpoint
     │       ├── TransferTimeout       a USB transfer did not end within its limit
-    │       ├── TransferOverrun       a USB device sent more than was asked for (babble)
+    │       ├── TransferOverrun       a USB device sent more than was requested (babble)
     │       ├── CommandFailed         a SCSI command over USB ended with an error
-    │       └── WrongAnswer           a USB device answered what its protocol does not have there
-    ├── ChipError             the chip: what its hardware reports
-    │   ├── DiscoveryError        the chip's own description of itself is invalid
-    │   ├── UnitTimeout           a block did not reach the awaited state in its limit
+    │       └── WrongAnswer           a USB device's answer violates its protocol
+    ├── ChipError             the chip: its hardware reports a failure
+    │   ├── DiscoveryError        the chip's discovery table is invalid
+    │   ├── UnitTimeout           a block did not reach the awaited state within its limit
     │   ├── PageFault             an access that the page tables do not permit
-    │   ├── IllegalInstruction    a wave met an instruction it cannot execute
+    │   ├── IllegalInstruction    a wave reached an instruction it cannot execute
     │   ├── AssertionFailed       an assert of a kernel; carries file, line, block and thread
-    │   ├── BadPacket             a queue met a packet its command processor refuses
+    │   ├── BadPacket             a queue contains a packet that its command processor refuses
     │   ├── OverTemperature       the chip is hotter than its board allows; carries the limit
     │   └── DeviceHang            work did not end within its limit
     └── FirmwareError         the chip's firmware, or its images
@@ -45,7 +45,7 @@
         ├── FirmwareInvalid       an image is truncated or malformed; found before it is sent
         ├── FirmwareRejected      the chip refused an image; carries image, stage and status
         └── FirmwareSilent        a firmware mailbox does not answer
-    NotSupported              us: an honest gap (also a NotImplementedError)
+    NotSupported              us: not implemented (also a NotImplementedError)
     CompileError              us: the code generator failed on a kernel; carries its IR
 
 Every error carries its facts as attributes (given as keywords) and shows them in its text.
@@ -53,8 +53,8 @@ Every error carries its facts as attributes (given as keywords) and shows them i
 
 from __future__ import annotations
 
-# Facts that are counted: bytes, elements, places in a file. All other large integers are shown in
-# hexadecimal, as addresses, registers and status words are written.
+# Facts that are counts: bytes, elements, places in a file. All other large integers are shown in
+# hexadecimal, as is usual for addresses, registers and status words.
 _COUNTED = frozenset(
     (
         "size", "length", "count", "width", "align", "granule", "limit", "need", "needs", "needed",
@@ -88,7 +88,7 @@ class UgpuError(Exception):
         for name, value in facts.items():
             setattr(self, name, value)
         shown = ", ".join(f"{name}={_show(name, value)}" for name, value in self.facts.items())
-        # Not `args` alone: ImportError keeps its text apart.
+        # Not `args` alone: ImportError stores its text separately.
         super().__init__(f"{self.message} ({shown})" if shown else self.message)
 
 
@@ -152,7 +152,7 @@ class OutOfMemory(HostError, MemoryError):
 
 
 class IommuOff(HostError):
-    """No IOMMU confines the device's DMA; `remedy` is how to switch it on."""
+    """No IOMMU confines the device's DMA; `remedy` says how to enable it."""
 
 
 class ModuleMissing(HostError):
@@ -193,8 +193,8 @@ class LinkDown(LinkError):
 
 
 class LinkDegraded(LinkError):
-    """A PCIe link is narrower or slower than it can be used with; carries what was found (width and
-    speed of the function's link, or expected and found of one above it) and remedy."""
+    """A PCIe link is too narrow or too slow to be used; carries what was found (width and speed of
+    the function's link, or expected and found of one above it) and remedy."""
 
 
 class TransportError(LinkError):
@@ -211,17 +211,17 @@ class TransferTimeout(TransportError, TimeoutError):
 
 
 class TransferOverrun(TransportError):
-    """A USB device sent more than was asked for (babble); carries endpoint and length."""
+    """A USB device sent more than was requested (babble); carries endpoint and length."""
 
 
 class CommandFailed(TransportError):
-    """A SCSI command over USB ended with an error; carries opcode, and status with key, code and
-    qualifier of its sense data, or response, a code of USB Attached SCSI."""
+    """A SCSI command over USB ended with an error; carries opcode, and either status with the key,
+    code and qualifier of its sense data, or response, a code of USB Attached SCSI."""
 
 
 class WrongAnswer(TransportError):
-    """A USB device answered what its protocol does not have there: another command's tag, another
-    unit, too few bytes; carries expected and found."""
+    """A USB device's answer violates its protocol: another command's tag, another unit, too few
+    bytes; carries expected and found."""
 
 
 class ChipError(UgpuError):
@@ -253,7 +253,7 @@ class BadPacket(ChipError):
 
 
 class OverTemperature(ChipError):
-    """The chip is hotter than its board allows; carries limit_celsius and mostly celsius."""
+    """The chip is hotter than its board allows; carries limit_celsius and usually celsius."""
 
 
 class DeviceHang(ChipError, TimeoutError):

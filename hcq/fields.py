@@ -1,13 +1,13 @@
 """Registers by name, with fields: maps read lazily from text tables, and maps bound to a bus.
 
-A table is text, one register a line, sorted by name; lines that start with `#` are remarks at the
-top:
+A table is text, one register a line, sorted by name. Lines that start with `#` are comments, at
+the top:
 
     NAME offset segment [FIELD:lsb:width ...]
 
-`offset` is hexadecimal, in dwords within `segment`; `segment` picks the base address that the
-chip's discovery table gives to the block. A line is parsed when its register is first asked for, so
-that loading a table of thousands of registers costs one read of a file.
+`offset` is hexadecimal, in dwords within `segment`; `segment` selects one of the base addresses
+that the chip's discovery table lists for the block. A line is parsed on the first use of its
+register, so that loading a table of thousands of registers costs one read of a file.
 
     gc = RegisterBlock(load("BLOCK"), bases, bus)
     gc.CP_HQD_PQ_CONTROL.write(QUEUE_SIZE=9, RPTR_BLOCK_SIZE=5)
@@ -44,14 +44,14 @@ class Bus(Protocol):
         ...
 
     def current32(self, index: int) -> int:
-        """Return what the register at dword `index` holds, of which a part is about to change: read
-        it, unless the bus has its value from an access before."""
+        """Return the content of the register at dword `index`, part of which is about to change:
+        read it, unless the bus has its value from an earlier access."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Some neighbouring bits of a word: `width` bits from bit `lsb` up."""
+    """A range of bits in a word: `width` bits from bit `lsb` up."""
 
     name: str
     lsb: int
@@ -72,7 +72,7 @@ class Field:
         return (value >> self.lsb) & self.maximum
 
     def insert(self, value: int, field: int) -> int:
-        """Return `value` with this field set to `field`; BadArgument where it does not fit."""
+        """Return `value` with this field set to `field`; BadArgument if it does not fit."""
         field = index(field)  # a NumPy integer would wrap around when shifted
         if not 0 <= field <= self.maximum:
             raise BadArgument(
@@ -82,7 +82,7 @@ class Field:
 
 
 def bits(text: str, least: int) -> int:
-    """A number of bits in a table; ValueError for what cannot be one."""
+    """Return a number of bits from a table; ValueError if the text is not one."""
     found = int(text)
     if not least <= found <= _MOST_BITS:
         raise ValueError(f"{found} is not a number of bits")
@@ -102,7 +102,7 @@ class Register:
 
     @classmethod
     def parse(cls, line: str) -> Register:
-        """Make a register of a table's line."""
+        """Make a register from a line of a table."""
         name, offset, segment, *fields = line.split()
         parsed = []
         for text in fields:
@@ -111,7 +111,7 @@ class Register:
         return cls(name, int(offset, 16), int(segment), parsed)
 
     def field(self, name: str) -> Field:
-        """Find a field; BadArgument names the ones there are."""
+        """Find a field; BadArgument lists the existing ones."""
         found = self.fields.get(name)
         if found is None:
             known = ", ".join(self.fields) or "none"
@@ -198,7 +198,7 @@ class RegisterMap:
         self.name = name
 
     def _line(self, name: str) -> str | None:
-        """Find the line of `name` by bisection of the sorted text."""
+        """Find the line of `name` by bisecting the sorted text."""
         text = self._text
         low, high = 0, len(text)
         while low < high:
@@ -273,7 +273,7 @@ class RegisterMap:
         return f"<RegisterMap {self.name}, {len(self)} registers>"
 
     def find(self, offset: int, segment: int) -> Register | None:
-        """Find the register at a place; of several that share it, the first by name."""
+        """Find the register at an offset and segment; if several share it, the first by name."""
         if self._by_place is None:
             places: dict[tuple[int, int], str] = {}
             for line in self._text.splitlines():
@@ -301,17 +301,17 @@ class BoundRegister:
         return RegisterValue(self.register, self.bus.read32(self.index))
 
     def current(self) -> RegisterValue:
-        """Return what the register holds: one bus read, or none (see Bus.current32)."""
+        """Return the register's content: one bus read, or none (see Bus.current32)."""
         return RegisterValue(self.register, self.bus.current32(self.index))
 
     def write(self, value: int = 0, /, **fields: int) -> None:
-        """Write `value` with `fields` inserted: one bus write; none if a field is refused."""
+        """Write `value` with `fields` inserted: one bus write; none if a field is invalid."""
         self.bus.write32(self.index, int(self.register.insert(value, fields)))
 
     def update(self, **fields: int) -> RegisterValue:
         """Change `fields` only: one bus read (see Bus.current32) and one write. Return what was
         written."""
-        self.register.insert(0, fields)  # refuse bad fields before the bus is touched
+        self.register.insert(0, fields)  # reject bad fields before the bus is touched
         value = self.current().replace(**fields)
         self.bus.write32(self.index, int(value))
         return value
@@ -321,7 +321,7 @@ class BoundRegister:
 
 
 class RegisterBlock:
-    """A register map at its place in a chip: `block.NAME` is a BoundRegister.
+    """A register map placed at a chip's addresses: `block.NAME` is a BoundRegister.
 
     `bases` holds the dword address of each segment, as the chip's discovery table lists them for
     this block.

@@ -1,13 +1,15 @@
-"""Timelines across devices: what one device's queue waits for on another, the host carries over.
+"""Timelines across devices: the host carries over a value that one device's queue waits for on
+another device.
 
 Neither device reads the other's memory. A queue that waits for another device's timeline stalls on
-a *gate* of its own device, which a thread of the host raises once the other timeline is there; a
-queue that signals another device's timeline raises a *relay* of its own, and the host the other. A
-thread lives only while something is awaited. It costs what the host takes to notice: microseconds
-where the other device is `cpu` or interrupts, a look every millisecond elsewhere.
+a *gate*, a timeline of its own device, which a host thread raises once the other timeline has the
+value. A queue that signals another device's timeline raises a *relay* of its own device, and the
+host raises the other timeline. A thread lives only while a value is awaited. The latency is the
+time that the host takes to notice: microseconds if the other device is `cpu` or has interrupts,
+else a poll every millisecond.
 
-Where the device that is followed fails, is reset or closed before it gets there, the value never
-comes: the device that waits for it then fails by DeviceHang, which says why, until it is reset.
+If the followed device fails, is reset or closed first, the value never comes. The waiting device
+then fails with DeviceHang, which says why, until it is reset.
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ PAUSE_S = 0.02
 
 
 class Follower:
-    """Raises `target` to the values that are asked for, once `source` has reached them."""
+    """Raises `target` to the requested values, once `source` has reached them."""
 
     def __init__(self, source: Timeline, target: Timeline) -> None:
         self.source = source
         self.target = target
-        self.problem: DeviceHang | None = None  # why a value asked for never comes
+        self.problem: DeviceHang | None = None  # why a requested value never comes
         self._wanted: list[int] = []
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None  # the last one
@@ -45,7 +47,7 @@ class Follower:
         self._stopped = False
 
     def follow(self, value: int) -> None:
-        """Raise the target to `value` when the source is there; returns at once."""
+        """Raise the target to `value` once the source has reached it; returns immediately."""
         with self._lock:
             heapq.heappush(self._wanted, value)
             if not self._following and not self._stopped:
@@ -62,7 +64,7 @@ class Follower:
             self.problem = None
 
     def stop(self) -> None:
-        """End the thread, for good; one of the devices is about to close."""
+        """End the thread permanently; one of the devices is about to close."""
         with self._lock:
             self._stopped = True
             thread = self._thread
@@ -71,7 +73,7 @@ class Follower:
 
     def _run(self) -> None:
         while True:
-            reached = self.source.value  # RACE: a reset raises it after it has counted itself
+            reached = self.source.value  # RACE: a reset counts itself, then raises it
             trouble = self._trouble()
             with self._lock:
                 if trouble is None and self._stopped:
@@ -82,14 +84,14 @@ class Follower:
                     self.problem = self._explained(trouble)
                 value = self._wanted[0] if self._wanted and trouble is None else None
                 self._following = value is not None
-            if raised:  # LOCK: it may take the target's, which a caller of `follow` may have
+            if raised:  # LOCK: it may take the target's, which a caller of `follow` may hold
                 self.target.core.driver.nudge()
             if value is None:
                 return
             try:
                 self.source.core.driver.pause_until(self.source, value, PAUSE_S)
             except UgpuError:
-                continue  # the device remembers it, see _trouble
+                continue  # the device keeps the failure, see _trouble
 
     def _raise(self, reached: int) -> bool:
         """Return whether the target was raised."""
@@ -102,7 +104,7 @@ class Follower:
         return True
 
     def _trouble(self) -> UgpuError | None:
-        """Why the source may never go on, or why its value is not to be trusted."""
+        """Return why the source may never continue, or why its value cannot be trusted."""
         core = self.source.core
         if core.healer.epoch(self.source) != self._resets:
             return core.last_failure or DeviceHang(f"{core.name} was reset")
@@ -126,8 +128,8 @@ class Follower:
 
 
 class Followers:
-    """All that connects one device with others: its gates and relays, which it owns, and who raises
-    or reads its timelines."""
+    """All connections of one device with others: its gates and relays, which it owns, and the
+    followers that raise or read its timelines."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -147,8 +149,8 @@ class Followers:
         return self._own(self._relays, target, "relay").source
 
     def submitted(self, commands: Sequence[Command], captured: bool) -> None:
-        """Follow what these commands wait for and signal. NotSupported in a graph, whose replays
-        would wait for values of the past."""
+        """Follow the timelines that these commands wait for and signal. NotSupported in a graph,
+        whose replays would wait for old values."""
         if not self._by_own:
             return
         for command in commands:
@@ -163,21 +165,20 @@ class Followers:
                 follower.follow(command.value.addend)
 
     def problem(self) -> DeviceHang | None:
-        """Why something that this device waits for never comes."""
+        """Return why a value that this device waits for never comes."""
         if not self.raising:
             return None
         found = (follower.problem for follower in self.raising)
         return next((problem for problem in found if problem is not None), None)
 
     def forget(self, *, everything: bool) -> None:
-        """After a reset: what has a problem is no longer awaited; or the device waits for
-        nothing."""
+        """Drop waits after a reset: those that have a problem, or all of them."""
         for follower in self.raising:
             if everything or follower.problem is not None:
                 follower.forget()
 
     def stop(self) -> None:
-        """Before the device closes: no thread reads or writes its memory afterwards."""
+        """End all followers before the device closes: no thread accesses its memory afterwards."""
         for follower in (*self.raising, *self.reading):
             follower.stop()
             others = follower.target.core, follower.source.core
@@ -185,8 +186,9 @@ class Followers:
                 each.drop(follower)
 
     def drop(self, follower: Follower) -> None:
-        """A follower that has ended: the other device is closed. It stays where it has a problem to
-        tell; a gate's memory stays until this device closes, since a queue may still read it."""
+        """Remove a follower that has ended because the other device is closed. It stays if it has a
+        problem to report. A gate's memory stays until this device closes, since a queue may still
+        read it."""
         if follower in self.reading:
             self.reading.remove(follower)
         if follower in self.raising and follower.problem is None:

@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 # Timeline values that submissions get while they are captured: no timeline ever reaches them. Bits
 # 32 and up hold the capture's serial number, so that a value of another capture is recognised.
 CAPTURED = 1 << 62
-PARTS = 256  # ways to bind inputs whose patches are kept
+PARTS = 256  # number of input bindings whose patches are kept
 _serials = itertools.count(1)
 
 
 @dataclass
 class _Image:
-    """One queue's part of a graph. signals, parameters: positions among its symbols, and which
-    point or slot each is."""
+    """One queue's part of a graph. signals, parameters: positions among its symbols. signal_points,
+    parameter_slots: the point or slot of each."""
 
     hardware: HardwareQueue
     encoded: CommandBuffer
@@ -63,34 +63,34 @@ class _Image:
 
 @dataclass(frozen=True)
 class Replay:
-    """A replay that has been decided on; ends: the values that the graph's timelines reach by it.
+    """A replay that is decided on. ends: the values that the graph's timelines reach by it.
 
-    It stays in Core.replaying until all queues have been told: an exception between two of them
-    leaves the others to `Core.complete`.
+    It stays in Core.replaying until it is submitted to all queues. If an exception occurs between
+    two queues, `Core.complete` submits to the others.
     """
 
     graph: Capture
     ends: Sequence[int]
 
     def complete(self) -> None:
-        """Tell the queues that have not been told. The device's lock is held."""
+        """Submit to the queues that do not have the replay yet. The device's lock is held."""
         self.graph.submit(self.ends)
         self.graph.core.replaying = None
 
 
 class Capture:
-    """Records what its thread submits to the device between entering and leaving; then replays it.
+    """Records what its thread submits to the device between entering and leaving, and replays it.
 
         with device.capture() as graph:
             with device.queue() as queue:
                 queue.launch(kernel, grid=..., block=..., args=(out, x, Parameter(0, 4)))
         graph.replay(inputs={x: y}, parameters=[7])
 
-    Submissions of other threads run as ever. A submission's value may be awaited by queues inside
-    the same graph, and by no other queue. The graph keeps programs and buffers it uses referenced,
-    not
-    open: after one is closed, `replay` raises Closed. Owned by the caller: `close` frees the
-    images; those of a graph that is dropped are freed some time after its last replay.
+    Submissions of other threads run as usual. Queues inside the same graph may wait for a
+    submission's value, other queues may not. The graph keeps references to the programs and buffers
+    that it uses, but does not keep them open: after one is closed, `replay` raises Closed. Owned by
+    the caller: `close` frees the images. The images of a dropped graph are freed some time after
+    its last replay.
     """
 
     def __init__(self, core: Core) -> None:
@@ -98,8 +98,8 @@ class Capture:
         self.closed = False
         self.launches = 0  # kernels in a replay
         self._serial = next(_serials)
-        # One replay at a time. An RLock: the thread that an exception took away on its way to
-        # releasing it comes in again.
+        # One replay at a time. An RLock: a thread that an exception kept from releasing it can
+        # enter again.
         self._lock = threading.RLock()
         self._thread: int | None = None
         self._commands: dict[HardwareQueue, list[Command]] = {}
@@ -114,8 +114,8 @@ class Capture:
         self._aligned: list[tuple[int, int, int]] = []  # parameters: slot, what is added, multiple
         self._roots: dict[int, Buffer] = {}
         self._bindings: dict[Place, Binding] = {}
-        self._bound: tuple[Place, ...] = ()  # in the replay before
-        self._parts: dict[tuple[Place, ...], list[Part]] = {}  # by what is bound, or no longer is
+        self._bound: tuple[Place, ...] = ()  # in the previous replay
+        self._parts: dict[tuple[Place, ...], list[Part]] = {}  # by places bound, or no longer bound
         self._ready = False
         self._lost: str | None = None
 
@@ -157,7 +157,7 @@ class Capture:
         return self._thread == threading.get_ident()
 
     def record(self, hardware: HardwareQueue, commands: Sequence[Command]) -> int:
-        """Take one submission; returns a stand-in for its timeline value, good inside this
+        """Record one submission; return a stand-in for its timeline value, valid inside this
         graph."""
         number = self._submissions.get(hardware.timeline, 0) + 1
         self._submissions[hardware.timeline] = number
@@ -179,12 +179,12 @@ class Capture:
         inputs: Mapping[Buffer, Buffer] | None = None,
         parameters: Sequence[int | np.generic] = (),
     ) -> None:
-        """Run the graph; returns when its queues have been told, see `wait`.
+        """Run the graph; return once it is submitted to its queues (see `wait`).
 
         inputs: captured buffer (or slice) -> the one to use in its place this time, at least as
-        large as what the graph touches. parameters: a value for each Parameter slot: an int, or a
-        NumPy scalar whose bits are taken. Blocks while this graph's previous replay still runs.
-        Raises BadArgument before anything is touched, Closed, or the device's failure.
+        large as the part that the graph accesses. parameters: a value for each Parameter slot: an
+        int, or a NumPy scalar whose bits are taken. Blocks while this graph's previous replay still
+        runs. Raises BadArgument before touching anything, Closed, or the device's failure.
         """
         with self._lock:
             self._check()
@@ -237,24 +237,25 @@ class Capture:
         return f"<Graph on {self.core.name}: {len(self._images)} queues, {words} words, {state}>"
 
     def abandon(self) -> None:
-        """In a forked child: no thread of the parent goes on with what it did here."""
+        """Drop this graph in a forked child: no thread of the parent continues its work there."""
         self._lock = threading.RLock()
 
     def __del__(self) -> None:
-        if self._images and not self.core.closed:  # dropped; a replay may be under way
-            self.closed = True  # also for the finalizer of what referred to it
+        if self._images and not self.core.closed:  # dropped; a replay may be in flight
+            self.closed = True  # also for finalizers of objects that referred to it
             images, self._images = self._images, []
             self.core.retired.drop(lambda: _close(images))
 
-    # ---- how ---------------------------------------------------------------------------------
+    # ---- internals ---------------------------------------------------------------------------
 
     def _patch(
         self, places: tuple[Place, ...], addresses: Sequence[int], scalars: Sequence[int]
     ) -> list[int]:
-        """Write what differs into the images; the values that the timelines will have."""
+        """Write the words that change into the images; return the values that the timelines will
+        have."""
         before = [timeline.last for timeline in self._timelines]
         bound = places
-        if places != self._bound:  # what was bound before gets its own address again
+        if places != self._bound:  # places bound before get their own addresses again
             again = [place for place in self._bound if place not in places]
             places, addresses = (*again, *places), [*[p[1] for p in again], *addresses]
         parts = self._parts.get(places)
@@ -263,14 +264,14 @@ class Capture:
                 self._parts.clear()
             parts = self._parts[places] = self._find_parts(places)
         values = np.array([*self._points(before), *scalars, *addresses], np.uint64)
-        self._bound = places  # an exception from here on leaves all of them to be written again
+        self._bound = places  # after an exception from here on, all are written again
         for image, part in zip(self._images, parts, strict=True):
             image.resident.insert(part, values)
         self._bound = bound
         return [value + rise for value, rise in zip(before, self._rises, strict=True)]
 
     def submit(self, ends: Sequence[int]) -> None:
-        """Tell the queues that have not been told; see Replay."""
+        """Submit to the queues that do not have the replay yet; see Replay."""
         self._ends = ends
         for timeline, end in zip(self._timelines, ends, strict=True):
             if not self.core.is_own(timeline):
@@ -281,15 +282,15 @@ class Capture:
                 image.hardware.submit_resident(image.resident, image.encoded.command_words, end)
 
     def _points(self, before: Sequence[int]) -> list[int]:
-        """The values of all points."""
+        """Return the values of all points."""
         if len(self._point_step) == 1:
             return [before[0] + int(self._point_step[0])]
         found = np.array(before, np.uint64)[self._point_timeline] + self._point_step
         return cast(list[int], found.tolist())
 
     def _find_parts(self, places: Sequence[Place]) -> list[Part]:
-        """Return the patches of each image where these places are bound: of the values of all
-        points, then of the parameters, then of an address for each place."""
+        """Return the patches of each image if these places are bound. Their values are those of all
+        points, then the parameters, then one address for each place."""
         points, slots = len(self._point_step), max(self._widths, default=-1) + 1
         parts = []
         for number, image in enumerate(self._images):
@@ -323,7 +324,7 @@ class Capture:
         self.closed = True
         if not self.core.closed:  # shutting down has released everything already
             self.core.retired.release(partial(_close, self._images))
-        self._images = []  # ORDER: `__del__` releases what is cut off
+        self._images = []  # ORDER: `__del__` releases them if this is interrupted
         self._commands.clear()
         self._roots.clear()
         self.core.graphs.discard(self)
@@ -343,7 +344,8 @@ class Capture:
         self._commands.clear()
 
     def _number_points(self) -> dict[tuple[Timeline, int], int]:
-        """Give a number to each (timeline, value) that the graph raises and that is waited for."""
+        """Give a number to each (timeline, value) that the graph raises and that a command waits
+        for."""
         raised: set[tuple[Timeline, int]] = set()
         awaited: set[tuple[Timeline, int]] = set()
         for hardware, commands in self._commands.items():
@@ -446,7 +448,7 @@ class Capture:
         ]
 
     def _bind(self, inputs: Mapping[Buffer, Buffer]) -> tuple[tuple[Place, ...], list[int]]:
-        """The places that are replaced, and the addresses of what replaces them."""
+        """Return the places that are replaced, and the addresses of their replacements."""
         places, addresses = [], []
         for old, new in inputs.items():
             if new.core is not self.core:

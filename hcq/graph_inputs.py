@@ -19,8 +19,8 @@ Place = tuple[int, int, int]  # a replaceable buffer: id of its owner, address, 
 
 @dataclass(frozen=True)
 class Binding:
-    """Where the addresses inside one replaceable buffer sit: per image, symbols and their
-    offsets. aligned: offsets whose addresses must be multiples of so many bytes."""
+    """The positions of addresses inside one replaceable buffer: per image, symbols and their
+    offsets. aligned: offsets whose addresses must be multiples of a number of bytes."""
 
     positions: tuple[list[int], ...]
     offsets: tuple[list[int], ...]
@@ -28,7 +28,7 @@ class Binding:
     aligned: tuple[tuple[int, int], ...] = ()
 
     def check(self, new: Buffer) -> None:
-        """BadArgument where a buffer cannot take the place."""
+        """Raise BadArgument if a buffer cannot be used in its place."""
         if new.size < self.size:
             raise BadArgument(
                 "the new buffer is smaller than what the graph uses", need=self.size, size=new.size
@@ -78,7 +78,7 @@ def find_binding(images: Sequence[CommandBuffer], old: Buffer) -> Binding:
 
 
 def bits_of(value: int | np.generic, width: int, slot: int) -> int:
-    """The unsigned number whose `width` bytes are the value's."""
+    """Return the unsigned number whose `width` bytes are those of `value`."""
     if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.itemsize == width:
         return int.from_bytes(value.tobytes(), "little")
     if isinstance(value, int) and not isinstance(value, bool):

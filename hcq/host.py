@@ -8,8 +8,8 @@ import llvmlite.binding as llvm
 
 from hcq.config import config
 
-# Processors for which LLVM prefers vectors of 256 bits although those of 512 are faster: two ports
-# of 256 bits work as one of 512 beside another one, and clocks do not fall as they do on Skylake.
+# Processors for which LLVM prefers 256-bit vectors although 512-bit vectors are faster: two 256-bit
+# ports work as one 512-bit port beside another one, and clocks do not fall as on Skylake.
 # Source: Intel 64 and IA-32 Architectures Optimization Reference Manual, "Golden Cove". Names are
 # LLVM's. UNSURE: not measured by us; a run of tests/bench on one would settle it. Zen 4 and 5 are
 # not listed: LLVM uses 512 bits there already (measured on Zen 4).
@@ -20,8 +20,8 @@ WIDE = frozenset({"sapphirerapids", "emeraldrapids", "graniterapids", "granitera
 def features(without: tuple[str, ...] | None = None) -> dict[str, bool]:
     """Return LLVM's feature names of this processor, each with whether code may use it.
 
-    without: beginnings of names to switch off (default: UGPU_HOST_WITHOUT). AVX10 names are left
-    out: LLVM warns about them on processors that have the same instructions as AVX-512.
+    without: prefixes of names to switch off (default: UGPU_HOST_WITHOUT). AVX10 names are left out:
+    LLVM warns about them on processors that have the same instructions as AVX-512.
     """
     excluded = config().host_without if without is None else without
     return {
@@ -32,7 +32,7 @@ def features(without: tuple[str, ...] | None = None) -> dict[str, bool]:
 
 
 def feature_string(named: dict[str, bool]) -> str:
-    """Return features the way LLVM's target machines take them: "+avx2,-avx512f,..."."""
+    """Return features in the format of LLVM's target machines: "+avx2,-avx512f,..."."""
     return ",".join(("+" if present else "-") + name for name, present in sorted(named.items()))
 
 

@@ -8,8 +8,8 @@ An object is a relocatable ELF file (64 bits, little endian) without symbols and
     .text.<name>     code of the kernel, a multiple of 8 bytes, aligned to 128
     .ir3.<name>      JSON in UTF-8: an object with the other fields of `Ir3Kernel`
 
-Registers are numbered register * 4 + component, 0xfc is none. The constant file begins with the
-parameters, then come the driver's (which our kernels do not use) and the immediates.
+Registers are numbered register * 4 + component; 0xfc means none. The constant file begins with the
+parameters, followed by the driver's constants (which our kernels do not use) and the immediates.
 
 A kernel may read memory that a parameter points to as a texture: texture number n of its
 instructions is the n-th of `Ir3Kernel.textures`, which the driver describes to the GPU at each
@@ -46,17 +46,17 @@ _CODE, _FACTS = ".text.", ".ir3."
 CODE_ALIGN = 128  # sixteen instructions: the unit of the shader's size on gen 6 and 7
 NO_REGISTER = 0xFC
 INSTRUCTION = 8  # bytes
-_LATER = {"textures", "samplers", "images"}  # facts that older objects, and those without any, lack
+_LATER = {"textures", "samplers", "images"}  # absent from older objects, and where there are none
 TEXEL_KINDS = ("uint", "float", "unorm")
 _IMAGE = "image of two dimensions"
 WRAPS = ("repeat", "edge", "mirror", "border")
-_PARAMETER = {"name", "offset", "size", "is_address"}  # and kind, which older objects lack
+_PARAMETER = {"name", "offset", "size", "is_address"}  # and kind, absent from older objects
 
 
 @dataclass(frozen=True)
 class Ir3Parameter:
-    """A kernel's parameter. offset, size: bytes in the constant file, at a multiple of its size
-    (1, 2, 4 or 8); an address has 8. kind: as in hcq.program.Argument."""
+    """A kernel's parameter. offset, size: bytes in the constant file, aligned to its size (1, 2, 4
+    or 8); the size of an address is 8. kind: as in hcq.program.Argument."""
 
     name: str
     offset: int
@@ -67,9 +67,9 @@ class Ir3Parameter:
 
 @dataclass(frozen=True)
 class Ir3Texture:
-    """A parameter's memory as texels. parameter: its number, an address. kind: "uint", "float"
-    or "unorm". bits: of a component; components: of a texel, 1, 2 or 4. width, height: texels; a
-    height of 0 is a buffer of `width` texels. pitch: bytes from row to row, 0 for a buffer."""
+    """A parameter's memory as texels. parameter: its number; it is an address. kind: "uint",
+    "float" or "unorm". bits: per component; components: per texel, 1, 2 or 4. width, height:
+    texels; height 0 is a buffer of `width` texels. pitch: bytes from row to row, 0 for a buffer."""
 
     parameter: int
     kind: str
@@ -92,8 +92,9 @@ class Ir3Texture:
 
 @dataclass(frozen=True)
 class Ir3Sampler:
-    """Sampling of a texture: linear between texels, or the nearest one. wrap: what lies outside,
-    "repeat", "mirror", "edge" or "border" (zeros). Coordinates are in texels where not `normal`."""
+    """Sampling of a texture: linear between texels, or the nearest one. wrap: what coordinates
+    outside give: "repeat", "mirror", "edge" or "border" (zeros). Coordinates are in texels unless
+    `normal`."""
 
     linear: bool
     wrap: str
@@ -104,13 +105,14 @@ class Ir3Sampler:
 class Ir3Kernel:
     """One kernel.
 
-    chip_id: the GPU the code is for, as its kernel driver reports it; generation: 6 or 7.
-    threads: of a group, along x. full_registers, half_registers: vec4 of each file. constants: vec4
-    of the constant file. immediates: words that stand from vec4 `immediates_at` on. local_size:
-    bytes of a group; private_size: bytes of a thread, laid out by wave where `private_per_wave`.
-    branch_stack: its depth. double_wave: waves of 128 threads, else 64. group_register,
-    thread_register: where the GPU puts the numbers of the group and of the thread in it. textures,
-    samplers, images: what its instructions name by number; images have two dimensions.
+    chip_id: the GPU that the code is for, as its kernel driver reports it; generation: 6 or 7.
+    threads: per group, along x. full_registers, half_registers: vec4s of each register file.
+    constants: vec4s of the constant file. immediates: words that begin at vec4 `immediates_at`.
+    local_size: bytes per group; private_size: bytes per thread, laid out by wave if
+    `private_per_wave`. branch_stack: its depth. double_wave: waves of 128 threads, else 64.
+    group_register, thread_register: where the GPU puts the indices of the group and of the thread
+    in it. textures, samplers, images: those that its instructions refer to by number; images have
+    two dimensions.
     """
 
     name: str
@@ -145,7 +147,7 @@ class Ir3Kernel:
 
 
 def pack_ir3(kernels: Sequence[Ir3Kernel]) -> bytes:
-    """The object that holds `kernels`, whose names differ."""
+    """Return the object that holds `kernels`, whose names must differ."""
     names, content, rows = b"\0", bytearray(_HEAD.size), [bytes(_SECTION.size)]
 
     def section(name: str, kind: int, flags: int, data: bytes, align: int) -> None:
@@ -178,7 +180,7 @@ def pack_ir3(kernels: Sequence[Ir3Kernel]) -> bytes:
     return bytes(content)
 
 
-# Numbers of a header and the most they may be; all are at least 0.
+# Numbers of a header and their maxima; the minimum is 0.
 _LIMITS = {
     "chip_id": (1 << 64) - 1, "generation": 7, "threads": 2048, "instructions": 1 << 20,
     "full_registers": 64, "half_registers": 64, "constants": 1024, "immediates_at": 1024,
@@ -188,7 +190,8 @@ _LIMITS = {
 
 
 def parse_ir3(image: bytes) -> tuple[Ir3Kernel, ...]:
-    """Read and check an object: its kernels, at least one. BadCodeObject says what is wrong."""
+    """Read and check an object; return its kernels, at least one. BadCodeObject says what is
+    wrong."""
     header = read_header(image)
     if (header.kind, header.machine) != (ET_REL, MACHINE):
         raise BadCodeObject(

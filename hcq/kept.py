@@ -1,8 +1,8 @@
 """Compiled objects, stored under a key of all their inputs, below all other caches.
 
-For test suites. A test gives what it tests an empty cache, so that it sees each step happen, and
-its kernels are those of the run before: the compiler's answer may then be remembered, and nothing
-else. Off unless UGPU_OBJECTS names a folder, which processes and checkouts may share.
+For test suites. A test gives the code under test an empty cache, so that every step runs, although
+its kernels are the same as in the previous run. So only the compiler's output may be kept between
+runs. Off unless UGPU_OBJECTS names a folder, which processes and checkouts may share.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from hcq.config import config
 from hcq.diskcache import DiskCache
 
-LIMIT = 2 << 30  # bytes; what has not been used for longest goes
+LIMIT = 2 << 30  # bytes; the least recently used objects are deleted
 
 
 def kept(make: Callable[[], bytes], by: Path, *inputs: object) -> bytes:
-    """Return `make()`, or what it returned before: in this process or another, for the same
-    `inputs` (compared as text) and the same content of `by`, the source file that says how it is
+    """Return `make()`, or what it returned before, in this process or another, for the same
+    `inputs` (compared as text) and the same content of `by`, the source file that defines how it is
     made. Errors are not kept."""
     folder = config().objects_folder
     if folder is None:

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class Level(enum.IntEnum):
-    """Scope of a rung, the mildest first. `Level.named("mode1")` finds one by its name."""
+    """Scope of a rung, the mildest first. `Level.named("mode1")` returns one by its name."""
 
     QUEUE = 1
     PIPE = 2
@@ -54,12 +54,12 @@ class Level(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """The name as users write it."""
+        """The name that users write."""
         return self.name.lower()
 
     @classmethod
     def named(cls, text: str) -> Level:
-        """The level of that name; BadArgument lists the names."""
+        """Return the level of that name; BadArgument lists the names."""
         try:
             return cls[text.upper()]
         except KeyError:
@@ -78,13 +78,14 @@ class Rung(Protocol):
     def cost(self) -> str: ...
 
     def check(self) -> None:
-        """Raise unless the precondition holds; changes nothing. NotSupported where this device or
-        machine cannot do it, DeviceBusy where others would be hit, AccessDenied without rights."""
+        """Raise unless the precondition holds; changes nothing. NotSupported if this device or
+        machine cannot do it, DeviceBusy if other users would be affected, AccessDenied without
+        permission."""
         ...
 
     def act(self) -> None:
-        """Do it. After an exception the rung, or a harsher one, can be tried again; whatever else
-        it touched is as it was before."""
+        """Carry out the rung. After an exception this rung, or a harsher one, can be tried again;
+        everything else that it touched is restored."""
         ...
 
     def prove(self) -> dict[str, object]:
@@ -102,7 +103,7 @@ class Climbed:
 
 
 def climb(rung: Rung, clock: Clock | None = None) -> Climbed:
-    """Check, act, prove. Errors carry the fact `rung`, and `phase` (check, act or prove)."""
+    """Check, act, prove. Errors carry the facts `rung` and `phase` (check, act or prove)."""
     clock = clock if clock is not None else Clock()
     begin, phase = clock.now(), "check"
     try:
@@ -118,7 +119,7 @@ def climb(rung: Rung, clock: Clock | None = None) -> Climbed:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The result of analysing a failure. first: the mildest level that can help. reason: why, for
+    """The result of analysing a failure. first: the mildest level that can help. reason: text for
     people: the failure, or the named state of a unit."""
 
     first: Level
@@ -127,8 +128,8 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A rung of a report. refused: its precondition does not hold, so nothing was done. detail: the
-    error's text where it did not work. proof: what showed that it did."""
+    """A rung in a report. refused: its precondition does not hold, so nothing was done. detail: the
+    error's text if it did not work. proof: what showed that it worked."""
 
     name: str
     level: Level
@@ -146,8 +147,8 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Planned:
-    """A rung of a plan. refusal: why its precondition does not hold; empty where it does. taken:
-    whether the ladder would get to it, if no milder rung works."""
+    """A rung in a plan. refusal: why its precondition does not hold; empty if it does. taken:
+    whether the ladder would reach it, if no milder rung works."""
 
     name: str
     level: Level
@@ -158,10 +159,10 @@ class Planned:
 
 @dataclass(frozen=True)
 class Recovery:
-    """The report of `Device.reset`. attempts: every rung, in order, the last of which worked.
-    restarted: queues that were set up anew; work in flight on any other queue went on. failed:
-    those that the failure concerns; empty where that is not known. lost_placements: kinds of memory
-    that lost their content. lost: the buffers that did; all others kept it."""
+    """The report of `Device.reset`. attempts: every rung, in order; the last one worked. restarted:
+    queues that were set up again; work in flight on any other queue continued. failed: queues
+    affected by the failure; empty if unknown. lost_placements: kinds of memory that lost their
+    content. lost: the buffers that lost it; all others kept it."""
 
     diagnosis: Diagnosis
     attempts: tuple[Attempt, ...]
@@ -189,14 +190,14 @@ class Recovery:
 
 
 def outcome(attempts: Sequence[Attempt]) -> str:
-    """A report in a line."""
+    """Return a report as one line."""
     tried = [attempt for attempt in attempts if not attempt.refused]
     return ", ".join(f"{one.name} {'worked' if one.worked else 'failed'}" for one in tried)
 
 
 class Ladder:
     """The rungs of one device, mildest first; several may share a level. attempts: the report of
-    the last `climb`, also of one that an exception ended."""
+    the last `climb`, even if an exception ended it."""
 
     def __init__(self, device: str, rungs: Sequence[Rung], clock: Clock | None = None) -> None:
         assert [rung.level for rung in rungs] == sorted(rung.level for rung in rungs)
@@ -235,9 +236,10 @@ class Ladder:
         *,
         give_up: Callable[[], bool] = lambda: False,
     ) -> list[Attempt]:
-        """Try rungs from `diagnosis.first` on, or those of level `only`, until one works; the
-        report. Raises what the last one met, where none works, and before the first one where no
-        precondition holds. give_up: asked after a failure; True where no further rung can help."""
+        """Try rungs from `diagnosis.first` on, or those of level `only`, until one works; return
+        the report. If none works, raises the error of the last one tried, or that of the first one
+        if no precondition holds. give_up: called after a failure; returns True if no further rung
+        can help."""
         self.attempts = []
         last: UgpuError | None = None
         for rung in self._chosen(diagnosis.first, only):
@@ -278,7 +280,7 @@ class Ladder:
 
 
 class PlainRung:
-    """A rung made of functions."""
+    """A rung made from functions."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """C structures as bytes with explicit offsets, from text tables made by the generator.
 
-A table is text, one structure (or union) a line, sorted by name; lines that start with `#` are
-remarks:
+A table is text, one structure (or union) a line, sorted by name. Lines that start with `#` are
+comments:
 
     NAME size [FIELD:type:offset[:bit:width] ...]
     NAME = OTHER                                      the same structure under a typedef's name
@@ -45,7 +45,7 @@ _STEP = re.compile(r"\.?([A-Za-z_]\w*)|\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member of a structure: where it is and what it is."""
+    """One member of a structure: its offset and type."""
 
     name: str
     kind: str  # a scalar's name, or the name of another layout
@@ -125,9 +125,9 @@ class Member:
 
 
 class Array(Sequence[Any]):
-    """A window on the elements of an array member; writing an element writes the structure.
+    """A view of the elements of an array member; writing an element writes the structure.
 
-    Elements are Any for mypy: ints, floats, Structs or further Arrays, as the table says.
+    Elements are Any for mypy: ints, floats, Structs or further Arrays, depending on the table.
     """
 
     __slots__ = ("_at", "_dimensions", "_member", "_raw", "_stride")
@@ -190,13 +190,12 @@ class Array(Sequence[Any]):
 
 
 class Struct:
-    """One structure in memory: members are attributes, or items where a name is computed.
+    """One structure in memory: members are attributes, or items if a name is computed.
 
     Items also reach a member that the header happens to call `raw` or `layout`.
 
-    It does not own the bytes: writing a member writes the buffer that was given. A name the
-    structure has not raises AttributeError, a value that does not fit BadArgument; nothing is
-    truncated silently.
+    It does not own the bytes: writing a member writes the given buffer. An unknown member name
+    raises AttributeError, a value that does not fit BadArgument; nothing is truncated silently.
     """
 
     __slots__ = ("layout", "raw")
@@ -263,14 +262,14 @@ class Layout(Generic[StructT]):
         self.fields = fields
 
     def new(self, **values: Any) -> StructT:
-        """Make a structure of zeros over memory of its own, then set `values`."""
+        """Make a structure of zeros with its own memory, then set `values`."""
         made = Struct(self, memoryview(bytearray(self.size)))
         for name, value in values.items():
             setattr(made, name, value)
         return cast(StructT, made)
 
     def view(self, buffer: memoryview | bytearray | bytes, offset: int = 0) -> StructT:
-        """Look at `buffer` from byte `offset` as this structure; BadArgument if too short."""
+        """View `buffer` from byte `offset` as this structure; BadArgument if it is too short."""
         raw = memoryview(buffer).cast("B")
         if offset < 0 or offset + self.size > len(raw):
             raise BadArgument(
@@ -279,12 +278,12 @@ class Layout(Generic[StructT]):
         return cast(StructT, Struct(self, raw[offset : offset + self.size]))
 
     def unknown(self, name: str) -> str:
-        """Say that there is no such member, and what is near."""
+        """Return the message for an unknown member, with similar names."""
         near = difflib.get_close_matches(name, self.fields, n=3, cutoff=0.6)
         return f"{self.name} has no member {name}" + (f"; near: {', '.join(near)}" if near else "")
 
     def offset_of(self, path: str) -> int:
-        """Count the bytes before a member such as `a.b[3].c`, or a bitfield's first byte."""
+        """Return the byte offset of a member such as `a.b[3].c`, or of a bitfield's first byte."""
         layout: Layout[Any] | None = self
         member: Member | None = None
         dimensions: tuple[int, ...] = ()
@@ -326,7 +325,7 @@ class Layouts:
         self._rows = {line.partition(" ")[0]: line for line in lines}
 
     def get(self, name: str) -> Layout[Any] | None:
-        """Find a layout, or None."""
+        """Find a layout by name, or None."""
         found = self.__dict__.get(name)
         if isinstance(found, Layout):
             return found

@@ -2,10 +2,11 @@
 
 An open device is kept until it is closed, even if the caller drops it: its threads, its hardware or
 its model still use its memory. When the process ends, devices that are still open are closed, then
-transports. What cannot be stopped (a thread inside a kernel that never ends) keeps its memory until
+transports. A thread that cannot be stopped (inside a kernel that never ends) keeps its memory until
 the process is gone: the interpreter's teardown would free it under the running thread.
 
-A forked child inherits no device: `abandon` is called there for everything that `inherits` named.
+A forked child does not inherit devices: there, `abandon` is called for everything registered by
+`inherits`.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ class Inherited(Protocol):
     """Something of the parent process that a forked child must not use."""
 
     def abandon(self) -> None:
-        """Become closed, in the child: touch no hardware, no other process and no thread. Locks
-        may be held by threads that the child does not have: replace them."""
+        """Become closed, in the child: touch no hardware, no other process and no thread. Locks may
+        be held by threads that do not exist in the child: replace them."""
         ...
 
 
 class Closable(Protocol):
-    """Something that is closed at the latest when the process ends."""
+    """An object that is closed at the latest when the process ends."""
 
     name: str
 
@@ -51,11 +52,12 @@ class OpenDevice(Closable, Inherited, Protocol):
 
 
 class ModuleLock:
-    """A lock of a module, which a thread of the parent may hold when a process forks: the child
-    has one that is free. `with module_lock.lock:` takes it; our own method in place of the lock's
-    could be interrupted by an exception between taking it and the block.
+    """A module's lock. A thread of the parent may hold it when a process forks: the child then gets
+    a new one that is free. Use `with module_lock.lock:`. A method of this class in place of the
+    lock's could be interrupted by an exception between taking the lock and entering the block.
 
-    lock: reentrant, for a thread that an exception kept from releasing it."""
+    lock: reentrant, for a thread that an exception kept from releasing it.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -69,7 +71,7 @@ class ModuleLock:
 _devices: dict[int, OpenDevice] = {}  # open, by id; in the order they were opened
 _parts: weakref.WeakSet[Closable] = weakref.WeakSet()  # transports; each belongs to a device
 _inherited: weakref.WeakSet[Inherited] = weakref.WeakSet()
-# What cannot be stopped: whether it still runs, and all that it may reach.
+# Threads that cannot be stopped: whether each still runs, and all objects that it may access.
 _left_behind: list[tuple[Callable[[], bool], list[object]]] = []
 
 
@@ -81,7 +83,7 @@ def device_opened(device: OpenDevice) -> None:
 
 
 def device_closed(device: OpenDevice) -> None:
-    """Nothing of the device runs any more: keep it no longer."""
+    """Stop keeping a device: no part of it runs any more."""
     _devices.pop(id(device), None)
     _inherited.discard(device)
 
@@ -97,18 +99,19 @@ def part_closed(part: Closable) -> None:
 
 
 def inherits(thing: Inherited) -> None:
-    """Have a forked child call `thing.abandon()`, as long as it is referenced."""
+    """Have a forked child call `thing.abandon()`, for as long as `thing` is referenced."""
     _register()
     _inherited.add(thing)
 
 
 def inherits_no_more(thing: Inherited) -> None:
-    """It is closed: a forked child has nothing to drop."""
+    """Undo `inherits` for a closed object: a forked child need not abandon it."""
     _inherited.discard(thing)
 
 
 def leave_behind(running: Callable[[], bool], reach: list[object]) -> None:
-    """Keep all of `reach` for as long as `running()`, whatever is dropped or closed."""
+    """Keep all of `reach` as long as `running()` is true, even if the objects are dropped or
+    closed."""
     _register()
     _left_behind[:] = [entry for entry in _left_behind if entry[0]()]
     _left_behind.append((running, reach))
@@ -120,7 +123,7 @@ def left_behind() -> int:
 
 
 def call_all(calls: Iterable[Callable[[], object]]) -> None:
-    """Make all calls, the last one first; an error of one is raised when all are made."""
+    """Make all calls, the last one first; if one raises an error, raise it after all are made."""
     with contextlib.ExitStack() as stack:
         for call in calls:
             stack.callback(call)
@@ -133,8 +136,8 @@ def _register() -> None:
 
 
 def _abandon_all() -> None:
-    """In a forked child, which has one thread: nothing else uses these collections. What is
-    inherited stays so: the child may fork too."""
+    """Abandon everything inherited, in a forked child. It has one thread, so nothing else uses
+    these collections. The objects stay registered: the child may fork too."""
     found = list(_inherited)
     _devices.clear()
     _parts.clear()
@@ -143,7 +146,8 @@ def _abandon_all() -> None:
 
 
 def _end() -> None:
-    """At the interpreter's end: close what is open, and keep the memory of what still runs."""
+    """Close open objects at the interpreter's end, and keep the memory of threads that still
+    run."""
     try:
         for device in reversed(list(_devices.values())):
             if not device.closed:
@@ -152,7 +156,7 @@ def _end() -> None:
             _close(device)
         for part in list(_parts):
             _close(part)
-    finally:  # an interrupt, too
+    finally:  # also after an interrupt
         _immortal([*_devices.values(), *[reach for running, reach in _left_behind if running()]])
 
 
@@ -164,6 +168,6 @@ def _close(thing: Closable) -> None:
 
 
 def _immortal(things: Iterable[object]) -> None:
-    """Never free `things`, nor what they refer to: not even when modules are torn down."""
+    """Never free `things`, or objects they refer to, even when modules are torn down."""
     for thing in things:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

@@ -34,8 +34,8 @@ def list_devices(sysfs: Path = SYSFS_PCI) -> list[DeviceEntry]:
 
 
 def ready() -> list[str]:
-    """Names of the real devices that can be opened as they are: in vfio-pci's hands, with a node
-    that this user may open, or behind a bridge whose node this user may open."""
+    """Return the names of the real devices that can be opened as they are: bound to vfio-pci, with
+    a node that this user may open, or behind a bridge whose node this user may open."""
     names = [one.name for one in pci_devices(SYSFS_PCI) if one.facts["driver"] == "vfio-pci"]
     names += [one.name for one in _node_devices() if one.facts["usable"]]
     usb = [one for one in _usb_devices() if one.facts["usable"] and one.facts["accessible"]]
@@ -52,7 +52,7 @@ def pci_devices(sysfs: Path) -> list[DeviceEntry]:
         try:
             identity = tuple(int((function / key).read_text(), 16) for key in ("vendor", "device"))
         except (OSError, ValueError):
-            continue  # vanished while we looked, or not a PCI function
+            continue  # removed meanwhile, or not a PCI function
         if identity not in drivers:
             continue
         driver, group = function / "driver", function / "iommu_group"
@@ -69,7 +69,7 @@ def pci_devices(sysfs: Path) -> list[DeviceEntry]:
 
 
 def _usb_devices() -> list[DeviceEntry]:
-    """Bridges; which card is behind one shows only when it is opened."""
+    """List USB bridges; the card behind a bridge is known only after it is opened."""
     if not SYSFS_USB.is_dir():
         return []
     listed = load("usbgpu.found:listed")
@@ -77,7 +77,7 @@ def _usb_devices() -> list[DeviceEntry]:
 
 
 def _node_devices() -> list[DeviceEntry]:
-    """Devices that have a node of a stock kernel driver; usable: this user may open it."""
+    """List devices that have a node of a stock kernel driver; usable: this user may open it."""
     entries = []
     for kind, driver in NODE_DRIVERS.items():
         for number, path in nodes_of(driver, NODES, load):

@@ -19,7 +19,7 @@ LEVELS = {
     "debug": logging.DEBUG,
     "trace": TRACE,
 }
-# The last two are one package: in this checkout, and as it is installed (ADR 0001).
+# The last two are one package: its name in this checkout, and its installed name (ADR 0001).
 OURS = ("hcq", "am", "nv", "qcom", "usbgpu", "compiler", "tools", "ugpu_tools")
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
 
@@ -27,7 +27,7 @@ FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
 class HexDump:
     """Bytes that become text only when a log line is written.
 
-    log.debug("sent %s", HexDump(data)); more than `limit` bytes are cut, and said to be.
+    log.debug("sent %s", HexDump(data)); more than `limit` bytes are truncated, and marked as such.
     """
 
     def __init__(self, data: bytes | bytearray | memoryview, limit: int = 256) -> None:

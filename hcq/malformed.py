@@ -1,4 +1,4 @@
-"""Lines of tables that are not what a table's format says: one error for all of them."""
+"""One error for all table lines that violate their table's format."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _DAMAGE = (ValueError, IndexError, KeyError, TypeError, RecursionError)
 
 
 class Line:
-    """`with Line(table, name):` around the parsing of a line; BadArgument names both where the line
-    is damaged. A name that the line refers to and the table lacks counts as damage."""
+    """`with Line(table, name):` around the parsing of a line; BadArgument names both if the line is
+    damaged. A name that the line refers to but the table lacks counts as damage."""
 
     __slots__ = ("entry", "table")
 

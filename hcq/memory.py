@@ -1,4 +1,4 @@
-"""Typed addresses, and buffers: memory that a device can reach."""
+"""Typed addresses, and buffers: memory that a device can access."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 class NodeDriver(NamedTuple):
     """A driver above a stock kernel driver. `entry` is called with name, attachment (a
     NodeAttachment) and the driver's options; `attach` makes the attachment of a real device from
-    its index; `node` is what comes before the index in the name of a device's node. listed: where
-    that does not tell: "module:function", called with the folder of nodes, gives (index, path) of
-    each."""
+    its index; `node` is the prefix before the index in the name of a device's node. listed: used if
+    that name does not identify the device: "module:function", called with the folder of nodes,
+    returns (index, path) of each."""
 
     description: str
     entry: str
@@ -37,7 +37,8 @@ NODE_DRIVERS: dict[str, NodeDriver] = {
 def nodes_of(
     driver: NodeDriver, folder: Path, load: Callable[[str], Callable[..., Any]]
 ) -> list[tuple[int, Path]]:
-    """Index and path of each node of a driver below `folder` (/dev). load: finds an entry point."""
+    """Return index and path of each node of a driver below `folder` (/dev). load: finds an entry
+    point."""
     if driver.listed:
         if not any(folder.glob(f"{driver.node}*")):
             return []

@@ -1,4 +1,4 @@
-"""Load a code object; an error says what the image is instead, and how one that loads is made."""
+"""Load a code object; an error says what the image is instead, and how to make one that loads."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from hcq.driver import Driver
     from hcq.program import Program
 
-# e_machine by the calling convention of its kernels, and what the field names. ELF gABI, "Machine
-# Information"; LLVM AMDGPU usage; NVIDIA's cubins have 190 (EM_CUDA).
+# e_machine by the calling convention of its kernels, and the names of its values. ELF gABI,
+# "Machine Information"; LLVM AMDGPU usage; NVIDIA's cubins have 190 (EM_CUDA).
 _MACHINES = {
     3: "x86", 62: "x86-64", 183: "AArch64", 190: "NVIDIA GPUs", 224: "AMD GPUs", 243: "RISC-V",
     MACHINE: "Adreno GPUs",
@@ -23,7 +23,7 @@ _OF_ABI: dict[str, tuple[int, ...]] = {
 }  # fmt: skip
 _HEADER = struct.Struct("<16sHH")  # e_ident, e_type, e_machine
 _KINDS = {1: "relocatable object", 2: "executable", 3: "shared object", 4: "core dump"}
-# How an object that loads is made.
+# How to make an object that loads.
 _MADE_BY = {
     "amdhsa": "clang -x hip --offload-arch={target} --offload-device-only --no-gpu-bundle-output, "
     "or clang -target amdgcn-amd-amdhsa -mcpu={target}",
@@ -34,7 +34,8 @@ _MADE_BY = {
 
 
 def load_program(driver: Driver, image: bytes) -> Program:
-    """`driver.load_program`; a BadCodeObject also carries `image` (what it is) and `remedy`."""
+    """Call `driver.load_program`; a BadCodeObject also carries `image` (what it is) and
+    `remedy`."""
     try:
         return driver.load_program(image)
     except BadCodeObject as error:

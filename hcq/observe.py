@@ -1,16 +1,16 @@
 """The observer interface: the process that owns a device serves its telemetry, read-only.
 
-An owner listens on a UNIX socket, one for each device, in a folder that only its user enters. A
-reader connects, sends a line, and receives one line of JSON (hcq.telemetry.Telemetry) for each
-line it sends. There is nothing else to ask for, and nothing that changes the device. Thus a monitor
-never maps a card that another process drives.
+An owner listens on a UNIX socket, one for each device, in a folder that only its user can enter. A
+reader connects, sends a line, and receives one line of JSON (hcq.telemetry.Telemetry) for each line
+it sends. There are no other requests, and none that changes the device. Thus a monitor never maps a
+card that another process drives.
 
-The owner pays for what is read: between two answers that are made lies at least SHARE times
-what the last one took, so that sampling costs it less than 1%, also where a device answers slowly.
-Earlier requests get the last answer, which says when it was made. Each device has a thread, which
-sleeps in the kernel while no client is connected; a device that hangs delays only those who ask for
-that device. What needs no hardware (owner, counters, failure) is always answered, a failure at
-once.
+Readings cost the owner time. The interval between two new answers is at least SHARE times the
+duration of the last one, so that sampling costs the owner less than 1%, even if a device answers
+slowly. Earlier requests get the last answer, which contains the time it was made. Each device has a
+thread, which sleeps in the kernel while no client is connected. A device that hangs delays only its
+own readers. Facts that need no hardware (owner, counters, failure) are always answered, a failure
+immediately.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SUFFIX = ".sock"
-# Times what an answer took, until the next one. What its maker's own clock does not count, switches
-# between threads and cold caches, costs as much again (bench_observe).
+# Interval to the next answer, in multiples of the duration of the last one. Costs that its own
+# clock does not count (thread switches, cold caches) are as large again (bench_observe).
 SHARE = 300
 LEAST_S = 0.25  # between two answers
-_LOCK_S = 0.05  # TIMEOUT: how long a reading waits for who uses the device; else the last values
+_LOCK_S = 0.05  # TIMEOUT: how long a reading waits for the device's lock; else the last values
 _CLIENTS = 16
 _BACKLOG = 4 * _CLIENTS
 _LONGEST_REQUEST = 256  # bytes
 _LONGEST_ANSWER = 1 << 16
-_STOP_S = 1.0  # TIMEOUT: how long `stop` waits for a reading that hangs; it finds the device closed
+_STOP_S = 1.0  # TIMEOUT: how long `stop` waits for a hanging reading, which finds a closed device
 _CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 _NAME = re.compile(r".*\.(\d+)\.\d+\.sock")
-_LONGEST_NAME = 80  # of a socket's file, with what else its address holds: 107 in all (unix(7))
+_LONGEST_NAME = 80  # of a socket's file; its whole address may have 107 bytes (unix(7))
 _numbers = itertools.count()
 
 
@@ -80,15 +80,15 @@ class Sampler:
         self._samples: tuple[Sample, ...] = ()
         self._read_at: float | None = None
         self._next = float("-inf")
-        self._made: tuple[object, bytes] | None = None  # the state of the last answer, and itself
+        self._made: tuple[object, bytes] | None = None  # the last answer's state, and the answer
         self._trouble = ""
         self._last = 0, 0
         self._held = 0.0  # seconds for which the last reading kept the device's lock
         self._command = _command()
 
     def answer(self) -> bytes:
-        """Return a line of JSON: a new one where it is time, or where the device's state is another
-        than in the last one."""
+        """Return a line of JSON: a new one if the interval is over, or if the device's state has
+        changed since the last one."""
         begin, work = self._clock(), time.thread_time()
         state = self.core.failure, self.core.resets, self.core.closer
         if self._made is not None and begin < self._next and self._made[0] == state:
@@ -96,12 +96,13 @@ class Sampler:
         line = json.dumps(self.take(read=begin >= self._next).as_json()).encode() + b"\n"
         self._made = state, line
         now, work = self._clock(), time.thread_time() - work
-        # The clock counts the device's lock, which others wait for; processor time what needs none.
+        # The clock counts time under the device's lock, for which others wait; processor time
+        # counts work that needs no lock.
         self._next = max(self._next, now + max(LEAST_S, SHARE * max(self._held, work)))
         return line
 
     def take(self, read: bool = True) -> Telemetry:
-        """Read the sensors of a device that works, and return all that is known."""
+        """Read the sensors if the device works, and return all known facts."""
         core = self.core
         self._held = 0.0
         if read and core.failure is None:
@@ -128,17 +129,17 @@ class Sampler:
         )
 
     def _progress(self) -> tuple[int, int]:
-        """Submissions so far, and how many have ended."""
+        """Return the number of submissions so far, and how many have ended."""
         if not self.core.closed:
             timelines = [queue.timeline for queue in self.core.driver.all_queues()]
             with contextlib.suppress(UgpuError):  # behind a bridge that is gone
-                # ORDER: what has ended is read first, or it might be more than what began.
+                # ORDER: read the ended count first, or it might exceed the count of submissions.
                 reached = [timeline.value for timeline in timelines]
                 self._last = sum(timeline.last for timeline in timelines), sum(reached)
         return self._last
 
     def _read(self) -> None:
-        """Ask every sensor; those that are not answered are left out."""
+        """Read every sensor; if one fails, keep the last values and record the error."""
         if not self.core.lock.acquire(timeout=_LOCK_S):
             self._trouble = "the device was in use"
             return
@@ -161,8 +162,8 @@ class Sampler:
 
 
 def _command() -> str:
-    """This process as a person knows it: the program and its script, without arguments, which may
-    be confidential."""
+    """Return a name for this process that a person recognises: the program and its script, without
+    arguments, which may be confidential."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     return Path(main or sys.executable).name
 
@@ -171,14 +172,15 @@ class Observer:
     """Serves the telemetry of one device until `stop`."""
 
     def __init__(self, core: Core, folder: Path, sampler: Sampler | None = None) -> None:
-        """OSError where the folder or the socket cannot be made."""
+        """Make the socket and start the thread. OSError if the folder or the socket cannot be
+        made."""
         self.sampler = sampler or Sampler(core)
         self.path = folder / f"{_place(core.name)}.{os.getpid()}.{next(_numbers)}{SUFFIX}"
         self._wake, self._woken = socket.socketpair()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             with ownfolder.opened(folder, make=True) as handle:
-                with contextlib.suppress(FileNotFoundError):  # of a process of the same number
+                with contextlib.suppress(FileNotFoundError):  # of an old process with our number
                     os.unlink(self.path.name, dir_fd=handle)
                 self._listener.bind(_within(handle, self.path.name))
                 self._listener.listen(_BACKLOG)
@@ -192,14 +194,15 @@ class Observer:
         inherits(self)
 
     def stop(self) -> None:
-        """Take the socket away and end the thread; idempotent. Not under the device's lock."""
+        """Remove the socket and end the thread; idempotent. Must not be called under the device's
+        lock."""
         with contextlib.suppress(OSError):
             self._wake.send(b"x")
         self._thread.join(_STOP_S)
         self._close()
 
     def abandon(self) -> None:
-        """In a forked child: the socket is the parent's. See hcq.life.Inherited."""
+        """Drop the socket in a forked child: it belongs to the parent. See hcq.life.Inherited."""
         for each in (self._listener, self._wake, self._woken):
             each.close()
 
@@ -231,7 +234,7 @@ class Observer:
     def _accept(
         self, selector: selectors.BaseSelector, clients: dict[socket.socket, bytearray]
     ) -> None:
-        with contextlib.suppress(OSError):  # who connected may have left
+        with contextlib.suppress(OSError):  # the client may have left
             client, _ = self._listener.accept()
             credentials = client.getsockopt(
                 socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
@@ -245,8 +248,8 @@ class Observer:
             clients[client] = bytearray()
 
     def _serve(self, client: socket.socket, clients: dict[socket.socket, bytearray]) -> bool:
-        """Answer the lines that a client has sent; whether it stays. One that sends no lines, or
-        does not read its answers, leaves."""
+        """Answer the lines that a client has sent; return whether it stays connected. A client that
+        sends no lines, or does not read its answers, is disconnected."""
         pending = clients[client]
         try:
             received = client.recv(_LONGEST_REQUEST)
@@ -269,8 +272,8 @@ class Observer:
 
 
 def offer(core: Core, folder: Path) -> Observer | None:
-    """Serve a device's telemetry; None, with a warning in the log, where the system refuses. A
-    device works without."""
+    """Serve a device's telemetry; None, with a warning in the log, if the system refuses. A device
+    works without it."""
     try:
         return Observer(core, folder)
     except (OSError, UgpuError) as error:
@@ -279,11 +282,12 @@ def offer(core: Core, folder: Path) -> Observer | None:
 
 
 class Reader:
-    """A connection to one owner. path: of its socket. A context manager."""
+    """A connection to one owner. path: its socket. A context manager."""
 
     def __init__(self, path: Path, limit_s: float = 1.0) -> None:
-        """DeviceNotFound where the owner is gone (its socket is removed then); TransportError where
-        it does not answer within `limit_s`, or another user could have made the socket."""
+        """Connect to the owner. DeviceNotFound if it is gone (its socket is then removed);
+        TransportError if it does not answer within `limit_s`, or if another user could have made
+        the socket."""
         self.path = path
         self._rest = b""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -309,8 +313,8 @@ class Reader:
             raise
 
     def read(self) -> Telemetry:
-        """Ask once. Closed where the owner has closed the device; TransportError where it does not
-        answer in time, or not as expected."""
+        """Request one answer. Closed if the owner has closed the device; TransportError if the
+        answer is late or malformed."""
         try:
             self._socket.sendall(b"telemetry\n")
             while b"\n" not in self._rest:
@@ -344,8 +348,8 @@ class Reader:
 
 
 def sockets(folder: Path | None) -> list[Path]:
-    """The sockets of devices that are open in processes of this user; some may be stale. None: the
-    settings have no folder."""
+    """Return the sockets of devices that are open in processes of this user; some may be stale.
+    folder None: the settings have no folder."""
     if folder is None:
         return []
     try:
@@ -356,7 +360,8 @@ def sockets(folder: Path | None) -> list[Path]:
 
 
 def find(device: str, folder: Path | None, limit_s: float = 0.5) -> Telemetry | None:
-    """The telemetry of a device that a process owns; None where none serves it in time."""
+    """Return the telemetry of a device that a process owns; None if no process serves it in
+    time."""
     place = _place(device)
     for path in sockets(folder):
         if path.name.startswith(f"{place}."):
@@ -368,12 +373,13 @@ def find(device: str, folder: Path | None, limit_s: float = 0.5) -> Telemetry | 
 
 
 def _within(folder: int, name: str) -> str:
-    """A path of a socket in an opened folder: sun_path takes 107 bytes, whatever the folder."""
+    """Return a path to a socket in an opened folder: sun_path takes 107 bytes, whatever the
+    folder."""
     return f"/proc/self/fd/{folder}/{name}"
 
 
 def _remove_stale(folder: int, name: str) -> None:
-    """Remove the socket of a killed process. RACE: its number may be another's by now,
-    which made no socket of this name, or it would listen."""
+    """Remove the socket of a killed process. RACE: another process may have its number by now, but
+    has made no socket of this name, or it would listen."""
     with contextlib.suppress(OSError):
         os.unlink(name, dir_fd=folder)

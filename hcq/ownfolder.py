@@ -1,9 +1,9 @@
 """Folders whose files are executed: only this user may write to them.
 
-What lies in a cache of compiled code runs with our rights. A folder or file that belongs to another
-user, or that others can write (group included), is therefore not read and not written. Checks are
-made on what has been opened, and files are opened relative to the folder, so nothing can be put in
-its place between check and use.
+Code in a cache of compiled code runs with this user's rights. A folder or file that belongs to
+another user, or that others (including the group) can write, is therefore neither read nor written.
+Checks are made on opened folders and files, and files are opened relative to the folder, so nothing
+can be replaced between check and use.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_told: set[tuple[str, str]] = set()  # what was warned of in this process
+_told: set[tuple[str, str]] = set()  # warnings already logged in this process
 
 
 class Untrusted(OSError):
-    """Another user could have written it. The message names the path and the remedy."""
+    """Another user could have written the folder or file. The message names the path and the
+    remedy."""
 
 
 def distrust(status: os.stat_result, path: Path) -> str:
-    """Why what `status` describes must not be used, and what helps; empty where nothing does."""
+    """Return why the object that `status` describes must not be used, and the remedy; empty if it
+    may be."""
     if status.st_uid != os.geteuid():
         return (
             f"{path} belongs to user {status.st_uid}, expected {os.geteuid()}; "
@@ -39,8 +41,9 @@ def distrust(status: os.stat_result, path: Path) -> str:
 
 
 def open_folder(path: Path, make: bool = False) -> int:
-    """A descriptor of the folder, which the caller closes. make: with its parents, where it is
-    missing, closed to all others. Untrusted (told as a warning too, once), OSError."""
+    """Return a descriptor of the folder, which the caller closes. make: make the folder and its
+    parents if missing, accessible to this user only. Untrusted (also logged as a warning, once),
+    OSError."""
     if make:
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -58,7 +61,7 @@ def open_folder(path: Path, make: bool = False) -> int:
 
 @contextlib.contextmanager
 def opened(path: Path, make: bool = False) -> Iterator[int]:
-    """The same for a `with` block, which closes it."""
+    """Open the folder for a `with` block, which closes it. Otherwise like `open_folder`."""
     folder = open_folder(path, make)
     try:
         yield folder
@@ -67,8 +70,8 @@ def opened(path: Path, make: bool = False) -> Iterator[int]:
 
 
 def read(folder: int, name: str, path: Path, most: int) -> bytes:
-    """The content of the regular file `name` in an opened folder. path: for messages. Untrusted
-    where it is not a regular file, not owned by this user, or longer than `most` bytes;
+    """Return the content of the regular file `name` in an opened folder. path: for messages.
+    Untrusted if it is not a regular file, not owned by this user, or longer than `most` bytes;
     FileNotFoundError, OSError. Never waits for a FIFO, never follows a link."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     file = os.open(name, flags, dir_fd=folder)

@@ -1,7 +1,7 @@
 """Page tables of any format: whole runs of entries written at once, from a shadow on the host.
 
-The format says how many levels there are, where a leaf may sit and how entries look; the memory
-says where tables live and how entries get there. Nothing is ever read back over the bus.
+The format defines how many levels there are, which levels may have leaves and how entries look. The
+memory defines where tables live and how entries are written. Nothing is read back over the bus.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Level:
 class PageFormat(Protocol):
     """Format of page-table entries. Arrays in, arrays out: `leaf` encodes whole runs.
 
-    levels: the root first. leaf_levels: those where a leaf may sit; the last level is one of them.
-    max_fragment: largest fragment, log2 of pages of the last level; 0 where there are none.
+    levels: the root first. leaf_levels: levels that may have leaves; the last level is one of them.
+    max_fragment: largest fragment, log2 of pages of the last level; 0 if there are none.
     """
 
     levels: tuple[Level, ...]
@@ -38,30 +38,32 @@ class PageFormat(Protocol):
     max_fragment: int
 
     def leaf(self, level: int, physical: Pages, flags: int, fragment: Pages) -> Pages:
-        """Entries for pages at `physical` (bytes); fragment: log2 of pages of the last level."""
+        """Return entries for pages at `physical` (bytes); fragment: log2 of pages of the last
+        level."""
         ...
 
     def table(self, level: int, physical: int) -> int:
-        """The entry of level `level` that points to a table of level + 1 at `physical`."""
+        """Return the entry of level `level` that points to a table of level + 1 at `physical`."""
         ...
 
     def physical(self, level: int, entry: int) -> int:
-        """Where the leaf `entry` leads."""
+        """Return the physical address that the leaf `entry` maps to."""
         ...
 
 
 class TableMemory(Protocol):
-    """Where tables live. Physical addresses are whatever the format's entries hold.
+    """Memory for tables. Physical addresses are whatever the format's entries hold.
 
-    zeroed: whether `allocate` returns zeroed memory. Else a table is written as far as addresses
-    were ever mapped, and the device must translate none from `PageTable.reach` on: where an entry
-    is expensive to write, whole tables would be most of what is written.
+    zeroed: whether `allocate` returns zeroed memory. If not, a table is written only as far as
+    addresses were ever mapped, and the device must not translate addresses from `PageTable.reach`
+    on. This is for memory where writing an entry is expensive, and whole tables would be most of
+    what is written.
     """
 
     zeroed: bool
 
     def allocate(self, size: int) -> int:
-        """Memory for a table, naturally aligned. OutOfMemory when used up."""
+        """Allocate memory for a table, naturally aligned. OutOfMemory when exhausted."""
         ...
 
     def free(self, physical: int) -> None: ...
@@ -70,7 +72,8 @@ class TableMemory(Protocol):
 
 @dataclass(frozen=True)
 class Translation:
-    """Where an address leads: `physical` belongs to the address itself; the leaf covers `size`."""
+    """Result of translating an address: `physical` belongs to the address itself; the leaf covers
+    `size`."""
 
     physical: int
     size: int
@@ -80,7 +83,8 @@ class Translation:
 
 class _Table:
     """One table: its shadow, and its child tables by index. base: the address that its first entry
-    covers. used: entries that are not zero. valid: entries, from the first on, that memory has."""
+    covers. used: number of nonzero entries. valid: number of entries, from the first on, that
+    memory has."""
 
     def __init__(self, level: int, base: int, physical: int, entries: int, valid: int) -> None:
         self.level = level
@@ -90,21 +94,21 @@ class _Table:
         self.shadow = np.zeros(entries, np.uint64)
         self.children: dict[int, _Table] = {}
         self.used = 0
-        self.linked: tuple[int, int] | None = None  # entries to be written at the end of `map`
+        self.linked: tuple[int, int] | None = None  # entries to write at the end of `map`
 
     def count(self) -> None:
-        """Count the entries in use anew: a difference would go wrong where an exception comes
-        between an entry and its count."""
+        """Count the entries in use from scratch: an incremental count would be wrong if an
+        exception occurred between an entry and its count."""
         self.used = int(np.count_nonzero(self.shadow))
 
 
 class PageTable:
-    """One address space. `root` is the physical address of its root table; `reach` is where the
-    addresses end that the device may translate.
+    """One address space. `root` is the physical address of its root table; `reach` is the end of
+    the addresses that the device may translate.
 
-    Not thread-safe. After `map` and `unmap` the caller makes the device forget what it cached,
-    before it uses the addresses or maps anything else: tables that `unmap` emptied are freed at
-    once.
+    Not thread-safe. After `map` and `unmap` the caller invalidates the device's cached
+    translations, before it uses the addresses or maps anything else: tables that `unmap` emptied
+    are freed immediately.
     """
 
     def __init__(self, page_format: PageFormat, memory: TableMemory) -> None:
@@ -115,7 +119,7 @@ class PageTable:
         self.tables = 0
         self.reach = self.size if memory.zeroed else 0
         self._linked: list[_Table] = []  # tables with new pointers that `map` has yet to write
-        self._short: list[_Table] = []  # tables that memory has a part of
+        self._short: list[_Table] = []  # tables that memory contains only in part
         self._root = self._new_table(0, 0)
         self.root = self._root.physical
 
@@ -124,9 +128,9 @@ class PageTable:
     ) -> None:
         """Map [va, va + total) to `segments`, (physical, size) each, as an [n, 2] array or tuples.
 
-        Bytes, all multiples of the smallest page. Large pages and fragments are used wherever both
-        addresses are aligned. BadArgument if any of it is mapped already; any other exception
-        leaves nothing mapped.
+        All values are bytes, multiples of the smallest page. Large pages and fragments are used
+        wherever both addresses are aligned. BadArgument if any part is mapped already; any other
+        exception leaves nothing mapped.
         """
         runs = np.asarray(segments, np.uint64).reshape(-1, 2)
         sizes = runs[:, 1]
@@ -162,8 +166,8 @@ class PageTable:
         self.clear(va, size)
 
     def clear(self, va: int, size: int) -> None:
-        """Unmap whatever of [va, va + size) is mapped, by leaves within it; what an exception left
-        behind too."""
+        """Unmap every mapped part of [va, va + size), by leaves within it, including what an
+        exception left behind."""
         for table, low, high, _ in list(self._spans(va, size)):
             if table.shadow[low:high].any():
                 table.shadow[low:high] = 0
@@ -173,7 +177,8 @@ class PageTable:
         self._flush_links()
 
     def lookup(self, va: int) -> Translation | None:
-        """Walk the shadow as the device would walk the tables; None where nothing is mapped."""
+        """Walk the shadow as the device would walk the tables; None if the address is not
+        mapped."""
         if not 0 <= va < self.size:
             return None
         table = self._root
@@ -191,8 +196,9 @@ class PageTable:
             return Translation(physical, 1 << level.shift, table.level, entry)
 
     def rewrite(self, only: Collection[int] | None = None) -> None:
-        """Write tables again from the shadow, below before above: every one, as the device has lost
-        its memory, or those of these physical addresses that are still in use."""
+        """Write tables again from the shadow, child tables before parents: all of them, since the
+        device has lost its memory, or those at the physical addresses `only` that are still in
+        use."""
         found: list[_Table] = []
         pending = [self._root]
         while pending:
@@ -204,13 +210,13 @@ class PageTable:
                 self._store(table, 0, table.valid)
 
     def close(self) -> None:
-        """Free all tables, the root too."""
+        """Free all tables, including the root."""
         self._free(self._root)
 
     def __repr__(self) -> str:
         return f"<PageTable root {self.root:#x}, {self.tables} tables>"
 
-    # ---- how ---------------------------------------------------------------------------------
+    # ---- internals ---------------------------------------------------------------------------
 
     @property
     def _last(self) -> int:
@@ -221,7 +227,7 @@ class PageTable:
             raise BadArgument("outside the address space", va=va, size=size, limit=self.size)
 
     def _map_runs(self, va: int, runs: NDArray[np.uint64], flags: int) -> None:
-        """Join neighbouring runs; map long ones each by itself, stretches of short ones
+        """Join neighbouring runs; map each long run by itself, and stretches of short runs
         together."""
         joined = runs[1:, 0] != runs[:-1, 0] + runs[:-1, 1]
         first = np.flatnonzero(np.concatenate([[True], joined])) if len(runs) else np.zeros(0, int)
@@ -285,7 +291,8 @@ class PageTable:
         self._write(self._last, int(va[0]), pages, flags, fragment)
 
     def _fragments(self, va: Pages, physical: Pages, sizes: Pages, shift: int) -> Pages:
-        """For each leaf of these runs: log2 of the naturally aligned block of pages it belongs to.
+        """Return for each leaf of these runs the log2 of the naturally aligned block of pages it
+        belongs to.
 
         A block lies within its run, and begins at a multiple of its size on both sides.
         """
@@ -335,7 +342,7 @@ class PageTable:
             self.memory.write(table.physical + 8 * low, table.shadow[low:high])
 
     def _extend(self, end: int) -> None:
-        """Write tables as far as addresses below `end` need them, below before above."""
+        """Write tables as far as addresses below `end` need them, child tables before parents."""
         end = max(end, self.reach)
         for table in sorted(self._short, key=lambda table: -table.level):
             span = 1 << self.format.levels[table.level].shift
@@ -348,7 +355,7 @@ class PageTable:
         self.reach = end
 
     def _descend(self, va: int, level: int) -> _Table:
-        """The table of `level` that covers `va`, made where it is missing."""
+        """Return the table of `level` that covers `va`; make it if it is missing."""
         table = self._root
         while table.level < level:
             shape = self.format.levels[table.level]
@@ -368,7 +375,8 @@ class PageTable:
         return table
 
     def _flush_links(self) -> None:
-        """Write new pointers to tables, below before above: a table is reached when it is whole."""
+        """Write new pointers to tables, child tables before parents: a table is complete before it
+        can be reached."""
         for table in sorted(self._linked, key=lambda table: -table.level):
             if table.linked is not None:
                 self._store(table, *table.linked)
@@ -376,9 +384,9 @@ class PageTable:
         self._linked.clear()
 
     def _spans(self, va: int, size: int) -> Iterator[tuple[_Table, int, int, int]]:
-        """Entries that cover [va, va + size): (table, low, high, va of low), down to where the
-        tables
-        end. Entries that point to a table are not yielded; their tables are visited."""
+        """Yield the entries that cover [va, va + size) as (table, low, high, va of low), down to
+        the levels where tables end. Entries that point to a table are not yielded; their tables are
+        visited."""
         end = va + size
         stack = [(self._root, 0)]
         while stack:

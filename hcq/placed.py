@@ -1,4 +1,4 @@
-"""Prepared work whose image stays in memory of its own, for one who submits it again and again."""
+"""Prepared work whose image stays in its own memory, for callers that submit it repeatedly."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from hcq.queue import HardwareQueue, Resident
 
 
 class Placed:
-    """Result of `Core.prepare`, in its own memory: a submission writes the differences and rings
-    the doorbell. Not thread-safe; owned by the caller.
-    """
+    """Result of `Core.prepare`, in its own memory: a submission writes the words that change and
+    rings the doorbell. Not thread-safe; owned by the caller."""
 
     def __init__(self, core: Core, hardware: HardwareQueue, prepared: CommandBuffer) -> None:
         self.core = core
@@ -44,8 +43,8 @@ class Placed:
         return self.hardware.timeline.value >= self._end
 
     def submit(self, parameters: Sequence[int]) -> int:
-        """Run it, parameters[slot] being each slot's value; otherwise as Core.submit_prepared,
-        which see. The last run must have `ended`."""
+        """Run it, with parameters[slot] as each slot's value; otherwise like Core.submit_prepared.
+        The last run must have `ended`."""
         assert self._resident is not None
         values = np.array([0, *parameters], np.uint64)
         self._end = self.core.submit_resident(
@@ -54,7 +53,7 @@ class Placed:
         return self._end
 
     def close(self) -> None:
-        """Free the image, once work that was submitted before has ended; idempotent."""
+        """Free the image, once work that was submitted earlier has ended; idempotent."""
         resident, self._resident = self._resident, None
         if resident is not None and not self.core.closed:
             self.core.retired.drop(resident.close)

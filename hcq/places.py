@@ -1,11 +1,12 @@
-"""Where an address lies beside a device's memory, in words: what a page fault means for people."""
+"""Description of an address relative to a device's memory: the meaning of a page fault for
+people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_NEAR = 1 << 20  # bytes behind an allocation that an overrun may reach
+_NEAR = 1 << 20  # bytes after an allocation that an overrun may reach
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Region:
 
 
 def place_of(page: int, regions: Iterable[Region]) -> str:
-    """Say where the page at `page`, an address that faulted, lies beside `regions`."""
+    """Describe where the page at `page`, an address that faulted, lies relative to `regions`."""
     region = max(
         (region for region in regions if region.address <= page),
         key=lambda region: region.address,

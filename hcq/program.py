@@ -27,8 +27,8 @@ _ADDRESS = struct.Struct("<Q").pack_into
 class Argument:
     """One explicit kernel argument as the code object declares it. Bytes.
 
-    is_address: None where the code object does not tell addresses from numbers. kind: "integer"
-    (of either sign, or a truth value) or "float"; empty where the code object does not tell.
+    is_address: None if the code object does not distinguish addresses from numbers. kind: "integer"
+    (signed, unsigned or boolean) or "float"; empty if the code object does not say.
     """
 
     offset: int
@@ -53,9 +53,9 @@ class Parameter:
 class Kernel:
     """An entry point of a loaded program; valid until the program is closed.
 
-    arguments: None where the code object does not declare them (then only the total is checked).
-    local_size: static local memory; private_size: scratch per thread. Bytes.
-    details: what the driver that loaded it needs to launch it.
+    arguments: None if the code object does not declare them (then only the total size is checked).
+    local_size: static local memory; private_size: scratch per thread. Bytes. details: what the
+    driver that loaded it needs to launch it.
     """
 
     name: str
@@ -65,14 +65,14 @@ class Kernel:
     arguments: tuple[Argument, ...] | None
     local_size: int = 0
     private_size: int = 0
-    details: Any = None  # driver-specific: opaque to everyone else
+    details: Any = None  # driver-specific: opaque to all other code
     templates: dict[Any, CommandBuffer] = field(default_factory=dict, repr=False)  # hcq.templates
 
     @cached_property
     def places(self) -> list[tuple[int, int, bool, str]] | None:
-        """Where each argument lies, how large it is, whether it may be an address, and kinds of
-        NumPy scalars that it may be; None where the arguments are not declared, or do not lie one
-        behind the other at their natural alignment."""
+        """Return for each argument its offset, its size, whether it may be an address, and the
+        kinds of NumPy scalars that it accepts. None if the arguments are not declared, or do not
+        follow each other at their natural alignment."""
         if self.arguments is None:
             return None
         found, end = [], 0
@@ -92,8 +92,8 @@ class Kernel:
 class Program(Mapping[str, Kernel]):
     """A code object loaded on a device: kernels by name. Owns its memory; a context manager.
 
-    source: returns the text it was compiled from (kernel IR, LLVM IR, PTX), for the evidence of a
-    failure; None where that is not known.
+    source: returns the text that it was compiled from (kernel IR, LLVM IR, PTX), as evidence of a
+    failure; None if unknown.
     """
 
     source: Callable[[], str] | None = None
@@ -159,7 +159,8 @@ def _is_null(kernel: Kernel, position: int, value: object) -> bool:
 
 
 def _structure(kernel: Kernel, position: int, value: bytes | bytearray | np.void) -> bytes:
-    """A structure's bytes; BadArgument unless the kernel declares one of this size there."""
+    """Return a structure's bytes; BadArgument unless the kernel declares a structure of this size
+    there."""
     data = value.tobytes() if isinstance(value, np.void) else bytes(value)
     declared = kernel.arguments[position] if kernel.arguments is not None else None
     if declared is None:
@@ -176,8 +177,8 @@ def _structure(kernel: Kernel, position: int, value: bytes | bytearray | np.void
 
 
 def _pack_plain(kernel: Kernel, args: Sequence[object]) -> tuple[bytes, Sequence[Reference]] | None:
-    """Pack buffers and NumPy scalars that are as declared, which is the usual case; None for all
-    else, right or wrong."""
+    """Pack buffers and NumPy scalars that match their declarations, which is the usual case; return
+    None for everything else, valid or not."""
     places = kernel.places
     if places is None or len(args) != len(places):
         return None
@@ -200,14 +201,14 @@ def _pack_plain(kernel: Kernel, args: Sequence[object]) -> tuple[bytes, Sequence
 
 
 def pack_arguments(kernel: Kernel, args: Sequence[object]) -> tuple[bytes, Sequence[Reference]]:
-    """Lay `args` out at natural alignment and check them against what the kernel declares.
+    """Lay `args` out at natural alignment and check them against the kernel's declarations.
 
-    A Buffer (or slice of one) becomes its address, which has a reference too, a NumPy scalar its
-    bytes, a Parameter a hole that a graph's replay fills. None is a null pointer, and so is 0 where
-    an address is declared. A structure by value is given as bytes or as a NumPy structured scalar
-    (np.void), where the code object declares the argument. Other int, float and bool are refused:
-    their width would be a guess. Where the code object tells integers from floats, so must the
-    scalars; their sign is not asked for.
+    A Buffer (or slice of one) becomes its address, with a reference; a NumPy scalar becomes its
+    bytes; a Parameter becomes a gap that a graph's replay fills. None is a null pointer, and so is
+    0 where an address is declared. A structure by value is given as bytes or as a NumPy structured
+    scalar (np.void), if the code object declares the argument. Other int, float and bool values are
+    rejected, because their width is unknown. If the code object distinguishes integers from floats,
+    the scalars must match; their signedness is not checked.
     """
     packed = _pack_plain(kernel, args)
     if packed is not None:
@@ -237,7 +238,7 @@ def pack_arguments(kernel: Kernel, args: Sequence[object]) -> tuple[bytes, Seque
                 "or a NumPy scalar such as np.uint32(7), whose width is known; a structure by "
                 "value as bytes or np.void"
             )
-        if not is_structure:  # those lie where they are declared
+        if not is_structure:  # structures lie where they are declared
             block += bytes(-len(block) % size)
         if kernel.arguments is not None:
             declared = kernel.arguments[position]

@@ -46,20 +46,20 @@ class QueueKind(enum.Enum):
 
 
 class Resident(ABC):
-    """A command buffer's image placed in memory for good, for replay. Owned by a graph.
+    """A command buffer's image placed in memory permanently, for replay. Owned by a graph.
 
-    words: the writable image; address: where the device sees it.
+    words: the writable image; address: its address as the device sees it.
     """
 
     words: NDArray[np.uint32]
     address: int
 
     def fill(self, encoded: CommandBuffer, values: NDArray[np.uint64]) -> None:
-        """Write the image, symbol i having values[i]."""
+        """Write the image; symbol i has values[i]."""
         encoded.patch(self.words, values)
 
     def insert(self, part: Part, values: NDArray[np.uint64]) -> None:
-        """Write the words that differ in a replay."""
+        """Write the words that change in a replay."""
         part.insert(self.words, values)
 
     @abstractmethod
@@ -69,10 +69,11 @@ class Resident(ABC):
 class HardwareQueue(ABC):
     """One hardware queue, provided by the driver. Submissions execute in order.
 
-    Only the owning device's lock holder calls these. An exception (a Ctrl-C, say) may come at any
-    point of a submission: it takes place with its timeline value, or not at all. A driver whose
-    hardware is told in several steps notes in `intent` what it has decided on, before the first
-    step that shows; `complete` repeats the steps, each of which may be repeated.
+    Only the holder of the owning device's lock calls these methods. An exception (such as Ctrl-C)
+    may occur at any point of a submission: the submission either takes place with its timeline
+    value, or not at all. If the hardware is notified in several steps, the driver records its
+    decision in `intent` before the first step with a visible effect. `complete` repeats these
+    steps, each of which can be repeated safely.
     """
 
     core: Core
@@ -80,7 +81,7 @@ class HardwareQueue(ABC):
     name: str
     timeline: Timeline
     intent: object | None = None
-    reuses_launches = False  # a launch's image may serve for others of its shape: hcq.templates
+    reuses_launches = False  # whether launches of one shape share an image: hcq.templates
 
     @abstractmethod
     def encode(self, commands: Sequence[Command]) -> CommandBuffer:
@@ -89,17 +90,17 @@ class HardwareQueue(ABC):
 
     @abstractmethod
     def submit(self, buffer: CommandBuffer, values: NDArray[np.uint64]) -> None:
-        """Place the image in transient memory, patch it and ring the doorbell; it ends at the
-        timeline's value `last` + 1, to which `last` rises.
+        """Place the image in transient memory, patch it and ring the doorbell. Its end is marked by
+        the timeline's value `last` + 1, to which `last` rises.
 
         values[i] belongs to buffer.symbols[i], except that of kind "image", which the queue fills
-        in itself. Where there is no `room`, blocks and looks for failures (core.check_failures)
+        in itself. If there is no `room`, blocks and checks for failures (core.check_failures)
         meanwhile.
         """
 
     def room(self, words: int) -> bool:
-        """Return whether an image of so many words (0: a resident one) can be submitted without a
-        wait."""
+        """Return whether an image of `words` words (0: a resident one) can be submitted without
+        waiting."""
         return True
 
     def reclaim(self) -> bool:
@@ -107,13 +108,14 @@ class HardwareQueue(ABC):
         return False
 
     def complete(self) -> None:
-        """Do the steps of `intent`, if there is one, and clear it; idempotent."""
+        """Carry out the steps of `intent`, if there is one, and clear it; idempotent."""
         return
 
     def submit_prepared(
         self, buffer: CommandBuffer, signal: int, parameters: Sequence[int]
     ) -> None:
-        """As submit, signal and parameters[slot] being the values of the symbols of these kinds."""
+        """Submit like `submit`, with signal and parameters[slot] as the values of the symbols of
+        these kinds."""
         self.submit(buffer, values_of(buffer, signal, parameters))
 
     def repetition(
@@ -123,24 +125,24 @@ class HardwareQueue(ABC):
         firsts: Collection[int],
         seconds: Collection[int],
     ) -> Repetition:
-        """See Repetition. Touches no hardware; anyone may call it."""
+        """See Repetition. Does not touch hardware; any thread may call it."""
         return Repetition(self, prepared, parameters, firsts, seconds)
 
     @abstractmethod
     def place(self, buffer: CommandBuffer) -> Resident:
-        """Give a captured image memory of its own (unpatched)."""
+        """Give a captured image (unpatched) its own memory."""
 
     @abstractmethod
     def submit_resident(self, resident: Resident, command_words: int, value: int) -> None:
-        """Execute a placed, patched image, whose end the timeline's `value` marks: one ring entry,
-        one doorbell. Allocates nothing. `last` rises to `value`."""
+        """Execute a placed, patched image, whose end is marked by the timeline's `value`: one ring
+        entry, one doorbell. Allocates nothing. `last` rises to `value`."""
 
 
 class Queue:
-    """Records commands for one hardware queue; `submit`, or leaving `with`, sends them.
+    """Records commands for one hardware queue; `submit`, or leaving `with`, submits them.
 
-    Recording touches no hardware. Leaving `with` by an exception drops what was recorded. Each
-    submission signals the queue's timeline; `submit` returns that value, to be awaited with
+    Recording does not touch hardware. Leaving `with` by an exception drops the recorded commands.
+    Each submission signals the queue's timeline. `submit` returns that value, to be awaited with
     `timeline.wait(value)` or on another queue with `wait`.
     """
 
@@ -150,7 +152,7 @@ class Queue:
 
     @property
     def core(self) -> Core:
-        """The device's core, for the modules beneath."""
+        """The device's core, for internal modules."""
         return self.hardware.core
 
     @property
@@ -307,8 +309,8 @@ class Queue:
         return self
 
     def signal(self, timeline: Timeline, value: int) -> Queue:
-        """Raise `timeline` to `value` when all earlier commands have finished; for another device's
-        timeline this is done by the host (hcq.follow)."""
+        """Raise `timeline` to `value` when all earlier commands have finished. The host does this
+        for another device's timeline (hcq.follow)."""
         self._check_timeline(timeline)
         value = whole("value", value, 0, WORD)
         if timeline.core.is_own(timeline):

@@ -1,8 +1,9 @@
-"""Healer: what a device does after a failure, when it is told to or by itself (`on_fault`).
+"""Healer: recovers a device after a failure, on request or automatically (`on_fault`).
 
-With `on_fault="recover"` the first thread that meets a failure resets the device and goes on. The
-failure is still reported, once for each queue whose work was lost: by the next wait for that queue,
-or by the next `synchronize`. Work on queues that were not set up again goes on and is not told of.
+With `on_fault="recover"` the first thread that meets a failure resets the device and continues. The
+failure is still reported, once for each queue that lost work: by the next wait for that queue, or
+by the next `synchronize`. Work on queues that were not set up again continues, and no failure is
+reported for it.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ FAULT_POLICIES = ("raise", "recover")
 
 
 class Healer:
-    """Of one device. Its lock is held where a method does not say otherwise.
+    """Recovery of one device. Its lock is held unless a method says otherwise.
 
-    policy: "raise" or "recover". last: what the last reset did. buffers: those whose content a
-    reset may cost. repeated: for a driver, inside of `recover`: the reset before was cut off, and
-    what it cost was not told.
+    policy: "raise" or "recover". last: report of the last reset. buffers: those whose content a
+    reset may lose. repeated: for a driver, inside `recover`: the previous reset was interrupted,
+    and its losses were not reported.
     """
 
     def __init__(self, core: Core) -> None:
@@ -42,11 +43,11 @@ class Healer:
         self.last: Recovery | None = None
         self.buffers: weakref.WeakSet[Buffer] = weakref.WeakSet()
         self._policy = "raise"
-        self._beyond: UgpuError | None = None  # a failure that a reset did not mend
+        self._beyond: UgpuError | None = None  # a failure that a reset did not fix
         self._resetting = False
         self._unfinished = self.repeated = False
         self.untold: dict[Timeline, UgpuError] = {}
-        self._shared: UgpuError | None = None  # one of them that only one queue has to tell
+        self._shared: UgpuError | None = None  # one of them that only one queue has to report
 
     @property
     def policy(self) -> str:
@@ -107,7 +108,7 @@ class Healer:
         return recovery
 
     def _behind(self, queues: Sequence[HardwareQueue]) -> list[HardwareQueue]:
-        """Queues with work in flight; all of them behind a link that is gone."""
+        """Return the queues with work in flight; all queues if the link is gone."""
         try:
             return [queue for queue in queues if queue.timeline.value < queue.timeline.last]
         except LinkError:
@@ -120,11 +121,11 @@ class Healer:
         found = [one for one in self.buffers if one.placement in kinds and not one.closed]
         return tuple(sorted(found, key=lambda one: int(one.address)))
 
-    # ---- by itself ---------------------------------------------------------------------------
+    # ---- automatic recovery ------------------------------------------------------------------
 
     def heal(self) -> None:
-        """Reset the device where it has failed and `policy` says so; takes the device's lock. Where
-        that does not help the failure stays, and says why."""
+        """Reset the device if it has failed and `policy` is "recover"; takes the device's lock. If
+        the reset fails, the failure stays, and carries the reason."""
         if self._policy != "recover":
             return
         core = self.core
@@ -146,18 +147,18 @@ class Healer:
             log.warning("%s: recovered: %s", core.name, recovery)
 
     def tell(self, timeline: Timeline) -> None:
-        """Raise the failure that cost work of the timeline's queue, if it was not told yet. Without
-        the lock."""
+        """Raise the failure that lost work of the timeline's queue, if it was not reported yet.
+        Called without the lock."""
         if self.untold:
             with self.core.lock:
                 failure = self.untold.pop(timeline, None)
                 if failure is not None and failure is self._shared:
-                    self.untold.clear()  # no queue had lost work: it is enough to tell one
+                    self.untold.clear()  # no queue had lost work: reporting it once is enough
             if failure is not None:
                 raise failure
 
     def tell_all(self) -> None:
-        """The same for all queues, by one error. Without the lock."""
+        """Raise the failures of all queues, as one error. Called without the lock."""
         if self.untold:
             with self.core.lock:
                 failures = [*self.untold.values()]
@@ -166,13 +167,13 @@ class Healer:
                 raise failures[-1]
 
     def epoch(self, timeline: Timeline) -> int:
-        """A number that changes when a reset costs what a timeline would have reached; without the
-        lock."""
+        """Return a number that changes when a reset loses work that a timeline would have reached.
+        Called without the lock."""
         return timeline.restarts if self.core.is_own(timeline) else self.core.resets
 
 
 def _plain(failure: UgpuError | None, queues: Sequence[HardwareQueue]) -> Recovery:
-    """Of a driver whose only rung sets all queues up again."""
+    """Return the report for a driver whose only rung sets all queues up again."""
     reason = str(failure) if failure is not None else "no failure is known"
     done = Attempt("all queues", Level.QUEUE, True, 0.0)
     return Recovery(Diagnosis(Level.QUEUE, reason), (done,), tuple(queues))

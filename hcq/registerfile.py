@@ -1,5 +1,5 @@
-"""Values of registers in a file, by "block.NAME": what `ugpu reg read --save` writes, and bundles
-have as registers.json."""
+"""Values of registers in a file, by "block.NAME": written by `ugpu reg read --save`, and contained
+in bundles as registers.json."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ FORMAT = "ugpu registers 1"
 
 @dataclass(frozen=True)
 class RegisterFile:
-    """source: where the values were read, for people. chip: as in virtual:<chip>, or ""."""
+    """Values of registers. source: where they were read, for people. chip: as in virtual:<chip>, or
+    ""."""
 
     source: str
     chip: str
     values: Mapping[str, int]
 
     def dumps(self) -> str:
-        """The file's text; values keep their order."""
+        """Return the file's text; values keep their order."""
         values = {name: int(value) for name, value in self.values.items()}
         known = {"format": FORMAT, "source": self.source, "chip": self.chip, "registers": values}
         return json.dumps(known, indent=1) + "\n"
 
     @staticmethod
     def loads(text: str | bytes, where: str) -> RegisterFile:
-        """Read what `dumps` wrote; BadArgument names `where` and what is wrong."""
+        """Read the output of `dumps`; BadArgument names `where` and the fault."""
         try:
             known = json.loads(text)
             if known["format"] != FORMAT:

@@ -1,10 +1,10 @@
-"""Device names to drivers, lazily: only what a name needs is imported.
+"""Map device names to drivers, lazily: only the modules that a name needs are imported.
 
-auto             UGPU_DEVICE if set, the first real device in vfio-pci's hands or with a node of a
-                 stock kernel driver that this user may open, or behind a USB bridge whose node this
-                 user may open, else cpu
+auto             UGPU_DEVICE if set, else the first real device that is bound to vfio-pci, or has a
+                 node of a stock kernel driver that this user may open, or is behind a USB bridge
+                 whose node this user may open, else cpu
 cpu              host threads
-virtual:<chip>   a register-level model of a chip, with the real driver on it
+virtual:<chip>   a register-level model of a chip, driven by the real driver
 virtual:<chip>+usb   the same behind a virtual USB3 bridge with the open firmware
 virtual:<chip>+usb-stock   with the vendor's firmware, as patched for graphics cards
 virtual:<chip>+msm   the same above another kernel driver (hcq.catalogue.KERNEL_DRIVERS)
@@ -14,9 +14,9 @@ nvrm:<n>         an NVIDIA GPU through the stock kernel driver, /dev/nvidia<n>
 kgsl:<n>         an Adreno GPU through Qualcomm's kernel driver, /dev/kgsl-3d<n>
 msm:<n>          an Adreno GPU through the upstream kernel driver, /dev/dri/renderD<128 + n>
 usb:<which>      a card behind a USB bridge: the bridge's serial number, port (2-1.4) or index
-vfio-user:<path> what a server on a UNIX socket offers (`ugpu serve`)
+vfio-user:<path> the device of a server on a UNIX socket (`ugpu serve`)
 ugpud:<pattern>  a device that a ugpud lends, such as ugpud:pci:0000:03:00.0 (hcq.remote.lease)
-recording:<path> what was recorded of a device by `open(name, record=path)`
+recording:<path> a recording of a device, made by `open(name, record=path)`
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ if TYPE_CHECKING:
     from hcq.transport.base import PciIdentity, Transport
     from hcq.transport.endpoint import Endpoint
 
-#: "module:function", called with a device and source, gives a Program
+#: "module:function", called with a device and source, returns a Program
 COMPILER = "compiler.front.source:compile_source"
 _recorded = itertools.count(1)
-# Options of `pci:` names that are the transport's (hcq.transport.attach), not the driver's.
+# Options of `pci:` names that belong to the transport (hcq.transport.attach), not the driver.
 PCI_OPTIONS = frozenset(("via", "bind", "no_iommu", "narrow_link"))
 RECORD_OPTIONS = ("record", "record_states")
 # Names of devices that offer no telemetry to other processes: there is nothing to measure.
@@ -70,9 +70,9 @@ PLANNED = ("kfd", "tcp")
 class Attachment:
     """A connection to a chip, passed to a driver, which then owns it.
 
-    firmware: images by file name, in place of those on this machine. chip: the model behind a
-    virtual transport, for those who want to look inside or plug it in again; None for hardware.
-    on_image: called with name and bytes of each image that the driver reads.
+    firmware: images by file name, used instead of those on this machine. chip: the model behind a
+    virtual transport, for inspecting it or plugging it in again; None for hardware. on_image:
+    called with name and bytes of each image that the driver reads.
     """
 
     transport: Transport
@@ -102,18 +102,20 @@ def open(name: str = "auto", **options: object) -> Device:
     """Open a device by name; the caller closes it.
 
     Options are the driver's, and for virtual chips also the model's (`chip=` plugs in a chip again
-    that stayed powered). For `pci:` names `bind=True` takes the device from its kernel driver and
-    gives it back at close, `via="sysfs"` does without VFIO, and `no_iommu=True` accepts a device
-    whose DMA nothing confines, and `narrow_link=True` a PCIe link with fewer lanes than both its
-    ends have (see hcq.transport.attach). Every driver takes `on_stage`: called
-    with the name of each step of coming up and the seconds it took.
-    `on_fault="recover"` resets the device by itself when it fails: the error is raised once to
-    those whose work was lost (hcq.recovery), and the device goes on. `wait_s` waits so long for a
-    device that is not there, or not free, yet (hcq.transport.hotplug). `record=PATH`, for what is
-    behind a PCI transport, writes all that the driver did to the device into a file when it is
-    closed, the firmware images that it read included; `record_states=True` adds what its units,
-    queues and waves are at after each stage of coming up (NotSupported where the driver does not
-    expose registers). DeviceNotFound for an unknown name, BadArgument for an unknown option.
+    that stayed powered). For `pci:` names, `bind=True` takes the device from its kernel driver and
+    gives it back at close, `via="sysfs"` works without VFIO, `no_iommu=True` accepts a device whose
+    DMA no IOMMU confines, and `narrow_link=True` accepts a PCIe link with fewer lanes than both its
+    ends have (see hcq.transport.attach).
+
+    Every driver takes `on_stage`: called with the name of each step of bring-up and the seconds it
+    took. `on_fault="recover"` resets the device automatically when it fails: the error is raised
+    once in the threads that lost work (hcq.recovery), and the device continues. `wait_s`: seconds
+    to wait for a device that is not present, or not free, yet (hcq.transport.hotplug).
+    `record=PATH`, for devices behind a PCI transport, writes all accesses of the driver to a file
+    when the device is closed, including the firmware images that it read. `record_states=True` adds
+    the states of its units, queues and waves after each stage of bring-up (NotSupported if the
+    driver does not expose registers). DeviceNotFound for an unknown name, BadArgument for an
+    unknown option.
     """
     if not isinstance(name, str):
         raise BadArgument(f"name must be a str, got {name!r}")
@@ -144,7 +146,8 @@ def open(name: str = "auto", **options: object) -> Device:
 
 
 def _steppable(name: str) -> bool:
-    """Return whether a debugger can halt kernels; unknown chips are another error's subject."""
+    """Return whether a debugger can halt kernels; True for unknown chips, which raise another
+    error."""
     kind, _, rest = name.partition(":")
     return kind == "virtual" and vendor_of(rest.partition("+")[0]) in (None, *STEPPED)
 
@@ -186,7 +189,8 @@ def _open_named(name: str, options: dict[str, object]) -> Device:
 
 
 def _record_path() -> Path | None:
-    """Where UGPU_RECORD wants the next device's recording: one file each, FILE, FILE.2, FILE.3."""
+    """Return where UGPU_RECORD puts the next device's recording: one file each, FILE, FILE.2,
+    FILE.3."""
     path = config().record_file
     if path is None:
         return None
@@ -196,7 +200,7 @@ def _record_path() -> Path | None:
 
 @functools.cache
 def _start_tracing() -> None:
-    """Send the event bus to the file of UGPU_TRACE, once per process."""
+    """Write the events of the event bus to the file of UGPU_TRACE, once per process."""
     path = config().trace_file
     if path is not None:
         trace.subscribe(trace.JsonLines(path))
@@ -218,7 +222,7 @@ def _open_virtual(name: str, chip: str, options: dict[str, object]) -> Device:
 
 
 def _attach_over(name: str, chip: str, bus: str, options: dict[str, object]) -> Attachment:
-    """Put a model of a chip into a virtual enclosure, or open one that exists again."""
+    """Put a model of a chip into a virtual enclosure, or open an existing one again."""
     vendor = vendor_of(chip)
     if bus not in BRIDGES or vendor not in ENDPOINTS:
         have = ", ".join(f"virtual:{known}+{way}" for known in over_usb() for way in BRIDGES)
@@ -250,7 +254,7 @@ def _attach_over(name: str, chip: str, bus: str, options: dict[str, object]) -> 
 
 
 def _open_node(name: str, attachment: NodeAttachment, options: Mapping[str, object]) -> Device:
-    """Hand a node to the driver above it; the node is closed when that fails."""
+    """Pass a node to the driver above it; close the node if that fails."""
     try:
         make = load(NODE_DRIVERS[attachment.driver].entry)
         _check_options(name, make, options, given=2)
@@ -276,7 +280,7 @@ def _open_recording(name: str, path: Path, options: Mapping[str, object]) -> Dev
 
 
 def _open_attached(name: str, attachment: Attachment, options: Mapping[str, object]) -> Device:
-    """Hand an attachment to the driver that knows its PCI id; it is closed when that fails."""
+    """Pass an attachment to the driver for its PCI id; close it if that fails."""
     options = dict(options)
     opening: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     try:
@@ -302,7 +306,7 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
             try:
                 return _device(make(name, attachment, **options))
             except BaseException:
-                attachment.transport.close()  # here, where a recording still learns why
+                attachment.transport.close()  # here, so that a recording contains the reason
                 raise
     except BaseException:
         attachment.transport.close()
@@ -310,7 +314,7 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
 
 
 def _behind_bridge(identity: PciIdentity) -> None:
-    """Refuse a card that no driver drives behind a bridge."""
+    """Reject a card that no driver supports behind a bridge."""
     known = pci_drivers().get((identity.vendor, identity.device))
     if known is None:
         raise DeviceNotFound(f"the card behind the bridge is {identity}, which is not supported")
@@ -346,7 +350,7 @@ def _open_pci(name: str, address: str, options: dict[str, object]) -> Device:
 
 
 def compiler() -> Callable[..., Any]:
-    """The compiler's entry for source of a user's own (`Device.compile`)."""
+    """Return the compiler's entry for the user's own source (`Device.compile`)."""
     return load(COMPILER)
 
 

@@ -1,4 +1,4 @@
-"""Prepared commands that are submitted again and again, two numbers of theirs differing."""
+"""Prepared commands that are submitted repeatedly, with two numbers that change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Repetition:
     """Result of Core.prepare with its parameters, except those of the slots `firsts` and `seconds`.
 
-    A driver may do better than this one (HardwareQueue.repetition).
+    A driver may provide a faster one (HardwareQueue.repetition).
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Repetition:
         self.seconds = seconds
 
     def submit(self, first: int, second: int) -> int:
-        """Run it with these two; otherwise as Core.submit_prepared, which see."""
+        """Run it with these two numbers; otherwise like Core.submit_prepared."""
         given = self.parameters.copy()
         for slot in self.firsts:
             given[slot] = first

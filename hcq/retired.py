@@ -1,8 +1,8 @@
-"""Memory that was let go of while work may still reach it.
+"""Memory that was released while work may still access it.
 
 Dropping the last reference to a buffer, program or graph, without `close`, must not free memory
-that a kernel in flight uses. Nor may `close`, where a kernel hangs. Both retire the memory: it is
-released once every queue has passed all that had been submitted by then, or after a reset.
+that a kernel in flight uses. Nor may `close`, if a kernel hangs. Both retire the memory: it is
+freed once every queue has passed all work submitted before, or after a reset.
 """
 
 from __future__ import annotations
@@ -23,34 +23,35 @@ log = logging.getLogger(__name__)
 
 
 class Retired:
-    """A device's retired memory. `drop` takes no lock; all else needs the device's."""
+    """A device's retired memory. `drop` takes no lock; all other methods need the device's lock."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._dropped: deque[Callable[[], None]] = deque()
         self._waiting: deque[tuple[list[tuple[Timeline, int]], Callable[[], None]]] = deque()
-        self.closing: list[Buffer] = []  # being closed; what an exception cut off, see `finish`
+        self.closing: list[Buffer] = []  # being closed, or interrupted in that; see `finish`
 
     def __len__(self) -> int:
         return len(self._dropped) + len(self._waiting)
 
     def drop(self, release: Callable[[], None]) -> None:
-        """Have a later `collect` call `release`, once all that was submitted before it has ended.
-        Finalizers may call it: these run in any thread, at any point, whatever locks it holds."""
+        """Register `release` for a later `collect`, once all work submitted before has ended.
+        Finalizers may call this method: they run in any thread, at any point, whatever locks it
+        holds."""
         self._dropped.append(release)
 
     def release(self, release: Callable[[], None]) -> None:
-        """Call `release`, which frees memory whose work was waited for; where the device has failed
-        and may still be at that work, after the reset that ends it."""
+        """Call `release`, which frees memory whose work was waited for. If the device has failed
+        and may still run that work, call it after the reset that ends it."""
         if self._core.failure is None or self._core.idle:
             release()
         else:
             self.drop(release)
 
     def collect(self) -> None:
-        """Free what no work can reach any more: of submissions that have ended, and what was
-        dropped; errors of the latter are logged. Nothing while the device has failed, or a
-        submission is cut off: what has begun is not known then."""
+        """Free memory that no work can access any more: memory of submissions that have ended, and
+        dropped memory; errors of the latter are logged. Does nothing while the device has failed or
+        a submission is interrupted, since it is then unknown what work has begun."""
         core = self._core
         if core.failure is not None or core.cut_off:
             return
@@ -69,7 +70,7 @@ class Retired:
                 release()
             except UgpuError as error:
                 log.warning("%s: releasing dropped memory: %s", core.name, str(error))
-            self._waiting.popleft()  # after it: releases can be repeated
+            self._waiting.popleft()  # after the release, which can be repeated
         if self.closing and core.idle:
             for buffer in self.closing[:]:
                 self.finish(buffer)
@@ -84,11 +85,11 @@ class Retired:
         self.closing.remove(buffer)
 
     def reach(self) -> list[object]:
-        """All that keeps the memory."""
+        """Return all objects that keep the memory."""
         return [*self._dropped, *(release for _, release in self._waiting), *self.closing]
 
     def forget(self) -> None:
-        """The device has shut down, and released everything."""
+        """Drop everything: the device has shut down, and has released all memory."""
         self._dropped.clear()
         self._waiting.clear()
         self.closing.clear()

@@ -1,9 +1,9 @@
 """Shared ELF objects (ET_DYN), as linkers make them: read with every bound checked.
 
-A shared object becomes what a relocatable one is for `hcq.elf`: each loaded segment a section at
-its address, symbols and relocations relative to them, so that linking is the same. Facts: the
-System V ABI (gABI), chapter 5 "Program Loading and Dynamic Linking"; LLVM AMDGPUUsage, "Code
-Object"; ROCm's loader takes symbols and relocations by their sections too.
+A shared object is converted to the form of a relocatable one for `hcq.elf`: each loaded segment
+becomes a section at its address, with symbols and relocations relative to it, so that linking is
+the same. Facts: the System V ABI (gABI), chapter 5 "Program Loading and Dynamic Linking"; LLVM
+AMDGPUUsage, "Code Object"; ROCm's loader also finds symbols and relocations by their sections.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def read_shared(image: bytes, rules: Mapping[int, Rule]) -> Layout:
 
 
 def _read_segments(image: bytes, header: Header) -> tuple[list[Section], list[int]]:
-    """Loaded segments and notes as sections, and where each begins."""
+    """Return loaded segments and notes as sections, and where each begins."""
     table, count = header.segments, header.segment_count
     if not count or header.segment_size != _SEGMENT.size:
         raise BadCodeObject("the shared object has no program headers", count=count)
@@ -122,7 +122,7 @@ def _read_segments(image: bytes, header: Header) -> tuple[list[Section], list[in
 def _within(
     segments: list[Section], loaded: Mapping[int, int], address: int, size: int
 ) -> int | None:
-    """The loaded segment that holds [address, address + size)."""
+    """Return the loaded segment that holds [address, address + size)."""
     for index, start in loaded.items():
         if start <= address and address + size <= start + segments[index].size:
             return index
@@ -147,7 +147,7 @@ def _read_symbols(
         if index not in (SHN_UNDEF, SHN_ABS):
             where = _within(segments, loaded, value, max(1, size))
             if where is None:
-                where = _within(segments, loaded, value, size)  # a mark at a segment's end
+                where = _within(segments, loaded, value, size)  # a label at a segment's end
             if where is None:
                 raise BadCodeObject(
                     "the symbol lies outside all segments", symbol=text, value=value
@@ -169,7 +169,7 @@ def _read_relocations(
     found = []
     for section in sections:
         if not section.flags & SHF_ALLOC:
-            continue  # what the linker kept of its input; applied already
+            continue  # kept by the linker from its input; applied already
         if section.kind in (SHT_REL, SHT_RELR):
             raise BadCodeObject(
                 "relocations without addends (SHT_REL) are not supported", section=section.name

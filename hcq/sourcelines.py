@@ -1,9 +1,8 @@
-"""Which line of source an instruction comes from, where an object has DWARF line tables.
+"""The source line of each instruction, for objects that have DWARF line tables.
 
-Read when something has failed, and not before: by pyelftools, which is optional (the extra
-`lines`). Its parsers raise many kinds of errors on damaged tables, none of which may hide the
-failure that is being told of: such tables say nothing.
-Facts: DWARF 5, section 6.2; LLVM AMDGPUUsage, "Relocation Records".
+Read only after a failure, by pyelftools, which is optional (the extra `lines`). Its parsers raise
+many classes of errors on damaged tables, none of which may hide the failure being reported: damaged
+tables give no lines. Facts: DWARF 5, section 6.2; LLVM AMDGPUUsage, "Relocation Records".
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ def has_lines(image: bytes) -> bool:
 
 
 def source_of(image: bytes, offsets: Mapping[int, int], address: int) -> str:
-    """Return "file:line" of the code at `address` of a laid-out object, or "" where it is unknown.
+    """Return "file:line" of the code at `address` of a laid-out object, or "" if it is unknown.
 
-    image: the object's file. offsets: where its sections lie, by number, of a relocatable object.
+    image: the object's file. offsets: of its sections, by number, for a relocatable object.
     """
     try:
         elffile = importlib.import_module("elftools.elf.elffile")
@@ -46,7 +45,8 @@ def source_of(image: bytes, offsets: Mapping[int, int], address: int) -> str:
 
 
 def lines_of(image: bytes, offsets: Mapping[int, int]) -> list[tuple[int, int, str]]:
-    """Return start, end and "file:line" of each run of instructions; arguments as `source_of`."""
+    """Return start, end and "file:line" of each run of instructions; arguments as in
+    `source_of`."""
     try:
         elffile = importlib.import_module("elftools.elf.elffile")
     except ImportError:

@@ -1,9 +1,9 @@
 """Kinds of kernel arguments, integer or float, from the DWARF of an object.
 
-AMD's metadata names a scalar's type for OpenCL only; an object of HIP that was compiled with -g
-has the types of parameters in DWARF. Read by pyelftools, which is optional (the extra `lines`):
-without it, and where DWARF is missing, damaged or disagrees with the metadata, kinds stay unknown.
-Facts: DWARF 5, section 3.3 (subprograms), 5.1 and 7.8 (base types and their encodings).
+AMD's metadata contains a scalar's type for OpenCL only; a HIP object compiled with -g has the types
+of parameters in DWARF. Read by pyelftools, which is optional (the extra `lines`). Without it, and
+if DWARF is missing, is damaged or disagrees with the metadata, kinds stay unknown. Facts: DWARF 5,
+section 3.3 (subprograms), 5.1 and 7.8 (base types and their encodings).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _LONGEST_CHAIN = 64  # of references; damaged tables may have cycles
 
 
 def with_kinds(image: bytes, kernels: Mapping[str, Arguments]) -> dict[str, Arguments]:
-    """Return the arguments of each kernel, those of unknown kind with the kind that DWARF states.
+    """Return the arguments of each kernel, with the kind from DWARF for those of unknown kind.
 
-    image: the object's file. A kernel keeps its arguments where their number differs from that of
-    the parameters in DWARF; an argument, where its size differs.
+    image: the object's file. A kernel's arguments stay as they are if their number differs from
+    that of the parameters in DWARF; an argument stays as it is if its size differs.
     """
     found = dict(kernels)
     untyped = {name for name, arguments in kernels.items() if any(map(_is_untyped, arguments))}
@@ -47,7 +47,7 @@ def with_kinds(image: bytes, kernels: Mapping[str, Arguments]) -> dict[str, Argu
         for unit in elf.get_dwarf_info(relocate_dwarf_sections=False).iter_CUs():
             for name, parameters in _functions(unit, untyped):
                 found[name] = _merged(kernels[name], parameters)
-    except Exception as error:  # pyelftools raises many kinds on damaged tables
+    except Exception as error:  # pyelftools raises many classes on damaged tables
         log.warning("the debug information of a program is invalid: %r", error)
         return dict(kernels)
     return found
@@ -79,7 +79,7 @@ def _functions(unit: Any, names: set[str]) -> Iterator[tuple[str, list[tuple[str
 
 
 def _text(entry: Any, attribute: str) -> str:
-    """Return a name of an entry, or of the one that it completes; "" without one."""
+    """Return the name of an entry, or of the entry that it completes; "" without one."""
     for each in _chain(entry, _SAME_AS):
         if attribute in each.attributes:
             return str(each.attributes[attribute].value.decode("utf-8", "replace"))

@@ -1,6 +1,7 @@
 """Synchronous copies between host memory and device buffers, through a transport's StagedMemory.
 
-A chunk is put there and copied by the device, or the other way round; then comes the next one.
+For each chunk in turn, the host writes the staged memory and the device copies it, or the other way
+round.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class StagedTransfer(Transfer):
-    """See Transfer. memory: what `staged` has, as work sees it."""
+    """See Transfer. memory: the memory of `staged`, as the device's work sees it."""
 
     def __init__(self, core: Core, staged: StagedMemory, memory: Buffer) -> None:
         super().__init__(core, staged.size)

@@ -1,8 +1,8 @@
-"""Folders of generated tables: registers, structures and constants, read when first asked for.
+"""Folders of generated tables: registers, structures and constants, read on first use.
 
 A folder such as am/regs holds text files written by tools/clang2py: `NAME.txt` for registers,
-`NAME.structs.txt` and `NAME.constants.txt` for what a C header defines. A table is read once per
-process. BadArgument for a name without a table lists the tables there are.
+`NAME.structs.txt` and `NAME.constants.txt` for the definitions of a C header. A table is read once
+per process. BadArgument for an unknown name lists the existing tables.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ class Tables:
             ) from None
 
     def load(self, name: str) -> RegisterMap:
-        """The registers of a block, by the name of its table."""
+        """Return the registers of a block, by the name of its table."""
         found = self._registers.get(name)
         if found is None:
             found = self._registers[name] = RegisterMap(self._read(name, ""), name)
         return found
 
     def block(self, name: str, bases: Sequence[int], bus: Bus) -> RegisterBlock:
-        """The registers of a block in a chip; `bases` holds each segment's dword address."""
+        """Return the registers of a block in a chip; `bases` holds each segment's dword address."""
         return RegisterBlock(self.load(name), bases, bus)
 
     def structs(self, name: str) -> Layouts:
-        """The structures of a C header, for example `v11_structs`."""
+        """Return the structures of a C header, for example `v11_structs`."""
         found = self._structs.get(name)
         if found is None:
             found = self._structs[name] = Layouts(self._read(name, "structs"), name)
         return found
 
     def constants(self, name: str) -> Constants:
-        """The macros and enumerators of a C header, for example `nvd`."""
+        """Return the macros and enumerators of a C header, for example `nvd`."""
         found = self._constants.get(name)
         if found is None:
             found = self._constants[name] = Constants(self._read(name, "constants"), name)

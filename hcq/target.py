@@ -1,4 +1,4 @@
-"""Facts of a device that a compiler needs: data, no behaviour."""
+"""Properties of a device that a compiler needs: data, no behaviour."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Caches:
-    """Bytes of data in the caches that a host's core has for itself: the first level, the second.
-    Those of Zen 4 where unknown."""
+    """Bytes in the data caches that belong to one host core: first level, second level. Zen 4's
+    values if unknown."""
 
     first: int = 32 << 10
     second: int = 1 << 20
@@ -16,7 +16,8 @@ class Caches:
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """A code generation target. Sizes are bytes, counts are per compute unit unless said otherwise.
+    """A code generation target. Sizes are bytes; counts are per compute unit unless stated
+    otherwise.
 
     `abi` names the calling convention of kernels:
     - "amdhsa": ELF code object, kernel descriptors `<name>.kd`, explicit arguments in the kernarg
@@ -30,16 +31,15 @@ class TargetSpec:
       natural alignment in declared order (pointers are .u64 to .global), with its threads in
       `.reqntid`; shared memory is static, or one `.extern .shared` array whose size the launch
       gives. The driver has it assembled for its GPU.
-
     - "ir3": an object of hcq.ir3object, launched in groups of at most as many threads as a kernel
-      was compiled for. Parameters stand in the constant file at natural alignment.
+      was compiled for. Parameters are in the constant file at natural alignment.
       cpu and features are those of `adreno_target`.
 
-    local_memory: of a group, static. dynamic_local_memory: of a group that takes a share of it
-    dynamically (`Queue.launch`), static and dynamic together; 0 where launches give none.
-    max_cluster: groups that a launch can have run together as a cluster; 0 where there are none.
-    cooperative: launches can have all of their groups run at the same time.
-    caches: of a host's core.
+    local_memory: per group, static. dynamic_local_memory: per group that takes a share of it
+    dynamically (`Queue.launch`), static and dynamic together; 0 if launches cannot have any.
+    max_cluster: maximum number of groups that a launch can run together as a cluster; 0 if
+    unsupported. cooperative: whether launches can run all of their groups at the same time. caches:
+    of a host's core.
     """
 
     name: str
@@ -55,14 +55,14 @@ class TargetSpec:
     cooperative: bool = False
     compute_units: int = 1
     max_grid: tuple[int, int, int] = ((1 << 31) - 1,) * 3  # groups per axis
-    vector_bytes: int = 16  # what one load moves at best, per thread
+    vector_bytes: int = 16  # the most that one load moves, per thread
     matrix: str = ""  # family of matrix instructions, see `matrix_family`
     caches: Caches = Caches()
     extra: dict[str, int] = field(default_factory=dict, compare=False)
 
 
-# Processors by the first whose matrix instructions they have. RDNA3 and RDNA4 ISA documents; CDNA3
-# and CDNA4 ISA documents; PTX ISA, "mma" (m16n8k16 of 16-bit floats needs sm_80).
+# Processors, and the first one that has the same matrix instructions. RDNA3 and RDNA4 ISA
+# documents; CDNA3 and CDNA4 ISA documents; PTX ISA, "mma" (m16n8k16 of 16-bit floats needs sm_80).
 MATRIX_FAMILIES = {
     "gfx1100": "gfx11", "gfx1101": "gfx11", "gfx1102": "gfx11",
     "gfx1200": "gfx12", "gfx1201": "gfx12",
@@ -71,7 +71,7 @@ MATRIX_FAMILIES = {
 
 
 def matrix_family(cpu: str) -> str:
-    """The family of matrix instructions of a processor, as LLVM names it; "" where we know none."""
+    """Return the family of matrix instructions of a processor, as LLVM names it; "" if unknown."""
     if cpu == "sm_90a":
         return "sm_90a"  # and sm_80's
     if cpu.startswith("sm_"):
@@ -80,8 +80,8 @@ def matrix_family(cpu: str) -> str:
 
 
 PTX_STATIC_SHARED = 48 << 10  # PTX ISA: more shared memory than this has to be dynamic
-# Most shared memory of a group in KiB, by compute capability; others have what the nearest below
-# has. CUDA C++ Programming Guide, "Compute Capabilities".
+# Maximum shared memory of a group in KiB, by compute capability; others have that of the nearest
+# lower one. CUDA C++ Programming Guide, "Compute Capabilities".
 PTX_DYNAMIC_SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 120: 99}
 # Groups of a cluster, in the same way. 8 anywhere: CUDA C++ Programming Guide, "Thread Block
 # Clusters"; 16: Hopper and Blackwell Tuning Guides, of H100 and B200.
@@ -90,8 +90,9 @@ PTX_MAX_GRID = ((1 << 31) - 1, 65535, 65535)  # CUDA C++ Programming Guide, "Com
 
 
 def ptx_target(cpu: str, compute_units: int = 1) -> TargetSpec:
-    """The target of an NVIDIA GPU. cpu: its architecture as PTX names it, from "sm_75" on, "sm_90a"
-    and "sm_100a" with what only that architecture has; compute_units: its multiprocessors."""
+    """Return the target of an NVIDIA GPU. cpu: its architecture as PTX names it, from "sm_75" on;
+    "sm_90a" and "sm_100a" include features that only that architecture has. compute_units: its
+    multiprocessors."""
     number = int(cpu[3:].rstrip("af"))
     shared = max((known for known in PTX_DYNAMIC_SHARED if known <= number), default=75)
     clusters = max((known for known in PTX_CLUSTERS if known <= number), default=75)
@@ -124,9 +125,9 @@ def adreno_target(
     *,
     wide_atomics: bool = False,
 ) -> TargetSpec:
-    """The target of an Adreno GPU of generation 6 or 7. chip_id: as its kernel driver reports it.
-    wide_atomics: on 64 bits of global memory. Turnip's limits: 1,024 threads of a group, 65,535
-    groups along an axis."""
+    """Return the target of an Adreno GPU of generation 6 or 7. chip_id: as its kernel driver
+    reports it. wide_atomics: atomics on 64 bits of global memory. Turnip's limits: 1,024 threads
+    per group, 65,535 groups along an axis."""
     return TargetSpec(
         name=f"adreno-{name}",
         abi="ir3",
@@ -142,11 +143,11 @@ def adreno_target(
 
 
 def adreno_chip(target: TargetSpec) -> tuple[int, int]:
-    """The chip id and generation of a target that `adreno_target` made."""
+    """Return the chip id and generation of a target made by `adreno_target`."""
     chip_id = target.features.removeprefix("chip=").removesuffix(_WIDE_ATOMICS)
     return int(chip_id, 16), int(target.cpu.removeprefix("gen"))
 
 
 def adreno_wide_atomics(target: TargetSpec) -> bool:
-    """Return whether a target that `adreno_target` made has atomics of 64 bits."""
+    """Return whether a target made by `adreno_target` has 64-bit atomics."""
     return target.features.endswith(_WIDE_ATOMICS)

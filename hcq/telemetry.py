@@ -1,8 +1,8 @@
 """Telemetry of a device, under names and units shared by all vendors.
 
-`Sensor` is what a driver offers, `Sample` what one sensor read, `Telemetry` the whole of one device
-at one moment: what `ugpu top` shows, what the owner of a device serves (hcq.observe), and what
-metrics are made from. docs/telemetry.md lists the names.
+A driver provides each `Sensor`; a `Sample` is one sensor's reading; `Telemetry` describes one
+device at one moment. `ugpu top` shows it, the owner of a device serves it (hcq.observe), and
+metrics are made from it. docs/telemetry.md lists the names.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Telemetry:
     """One device at one moment. Counters count since the device was opened.
 
     state: "ok", "failed" (`failure` says why) or "closing". pid, command: the process that owns the
-    device. time: seconds since the epoch. samples: `samples_age_s` old; None: never read; `trouble`
-    says why they are not newer. launches: kernels submitted, those of replayed graphs included.
-    submissions: command buffers. queue_depth: submissions that have not ended. resets: attempts.
-    errors: by class (hcq.errors).
+    device. time: seconds since the epoch. samples: readings; samples_age_s: their age, None if
+    never read; `trouble` says why they are not newer. launches: kernels submitted, including those
+    of replayed graphs. submissions: command buffers. queue_depth: submissions that have not ended.
+    resets: attempts. errors: by class (hcq.errors).
     """
 
     device: str
@@ -80,13 +80,13 @@ class Telemetry:
         return None
 
     def as_json(self) -> dict[str, object]:
-        """As JSON has it; `from_json` reads it."""
+        """Return a JSON object, which `from_json` reads."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {"format": FORMAT, **values, "samples": [vars(sample) for sample in self.samples]}
 
 
 def from_json(found: object) -> Telemetry:
-    """Read what `as_json` made; unknown members are left out, so that a newer owner can be read.
+    """Read the result of `as_json`. Unknown members are ignored, so that a newer owner can be read.
     TransportError for anything else."""
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         got = found.get("format") if isinstance(found, dict) else type(found).__name__

@@ -1,8 +1,8 @@
-"""Launches that are encoded once: a kernel that is launched again in the same shape differs in its
-arguments alone.
+"""Launches that are encoded once: repeated launches of a kernel in the same shape differ only in
+their arguments.
 
 The first launch of a shape is encoded with a symbol for each word of its arguments; later ones only
-fill these in. A kernel keeps the images of its last few shapes, and they go with it.
+fill these in. A kernel keeps the images of its last few shapes; they are freed with the kernel.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _MOST_SHAPES = 16  # of one kernel
 def encode_submission(
     hardware: HardwareQueue, commands: Sequence[Command]
 ) -> tuple[CommandBuffer, list[int] | None]:
-    """Return the image of `commands` followed by the signal of their end, and what its parameters
-    are; None where it has none. Both are for `values_of`."""
+    """Return the image of `commands` followed by the signal of their end, and the values of its
+    parameters; None if it has none. Both are for `values_of`."""
     if len(commands) == 1 and hardware.reuses_launches:
         (launch,) = commands
         if isinstance(launch, Launch) and not launch.cooperative:
@@ -40,7 +40,7 @@ def launches_of(commands: Sequence[Command]) -> int:
 
 
 def _arguments(launch: Launch) -> list[int] | None:
-    """Words of a launch's arguments; None where they are too many, or not known yet."""
+    """Return the words of a launch's arguments; None if they are too many, or not known yet."""
     size = len(launch.kernarg)
     if size % 4 or size > _MOST_ARGUMENTS:
         return None

@@ -8,7 +8,8 @@ from hcq.errors import OutOfMemory
 
 
 def start(thread: threading.Thread) -> None:
-    """Start a thread. OutOfMemory where the system starts no more; the thread was never there."""
+    """Start a thread. OutOfMemory if the system cannot start more; the thread then never
+    existed."""
     try:
         thread.start()
     except RuntimeError as error:

@@ -1,5 +1,5 @@
-"""Timelines: monotonically rising 64-bit counters in memory that queues signal and anyone
-awaits."""
+"""Timelines: monotonically rising 64-bit counters in memory. Queues signal them; any thread or
+queue can wait for them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ _HALF = 1 << 31
 
 
 class Timeline:
-    """A counter the device raises. `memory` is a HOST buffer of SIZE bytes, owned by the timeline.
+    """A counter that the device raises. `memory` is a HOST buffer of SIZE bytes, owned by the
+    timeline.
 
-    `last` is the highest value handed out by `advance`; `value` is what the device has reached.
+    `last` is the highest value returned by `advance`; `value` is the value that the device has
+    reached.
     """
 
     def __init__(self, core: Core, memory: Buffer, name: str) -> None:
@@ -30,7 +32,7 @@ class Timeline:
         self.address = int(memory.address)
         self.name = name
         self.last = 0
-        self.restarts = 0  # how many resets have cost values of it
+        self.restarts = 0  # number of resets that lost values of it
         self._seen = 0
         assert memory.access is not None
         self._view = memory.access
@@ -43,21 +45,21 @@ class Timeline:
 
     @property
     def value(self) -> int:
-        """The value reached by the device; one read of host memory, or of memory behind a bridge,
-        which raises DeviceLost once that is gone."""
+        """The value reached by the device. Takes one read of host memory, or of memory behind a
+        bridge; the latter raises DeviceLost once the bridge is gone."""
         view = self._view
         if isinstance(view, memoryview):
             return int.from_bytes(view[:VALUE_SIZE], "little")
-        # A dword comes in one access, and the rest is known: it is never far from `last`. It may be
-        # ahead, where values are another timeline's (hcq.follow).
+        # A dword is read in one access, and the high bits are known: the value is never far from
+        # `last`. It may be ahead where values are another timeline's (hcq.follow).
         ahead = int.from_bytes(view[:4], "little") - self.last + _HALF & 0xFFFF_FFFF
         value = self.last + ahead - _HALF
         self._seen = max(self._seen, value)
         return value
 
     def reached(self, value: int) -> bool:
-        """Return whether the timeline has reached `value`; does not read where that was seen
-        before."""
+        """Return whether the timeline has reached `value`; does not read memory if an earlier call
+        has seen it."""
         if self._seen < value:
             self._seen = self.value
         return self._seen >= value
@@ -76,19 +78,20 @@ class Timeline:
         self.core.wait_for(self, self.last if value is None else value, limit_s)
 
     def reach(self, value: int) -> None:
-        """Raise it from the host, which carries over what another device has done (hcq.follow)."""
+        """Raise the timeline from the host, which carries over another device's progress
+        (hcq.follow)."""
         self.last = max(self.last, value)
         if value > self.value:
             self._view[:VALUE_SIZE] = value.to_bytes(VALUE_SIZE, "little")
 
     def restart(self) -> None:
-        """After a reset: count all values as reached, since none will be signalled."""
+        """Count all values as reached after a reset, since none will be signalled."""
         self.restarts += 1
         self._view[:VALUE_SIZE] = self.last.to_bytes(VALUE_SIZE, "little")
 
     def close(self) -> None:
-        """Free the memory of a timeline of your own (Device.timeline), once work in flight has
-        ended; idempotent. The value stays what it was."""
+        """Free the memory of a timeline made by Device.timeline, once work in flight has ended;
+        idempotent. The value stays as it is."""
         if not self.memory.closed:
             self.detach()
             self.memory.close()

@@ -4,8 +4,8 @@
         ...
         step["status"] = status
 
-Without subscribers a step is one test of a tuple. With them every event reaches each of
-them, in order, on the thread where it happened, before the step goes on: nothing is lost.
+Without subscribers a step costs one test of a tuple. With subscribers, every event reaches each of
+them, in order, on the thread where it happened, before the step continues: no event is lost.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Event:
-    """phase: "begin", "end" or "point". time: seconds of time.monotonic. arguments: the step's own,
-    at the end with what it added. duration_s and error only at the end."""
+    """An event. phase: "begin", "end" or "point". time: seconds of time.monotonic. arguments: the
+    step's own; at the end, including those added to it. duration_s and error only at the end."""
 
     name: str
     phase: str
@@ -45,7 +45,7 @@ Listener = Callable[[Event], None]
 
 
 class Step(dict[str, object]):
-    """A running step: a context manager; items set on it travel with its end."""
+    """A running step: a context manager; items set on it are reported at its end."""
 
     def __init__(self, bus: Bus, name: str, arguments: dict[str, object]) -> None:
         super().__init__(arguments)
@@ -124,7 +124,7 @@ class Bus:
         for listener in self.listeners:
             try:
                 listener(event)
-            except Exception:  # whatever a listener does wrong must not stop a driver half way
+            except Exception:  # a listener's errors must not stop a driver half-way
                 log.exception("a listener failed on %s", event)
 
     def subscribe(self, listener: Listener) -> AbstractContextManager[None]:
@@ -149,8 +149,8 @@ class _Subscription(AbstractContextManager[None]):
 
 
 class JsonLines:
-    """A listener that writes each event as a line of JSON; closed by its owner. BadArgument where
-    the file does not open. When it takes no more, a warning says so, once."""
+    """A listener that writes each event as a line of JSON; closed by its owner. BadArgument if the
+    file does not open. If it can no longer be written, a warning says so, once."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -180,14 +180,14 @@ class JsonLines:
                 return
             try:
                 self._file.write(text + "\n")
-                self._file.flush()  # what is written before a crash is what one wants to read then
+                self._file.flush()  # after a crash, the events before it must be in the file
             except OSError as error:
                 self._full = True
                 log.warning("the trace in %s was stopped: %s", self._path, error.strerror)
                 self._drop()
 
     def _drop(self) -> None:
-        with contextlib.suppress(OSError):  # what is left in its buffer cannot be written either
+        with contextlib.suppress(OSError):  # the rest of its buffer cannot be written either
             self._file.close()
 
     def close(self) -> None:

@@ -20,14 +20,14 @@ class Transfer:
     """Two HOST staging buffers, so that the device copies one while the host fills the other.
 
     The core has waited for all work submitted before; both directions return when the data has
-    arrived. Where there are several copy queues, the two staging buffers use different ones.
+    arrived. If there are several copy queues, the two staging buffers use different ones.
     Thread-safe: one transfer at a time; the device's lock is not held while waiting.
     """
 
     def __init__(self, core: Core, staging_size: int = STAGING_SIZE) -> None:
         self.core = core
         self.staging_size = staging_size
-        # See Capture's; also, the handler of a signal may close the device.
+        # See Capture's lock; also, a signal handler may close the device.
         self._lock = threading.RLock()
         self._staging: list[Buffer] = []
 
@@ -80,14 +80,14 @@ class Transfer:
                 chunk[:] = _bytes_of(view[: len(chunk)])
 
     def close(self) -> None:
-        """Free the staging buffers; they come back at the next transfer."""
+        """Free the staging buffers; the next transfer allocates them again."""
         with self._lock:
             for buffer in self._staging:
                 buffer.close()
             self._staging = []
 
     def stop(self) -> None:
-        """Wait until no transfer is under way; the device, which closes, lets none begin."""
+        """Wait until no transfer is running; the device is closing, so no new transfer begins."""
         with self._lock:
             return
 

@@ -1,16 +1,16 @@
-"""Look at a device as it is, through its registers alone: nothing is booted, reset or set up.
+"""Inspect a device in its present state, by its registers alone: without boot, reset or set-up.
 
-A driver that can do so names a module in its `PciDriver.window`, which has
+A driver that supports this names a module in its `PciDriver.window`, which has
 
     open_window(attachment)     a context manager of the chip; its RegisterBlock attributes are the
                                 blocks, and it closes the attachment's transport
-    banks(recording)            registers of a recorded chip that choose what others mean
-    open_recorded(transport)    as open_window, of a recording at one moment
-    observer(transport)         a function that reads all that `look` shows, of a chip that boots
+    banks(recording)            registers of a recorded chip that select the meaning of others
+    open_recorded(transport)    as open_window, for a recording at one moment
+    observer(transport)         a function that reads all that `look` shows, while a chip boots
     usual_blocks(chip)          the blocks of a chip by name, without a chip: names and places
-    dangers()                   what writes may do, as (pattern of names, text)
+    dangers()                   effects that writes may have, as (pattern of names, text)
     CHANGED_BY_READING          patterns of registers that reading changes
-    named_states(attachment)    "states"; of a chip that cannot be looked into the one that says why
+    named_states(attachment)    "states"; for a chip that cannot be inspected, one that says why
     look(chip, part)            "states", "queues", "waves" or "registers", as bundles have them
     diagnose(chip)              which rung of the ladder (hcq.ladder) can help, and why
     walk(chip, address, vmid, hub)      the page table entries that lead to a virtual address
@@ -53,18 +53,18 @@ class WindowModule(Protocol):
 
 
 def blocks_of(chip: object) -> dict[str, RegisterBlock]:
-    """The register blocks among the attributes of a driver's chip, by name; {} for None."""
+    """Return the register blocks among the attributes of a driver's chip, by name; {} for None."""
     found = vars(chip).items() if chip is not None else ()
     return {name: block for name, block in found if isinstance(block, RegisterBlock)}
 
 
 @contextmanager
 def open_window(name: str) -> Iterator[object]:
-    """The chip of `pci:ADDRESS`, `vfio-user:PATH` or `virtual:CHIP`, in the state it is in; see
+    """Open the chip of `pci:ADDRESS`, `vfio-user:PATH` or `virtual:CHIP` in its present state; see
     `blocks_of`.
 
     A virtual chip is a new one, at power-on. Raises DeviceNotFound for another kind of name and
-    NotSupported where the device's driver cannot do without booting.
+    NotSupported if the device's driver needs to boot it.
     """
     attachment, module = _reached(name)
     with module.open_window(attachment) as chip:
@@ -72,8 +72,8 @@ def open_window(name: str) -> Iterator[object]:
 
 
 def named_states(name: str) -> list[dict[str, object]]:
-    """Return the named states of a device's firmware and units without booting it; for a device
-    that `open_window` cannot look into, the one state that says why."""
+    """Return the named states of a device's firmware and units without booting it. For a device
+    that `open_window` cannot inspect, return one state that says why."""
     attachment, module = _reached(name)
     return module.named_states(attachment)
 
@@ -88,7 +88,7 @@ def recorded_transport(
 ) -> tuple[RecordedTransport, WindowModule]:
     """Return the state of a recorded device at one moment, and its driver's window; the caller
     closes the transport. at, stage: see hcq.transport.recorded.entries_until. DeviceNotFound,
-    NotSupported where no driver can look into such a device."""
+    NotSupported if no driver can inspect such a device."""
     module = module_of(_driver(title, recording.identity))
     transport = RecordedTransport(
         recording, title, at=at, stage=stage, banks=module.banks(recording), name_of=name_of
@@ -97,8 +97,8 @@ def recorded_transport(
 
 
 def banks_of(recording: Recording) -> Banks:
-    """Return the registers of a recorded chip that choose what others mean; none where no driver
-    can look into such a device."""
+    """Return the registers of a recorded chip that select the meaning of others; none if no driver
+    can inspect such a device."""
     identity = recording.identity
     driver = pci_drivers().get((identity.vendor, identity.device))
     return module_of(driver).banks(recording) if driver is not None and driver.window else Banks()
@@ -106,19 +106,20 @@ def banks_of(recording: Recording) -> Banks:
 
 def observer(transport: Transport) -> Callable[[], None]:
     """Return a function that reads the states of a device while its driver boots it, for a
-    recording. DeviceNotFound, NotSupported where no driver can look into such a device."""
+    recording. DeviceNotFound, NotSupported if no driver can inspect such a device."""
     return module_of(_driver(transport.name, transport.identity)).observer(transport)
 
 
 def module_of(driver: PciDriver) -> WindowModule:
-    """The module of a driver's window; NotSupported where there is none."""
+    """Return the module of a driver's window; NotSupported if there is none."""
     if not driver.window:
         raise NotSupported(f"{driver.description}: the driver does not expose registers")
     return cast(WindowModule, importlib.import_module(driver.window))
 
 
 def module_of_chip(chip: str) -> WindowModule:
-    """The module for a chip by its name, as in `virtual:<chip>`; DeviceNotFound, NotSupported."""
+    """Return the module for a chip by its name, as in `virtual:<chip>`; DeviceNotFound,
+    NotSupported."""
     vendor = vendor_of(chip)
     if vendor is None:
         raise DeviceNotFound(f"expected a chip ({', '.join(sorted(virtual_chips()))}), got {chip}")

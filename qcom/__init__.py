@@ -1,1 +1,1 @@
-"""Qualcomm Adreno driver; not built yet."""
+"""Qualcomm Adreno: the driver, over KGSL and msm, and the models."""

@@ -1,4 +1,4 @@
-"""The product's front door: everything a program needs to run tensors and kernels on a GPU.
+"""The public package: everything a program needs to run tensors and kernels on a GPU.
 
     import ugpu
     with ugpu.open("virtual:navi31") as gpu:

@@ -1,4 +1,4 @@
-"""Kernel IR for kernels of your own: one kernel object that every device compiles and runs.
+"""Kernel IR for your own kernels: one kernel object that every device compiles and runs.
 
     out, x = (ir.Memory(name, ugpu.dtypes.float32, 256) for name in ("out", "x"))
     at = ir.group_range(0, 256).index()              # one group of one thread for each element

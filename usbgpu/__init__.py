@@ -1,1 +1,1 @@
-"""Ways to a card outside the box (USB3 bridge, Thunderbolt); not built yet."""
+"""Cards outside the computer: behind a USB3 bridge, and in Thunderbolt enclosures."""

@@ -23,7 +23,8 @@ ADR = ((29, 2), (5, 19))  # ADR, ADRP: immlo, immhi
 
 
 def _low(shift: int, through: str = "symbol") -> Rule:
-    """The low 12 bits of an address as the offset of a load or store of 1 << shift bytes."""
+    """Return the rule for the low 12 bits of an address as the offset of a load or store of 1 <<
+    shift bytes."""
     return Rule(4, through=through, shift=shift, fields=((10, 12 - shift),), low=12, exact=True)
 
 
@@ -32,7 +33,7 @@ def _branch(fields: tuple[tuple[int, int], ...], through: str = "symbol") -> Rul
 
 
 def _part(number: int, checked: bool) -> Rule:
-    """16 bits of an address."""
+    """Return the rule for 16 bits of an address."""
     return Rule(4, shift=16 * number, signed=False if checked else None, fields=IMM16)
 
 
@@ -71,5 +72,5 @@ RELOCATIONS_AARCH64 = {
 
 
 def jump(address: int) -> bytes:
-    """`ldr x16, #8; br x16` with the address behind it."""
+    """Return `ldr x16, #8; br x16` followed by the address."""
     return struct.pack("<IIQ", 0x58000050, 0xD61F0200, address)

@@ -1,4 +1,4 @@
-"""Sizes of a core's caches, as Linux describes them, or as a setting says.
+"""Sizes of a core's caches, as Linux reports them, or as a setting specifies.
 
 Facts: Linux Documentation/ABI/testing/sysfs-devices-system-cpu, /sys/devices/system/cpu/cpu*/cache.
 """
@@ -13,21 +13,22 @@ from hcq.config import config
 from hcq.target import Caches
 
 SYSFS = Path("/sys/devices/system/cpu")
-SIBLINGS = 2  # processors of a core: what more than these share, several cores share
-LEAST, MOST = 4 << 10, 64 << 20  # of what we believe, bytes
+SIBLINGS = 2  # processors of a core: a cache shared by more belongs to several cores
+LEAST, MOST = 4 << 10, 64 << 20  # limits of plausible sizes, bytes
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20}
 
 
 def caches() -> Caches:
-    """Of the first processor this process may use; the setting UGPU_HOST_CACHES goes before."""
+    """Return the caches of the first processor this process may use; the setting UGPU_HOST_CACHES
+    overrides them."""
     chosen = config().host_caches
     return Caches(*chosen) if chosen is not None else found(SYSFS, min(os.sched_getaffinity(0)))
 
 
 def found(root: Path, processor: int) -> Caches:
-    """Return the cache sizes that a tree like sysfs reports for a processor. A size that is
-    missing, or none, is the default; of a second level that several cores share, a core counts on
-    its part."""
+    """Return the cache sizes that a tree like sysfs reports for a processor. The default replaces a
+    size that is missing or invalid. If several cores share the second level, only one core's part
+    is counted."""
     default = Caches()
     sizes = {1: default.first, 2: default.second}
     for folder in sorted((root / f"cpu{processor}" / "cache").glob("index*")):
@@ -51,13 +52,13 @@ def _text(path: Path) -> str:
 
 
 def _bytes(text: str) -> int:
-    """Of "48K"; 0 where it is not a size."""
+    """Return the bytes of a size such as "48K"; 0 if the text is not a size."""
     match = re.fullmatch(r"([0-9]{1,9})([KM]?)", text)
     return int(match[1]) * _UNITS[match[2]] if match else 0
 
 
 def _count(text: str) -> int:
-    """Return the number of processors in a list like "0-3,8"; 1 where it is not such a list."""
+    """Return the number of processors in a list like "0-3,8"; 1 if the text is not such a list."""
     if not re.fullmatch(r"[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*", text):
         return 1
     count = 0

@@ -11,7 +11,7 @@ from hcq.cpu.driver import CpuDriver
 from hcq.cpu.processor import native
 from hcq.device import Device
 
-MOST_THREADS = 1024  # each has a stack; more than a host has processors for gain nothing
+MOST_THREADS = 1024  # each has a stack; more threads than the host has processors gain nothing
 
 
 def open_device(
@@ -20,9 +20,10 @@ def open_device(
     threads: int | None = None,
     on_stage: Callable[[str, float], None] | None = None,
 ) -> CpuDevice:
-    """Open the host. threads: how many run kernels; default: the processors this process may use.
+    """Open the host. threads: number that run kernels; default: the processors this process may
+    use.
 
-    on_stage is told each step of coming up and the seconds it took.
+    on_stage: called with each step of bring-up and the seconds it took.
     """
     count = len(os.sched_getaffinity(0))
     if threads is not None:

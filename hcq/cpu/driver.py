@@ -1,10 +1,9 @@
 """The `cpu` device's driver: the host's threads and memory behind the interface of a GPU.
 
-What a GPU has and this cannot have: a kernel that goes wrong reaches this process. There are no
-page tables between them, so a wild pointer is not a PageFault but ends the process; a kernel that
-never ends cannot be stopped. It is reported as DeviceHang, and `reset` starts new threads and
-leaves the old one to itself: from then on freed memory is kept, since the old kernel may still
-write to it.
+Unlike on a GPU, a faulty kernel can damage this process. There are no page tables between them, so
+a wild pointer is not a PageFault but ends the process. A kernel that never ends cannot be stopped.
+It is reported as DeviceHang, and `reset` starts new threads and abandons the old one. From then on
+freed memory is kept, since the old kernel may still write to it.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from hcq.timeline import Timeline
 
 log = logging.getLogger(__name__)
 
-PAUSE_S = 0.02  # of native waiting, at most: until then an interrupt from the keyboard waits too
+PAUSE_S = 0.02  # maximum of a native wait, which delays a keyboard interrupt
 PAUSE_NS = int(PAUSE_S * 1e9)
 
 
@@ -87,10 +86,10 @@ class CpuDriver(Driver):
         self.threads = threads
         self.target = host_target(threads)
         self._sizes: weakref.WeakKeyDictionary[HostMemory | CodeMemory, int]
-        self._sizes = weakref.WeakKeyDictionary()  # of what is allocated
+        self._sizes = weakref.WeakKeyDictionary()  # of allocated memory
         self.kernel_names: dict[int, str] = {}
         self._memories: weakref.WeakSet[HostMemory | CodeMemory] = weakref.WeakSet()
-        self._abandoned: list[object] = []  # what threads that never ended may reach
+        self._abandoned: list[object] = []  # objects that threads that never ended may access
         self.bell = Bell()
         self._pool = Pool(threads - 1, name)
         self._idle_pool = Pool(0, name)
@@ -140,7 +139,7 @@ class CpuDriver(Driver):
 
     @property
     def used(self) -> int:
-        """Bytes of memory that buffers, graphs and programs have."""
+        """Bytes of memory that buffers, graphs and programs occupy."""
         return sum(list(self._sizes.values()))
 
     def drop_memory(self, memory: HostMemory) -> None:
@@ -151,7 +150,8 @@ class CpuDriver(Driver):
             memory.close()
 
     def timeline_memory(self) -> Buffer:
-        """Memory of a queue's timeline; it belongs to the device and is not counted as used."""
+        """Return memory for a queue's timeline; it belongs to the device and is not counted as
+        used."""
         memory = HostMemory(TIMELINE_SIZE)
         self._memories.add(memory)
         address = VirtAddr(memory.address)
@@ -192,11 +192,11 @@ class CpuDriver(Driver):
     def hardware_queues(self, kind: QueueKind) -> Sequence[HardwareQueue]:
         return (self._compute,) if kind is QueueKind.COMPUTE else (self._copy,)
 
-    # ---- copies: the host reaches all memory itself ------------------------------------------
+    # ---- copies: the host accesses all memory itself -----------------------------------------
 
     def write_memory(self, buffer: Buffer, data: memoryview) -> bool:
         memory = buffer.handle
-        if isinstance(memory, HostMemory):  # no slice of a buffer
+        if isinstance(memory, HostMemory):  # not a slice of a buffer
             memory.view[: len(data)] = data
             return True
         source = np.frombuffer(data, np.uint8)
@@ -215,7 +215,8 @@ class CpuDriver(Driver):
     # ---- failures ----------------------------------------------------------------------------
 
     def settled(self) -> bool:
-        """Wait a while, natively; whether the queues are idle and met only valid commands."""
+        """Wait a while, natively; return whether the queues are idle and met only valid
+        commands."""
         one, two = self._timelines
         return bool(self._settle(self._waiting.address, one.last, two.last))
 
@@ -236,7 +237,7 @@ class CpuDriver(Driver):
         self.pause_until(timeline, timeline.value + 1, limit_s)
 
     def pause_until(self, timeline: Timeline, value: int, limit_s: float) -> None:
-        # a fault ends it; the limit lets Python look at its own signals
+        # a fault ends it; the limit lets Python handle its own signals
         self.bell.wait(int(timeline.memory.address), value, min(limit_s, PAUSE_S))
 
     def expect(self) -> None:
@@ -298,7 +299,8 @@ class CpuDriver(Driver):
         self._stop()
 
     def _stop(self) -> None:
-        """End all threads; those inside a kernel are left behind, with all they may reach."""
+        """End all threads; those inside a kernel are left behind, with everything that they may
+        access."""
         left: list[threading.Thread] = []
         for queue in (self._compute, self._copy):
             if not queue.server.stop():
@@ -309,8 +311,8 @@ class CpuDriver(Driver):
             self._abandoned.append(self._pool)
             left += self._pool.threads
         if left:
-            # RACE: the threads may outlive this device, so what they reach must too: also memory
-            # that is no longer referenced, and what is freed from now on.
+            # RACE: the threads may outlive this device, so everything that they access must too,
+            # including memory that is no longer referenced, and memory freed from now on.
             self._abandoned += [self.bell, *self._memories, *self.core.retired.reach()]
             for thread in left:
                 life.leave_behind(thread.is_alive, self._abandoned)

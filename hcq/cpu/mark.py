@@ -4,7 +4,7 @@
 
     offset 0   u32    version, 2
     4          u32    bytes of all arguments
-    8                 text that a NUL ends: "ptr out, ptr x, i32 count, float scale"
+    8                 NUL-terminated text: "ptr out, ptr x, i32 count, float scale"
 
 Each argument is LLVM's name of its type and its own name; they lie at natural alignment in this
 order. Version 1 has no text and declares no arguments: their total size alone is checked.
@@ -31,8 +31,8 @@ _TYPES = {
 
 
 def declared(kernel: str, data: bytes) -> tuple[int, tuple[Argument, ...] | None]:
-    """Read a kernel's mark: the bytes of its arguments, and which they are, None where it does not
-    declare them. BadCodeObject for one that is not understood."""
+    """Read a kernel's mark: the bytes of its arguments, and the arguments, None if it does not
+    declare them. BadCodeObject for a malformed mark."""
     if len(data) < _HEAD.size:
         raise BadCodeObject("the kernel's .ugpu symbol is truncated", kernel=kernel)
     version, size = _HEAD.unpack_from(data)

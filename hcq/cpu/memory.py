@@ -17,12 +17,12 @@ ALIGN = 256
 
 
 def obtain(size: int) -> NDArray[np.uint8]:
-    """Memory that is freed with the last array that refers to it."""
+    """Allocate memory that is freed with the last array that refers to it."""
     return np.empty(size, np.uint8)
 
 
 class HostMemory:
-    """`size` bytes at `address`, aligned to 256; released when nothing refers to them any more."""
+    """`size` bytes at `address`, aligned to 256; released with the last reference."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -40,7 +40,7 @@ class HostMemory:
         self.view: memoryview = self.array.data
 
     def close(self) -> None:
-        """Drop the memory; views of it that others hold keep it alive."""
+        """Drop the memory; other views of it keep it alive."""
         self.array = self.array[:0]
         self.view = self.array.data
 
@@ -56,7 +56,7 @@ class CodeMemory:
         self.address = ctypes.addressof(anchor)
 
     def fill(self, image: bytes) -> None:
-        """Write the image and make it executable; once."""
+        """Write the image and make it executable; call once."""
         self._map[: len(image)] = image
         library = ctypes.CDLL(None, use_errno=True)
         protection = mmap.PROT_READ | mmap.PROT_EXEC
@@ -69,7 +69,7 @@ class CodeMemory:
         return self.address <= address < self.address + self.size
 
     def close(self) -> None:
-        """Unmap; nothing may run in it."""
+        """Unmap; no code may run in it."""
         if not self._map.closed:
             self._anchor = None
             self._map.close()
@@ -81,12 +81,12 @@ def flush_instructions(
     machine: str = "",
     find: Callable[[str], object] = ctypes.CDLL,
 ) -> None:
-    """Have the processors fetch what was written as instructions; x86 sees to that itself.
-    machine: by default this one.
+    """Make written data visible to instruction fetches; x86 does this itself. machine: default:
+    this one.
 
     Facts: Arm Architecture Reference Manual (DDI 0487), B2.2.5 "Concurrent modification and
-    execution of instructions": data and instruction caches need not agree. `__clear_cache` is the
-    compiler run-time's (GCC manual, "Other Builtins", __builtin___clear_cache). HostError where
+    execution of instructions": data and instruction caches need not agree. `__clear_cache` is part
+    of the compiler run-time (GCC manual, "Other Builtins", __builtin___clear_cache). HostError if
     this process has none.
     """
     if (machine or platform.machine()) in ("x86_64", "AMD64", "i686"):
@@ -99,5 +99,5 @@ def flush_instructions(
 
 
 def total_memory() -> int:
-    """Bytes of memory this machine has."""
+    """Return the bytes of memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,10 +1,9 @@
 """Host code objects: relocatable ELF files for this machine, linked and made executable.
 
-A kernel `name` has a data symbol `name.ugpu`, see hcq.cpu.mark.
-Facts: System V ABI, AMD64 Architecture Processor Supplement, 4.4 "Relocation"; AArch64's are in
-hcq.cpu.aarch64. Jumps take 16 bytes on both. The object is
-checked before any of it is used; but what its machine code does is its own business: the host has
-no page tables between a kernel and this process.
+A kernel `name` has a data symbol `name.ugpu`, see hcq.cpu.mark. Facts: System V ABI, AMD64
+Architecture Processor Supplement, 4.4 "Relocation"; AArch64's are in hcq.cpu.aarch64. Jumps take 16
+bytes on both. The object is checked before any of it is used. Its machine code is not restricted:
+the host has no page tables between a kernel and this process.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ RELOCATIONS_X86_64 = {
 
 
 def _jump_x86_64(address: int) -> bytes:
-    """`jmp [rip+0]` with the address behind it: reaches code anywhere."""
+    """Return `jmp [rip+0]` followed by the address: it reaches code anywhere."""
     return b"\xff\x25\0\0\0\0" + struct.pack("<Q", address)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Linking of objects for a kind of processor. number: its e_machine."""
+    """Linking of objects for one kind of processor. number: its e_machine."""
 
     number: int
     rules: Mapping[int, Rule]
@@ -63,8 +62,8 @@ MACHINES = {
 
 @dataclass(frozen=True)
 class HostKernel:
-    """A kernel of a loaded object: where its code is, how many bytes of arguments it takes, and
-    which, where the object declares them."""
+    """A kernel of a loaded object: the address of its code, the bytes of its arguments, and the
+    arguments, if the object declares them."""
 
     name: str
     address: int
@@ -113,7 +112,7 @@ def load_object(image: bytes) -> tuple[CodeMemory, dict[str, HostKernel]]:
 
 
 def _kernels(elf: ElfObject) -> dict[str, tuple[int, tuple[Argument, ...] | None]]:
-    """Return the arguments of the marked kernels, each checked to be code of this object."""
+    """Return the arguments of the marked kernels; check that each kernel is code of this object."""
     found: dict[str, tuple[int, tuple[Argument, ...] | None]] = {}
     for mark in elf.symbols:
         if not mark.name.endswith(MARK) or mark.section is None:
@@ -135,7 +134,8 @@ def _kernels(elf: ElfObject) -> dict[str, tuple[int, tuple[Argument, ...] | None
 
 @functools.cache
 def _find_outside(name: str) -> int:
-    """Address of a function of the C or mathematics library, or the compiler's run-time."""
+    """Return the address of a function of the C or mathematics library, or the compiler's
+    run-time."""
     for library in (None, "libm.so.6", "libgcc_s.so.1"):
         try:
             function = getattr(ctypes.CDLL(library), name)

@@ -22,8 +22,8 @@ from hcq.life import ModuleLock
 from hcq.threads import start
 
 RING_ENTRIES = 4096
-# TIMEOUT: threads end within microseconds of being told, but one inside a kernel, which may never
-# return, is given the first limit only; the second is for a host that has no processor free.
+# TIMEOUT: threads end within microseconds of the request. A thread inside a kernel, which may never
+# return, gets only the first limit; the second is for a host that has no processor free.
 JOIN_LIMIT_S, LATE_LIMIT_S = 0.2, 20.0
 
 LAUNCH, COPY, FILL, WAIT, SIGNAL, TIMESTAMP = range(1, 7)  # operation words, see hcq.cpu.queue
@@ -31,14 +31,14 @@ LAUNCH, COPY, FILL, WAIT, SIGNAL, TIMESTAMP = range(1, 7)  # operation words, se
 HEAD, TAIL, STOP, FAULT, CURRENT, RING, MASK, BELL, POOL, DOOR, EXPECTED, LAST = range(12)
 # Pool, in 64-bit words behind its mutex and two conditions of 64 bytes each.
 POOL_WORKERS, POOL_SPIN = 24 + 3, 24 + 12
-ALARMS = 16  # of a bell, in 64-bit words: how often a queue met a word that is not a command
+ALARMS = 16  # of a bell, in 64-bit words: count of words that are not commands
 BELL_WORDS, QUEUE_WORDS, POOL_WORDS = 18, 12, 24 + 15 + 2 * 64 + 4 + 16
-SPIN_NS = 50_000  # what waking a thread may take; looking for work that long costs no more
+SPIN_NS = 50_000  # the time that waking a thread may take; polling for that long costs no more
 
 
 class Native:
-    """The compiled processor's entry points; calling one releases the interpreter lock, except for
-    those that take no time worth it: `repeat` and `expect`."""
+    """The compiled processor's entry points. Calling one releases the interpreter lock, except for
+    those that take too little time: `repeat` and `expect`."""
 
     def __init__(self, engine: llvm.ExecutionEngine) -> None:
         self.engine = engine  # owns the code
@@ -65,7 +65,7 @@ class Native:
 
 
 PARTS = ("types", "waiting", "submit", "queue", "pool")  # files of hcq/cpu/native, one module
-# What a loop that waits tells the processor.
+# The processor's instruction for wait loops.
 _RELAX = "define internal void @relax() { ret void }"
 _RELAX_X86 = """
 declare void @llvm.x86.sse2.pause()
@@ -80,17 +80,17 @@ _native: Native | None = None
 
 
 def source(triple: str) -> str:
-    """The processor as one module of LLVM's text, for a host of this target triple."""
+    """Return the processor as one module of LLVM IR text, for a host of this target triple."""
     folder = Path(__file__).with_name("native")
     parts = [(folder / f"{part}.ll").read_text(encoding="utf-8") for part in PARTS]
     return "\n".join([*parts, _RELAX_X86 if triple.startswith("x86_64") else _RELAX])
 
 
 def native() -> Native:
-    """The processor, compiled on first use, once per process."""
+    """Return the processor, compiled on first use, once per process."""
     global _native
     found = _native
-    if found is None:  # no lock later: a thread that was cut off may keep it
+    if found is None:  # later calls take no lock: an interrupted thread may hold it
         with _build_lock.lock:
             found = _native = _native or _build()
     return found
@@ -161,8 +161,8 @@ class Bell:
 class Pool:
     """Threads that help with launches of many groups. Serves one queue.
 
-    They and the queue's own look for more work for SPIN_NS before they sleep, if there is a
-    processor for each.
+    If there is a processor for each, the pool's threads and the queue's own poll for more work for
+    SPIN_NS before they sleep.
     """
 
     def __init__(self, workers: int, name: str) -> None:
@@ -180,15 +180,15 @@ class Pool:
             raise
 
     def stop(self, server: Server | None) -> bool:
-        """End the threads, after those of the queue they help (None: that there never was); False
-        if one is still inside a kernel."""
+        """End the threads, after those of the queue they help (None: that queue had none); return
+        False if one is still inside a kernel."""
         self.native.halt(self.state.address)
         in_kernel = bool if server is None else server.in_kernel
         return all(_ended(thread, in_kernel) for thread in self.threads)
 
 
 class Server:
-    """A queue's native thread with its ring. bell: the device's, rung at its signals."""
+    """A queue's native thread with its ring. bell: the device's, rung when the queue signals."""
 
     def __init__(self, bell: Bell, pool: Pool, name: str) -> None:
         self.native = native()
@@ -205,7 +205,7 @@ class Server:
         self.thread = _start(self, self.native.serve, name)
 
     def note_last(self, address: int) -> None:
-        """Have each push write its timeline value to `address`; before the first one."""
+        """Have each push write its timeline value to `address`; call before the first push."""
         self.state[LAST] = address
 
     @property
@@ -214,20 +214,22 @@ class Server:
         return self.state[TAIL] - self.state[HEAD] < RING_ENTRIES
 
     def push(self, address: int, count: int, value: int) -> bool:
-        """Queue `count` command words at `address`, whose end the timeline's `value` marks; False
-        when the ring is full."""
+        """Queue `count` command words at `address`, whose end is marked by the timeline's `value`;
+        return False if the ring is full."""
         return bool(self.native.push(self.state.address, address, count, value))
 
     def submit(self, slots: int, prepared: int, signal: int) -> bool:
-        """Submit what was prepared (hcq.cpu.queue); False when no slot is free or the ring full."""
+        """Submit a prepared image (hcq.cpu.queue); return False if no slot is free or the ring is
+        full."""
         return bool(self.native.submit(slots, self.state.address, prepared, signal))
 
     def expect(self) -> None:
-        """Wake the thread: something is about to be pushed. It looks for that for a while."""
+        """Wake the thread: a push is about to follow. The thread polls for it for a while."""
         self.native.expect(self.state.address)
 
     def stop(self) -> bool:
-        """End the thread; False if it is still inside a kernel (it ends when that does)."""
+        """End the thread; return False if it is still inside a kernel (it ends when the kernel
+        ends)."""
         self.state[STOP] = 1
         self.bell.ring()
         self.door.ring()
@@ -240,7 +242,7 @@ class Server:
 
 
 def _start(owner: Pool | Server, function: Callable[..., int], name: str) -> threading.Thread:
-    # The thread's frame keeps its owner, and so every structure and all code that it uses.
+    # The thread's frame keeps its owner alive, and so every structure and all code that it uses.
     def run() -> None:
         function(owner.state.address)
 

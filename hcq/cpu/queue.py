@@ -1,4 +1,4 @@
-"""Queues of the cpu device: command words, and where they lie until they have been executed.
+"""Queues of the cpu device: command words, and their memory until they have been executed.
 
 A command is an operation word and its operands; addresses and sizes are two words, low first:
 
@@ -6,7 +6,7 @@ LAUNCH kernel(2) kernarg(2) grid x y z, block x y z      COPY to(2) from(2) byte
 FILL to(2) words(2) value                                WAIT timeline(2) value(2)
 SIGNAL timeline(2) value(2)                              TIMESTAMP to(2)
 
-Commands of one queue execute one after the other, so that a barrier takes no words.
+Commands of one queue execute one after the other, so a barrier takes no words.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ SLOTS, SLOT_SIZE = 256, 4096  # for prepared submissions; as in native/types.ll
 
 
 class Image(CommandBuffer):
-    """A command buffer that is quick to submit where all that it refers to are 64-bit numbers.
+    """A command buffer that is fast to submit if all values that it refers to are 64-bit numbers.
 
-    numbers: where those are, in bytes, and what they are; None where some are narrower, or where
+    numbers: byte offsets of these values, and the values' symbols; None if some are narrower, or if
     the image is larger than a slot.
     """
 
@@ -120,7 +120,7 @@ class Encoder:
         self.blocks: list[tuple[int, Launch]] = []  # (word that holds its address, launch)
 
     def command(self, operation: int, *operands: int | Symbol) -> None:
-        """A command whose operands are 64 bits wide."""
+        """Append a command whose operands are 64 bits wide."""
         self.words.append(operation)
         for operand in operands:
             self.value(operand)
@@ -156,7 +156,7 @@ class Encoder:
 
 
 class CpuResident(Resident):
-    """A graph's image in memory of its own."""
+    """A graph's image in its own memory."""
 
     def __init__(self, driver: CpuDriver, count: int) -> None:
         self.driver = driver
@@ -169,17 +169,18 @@ class CpuResident(Resident):
 
 
 class Arena:
-    """Transient memory, handed out in a circle; what a timeline value marks is reused after it."""
+    """Transient memory, allocated in a circle; memory marked by a timeline value is reused after
+    it."""
 
     def __init__(self) -> None:
         self.memory = HostMemory(ARENA_SIZE)
         self.words = self.memory.array.view(np.uint32)
-        self._first = self._next = 0  # positions that only grow; the place is modulo the size
-        self._pending: deque[tuple[int, int]] = deque()  # (timeline value, position behind it)
+        self._first = self._next = 0  # positions that only grow; the offset is modulo the size
+        self._pending: deque[tuple[int, int]] = deque()  # (timeline value, position after it)
 
     def take(self, count: int, value: int, reached: int) -> tuple[NDArray[np.uint32], int]:
-        """`count` words until the timeline reaches `value`, and their address; fresh memory where
-        the arena is full. reached: the timeline's value."""
+        """Return `count` words, reserved until the timeline reaches `value`, and their address;
+        fresh memory if the arena is full. reached: the timeline's value."""
         while self._pending and self._pending[0][0] <= reached:
             self._first = self._pending.popleft()[1]
         need = -(-4 * count // KERNARG_ALIGN) * KERNARG_ALIGN
@@ -189,7 +190,7 @@ class Arena:
         if start % ARENA_SIZE + need > ARENA_SIZE:
             start += -start % ARENA_SIZE
         if start + need - self._first > ARENA_SIZE:
-            # Waiting here could wait for work that only another thread's submission completes.
+            # A wait here might be for work that only another thread's submission completes.
             fresh = HostMemory(4 * count)
             return fresh.array.view(np.uint32), fresh.address
         self._next = start + need
@@ -199,7 +200,7 @@ class Arena:
 
 
 class Slots:
-    """Memory for what is prepared and submitted, one after the other, on one queue."""
+    """Memory for prepared images that are submitted one after the other on one queue."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.memory = HostMemory(SLOTS * SLOT_SIZE)
@@ -209,7 +210,7 @@ class Slots:
 
 class CpuTimeline(Timeline):
     """A queue's timeline. `last` is a word that the native side writes together with the ring, so
-    that an exception comes between no entry and its value."""
+    that an exception cannot come between an entry and its value."""
 
     def __init__(self, driver: CpuDriver, memory: Buffer, name: str) -> None:
         assert memory.view is not None
@@ -226,7 +227,7 @@ class CpuTimeline(Timeline):
 
 
 class CpuRepetition(Repetition):
-    """The same in one call of the native side; for images with numbers only."""
+    """The same in one call of the native side; only for images with numbers."""
 
     def __init__(
         self,
@@ -318,7 +319,7 @@ class CpuQueue(HardwareQueue):
             prepared = buffer.prepared
             if len(parameters) == prepared.count:
                 prepared.pack(prepared.view, 0, *parameters)
-                # refused where no slot is free, or the ring is full
+                # refused if no slot is free, or the ring is full
                 if self.server.submit(self.slots.state.address, prepared.address, signal):
                     return
         super().submit_prepared(buffer, signal, parameters)
@@ -335,7 +336,7 @@ class CpuQueue(HardwareQueue):
         return super().repetition(prepared, parameters, firsts, seconds)
 
     def _transient(self, count: int) -> tuple[NDArray[np.uint32], int]:
-        """Memory for the next submission, until it has ended; and its address."""
+        """Return memory for the next submission, valid until that has ended, and its address."""
         self.reclaim()
         value, reached = self.timeline.last + 1, self.timeline.value
         words, address = self._arena.take(count, value, reached)
@@ -354,7 +355,7 @@ class CpuQueue(HardwareQueue):
         return resident
 
     def room(self, words: int) -> bool:
-        return self.server.room  # where the arena is full, it gives fresh memory
+        return self.server.room  # if the arena is full, it returns fresh memory
 
     def submit_resident(self, resident: Resident, command_words: int, value: int) -> None:
         self._push(resident.address, command_words, value)
@@ -364,7 +365,7 @@ class CpuQueue(HardwareQueue):
         self.server = server
 
     def restart(self, server: Server) -> None:
-        """After a failure: a new thread with an empty ring."""
+        """Continue after a failure with a new thread and an empty ring."""
         self._serve(server)
         self._arena = Arena()
         self.slots = Slots(self.timeline)

@@ -1,4 +1,4 @@
-"""Permission to use the tile registers of x86 (AMX), which Linux gives to a process that asks.
+"""Permission to use the tile registers of x86 (AMX), which Linux grants to a process on request.
 
 Facts: Linux Documentation/arch/x86/xstate.rst; ARCH_REQ_XCOMP_PERM in
 arch/x86/include/uapi/asm/prctl.h; the number of arch_prctl in
@@ -17,8 +17,9 @@ XFEATURE_XTILE_DATA = 18
 
 
 def request(call: Callable[..., int] | None = None) -> bool:
-    """Ask for this process and all its threads; False where it is refused (an older kernel, or an
-    alternative signal stack too small for the registers). Idempotent. call: syscall(2)."""
+    """Request permission for this process and all its threads; return False if it is refused (an
+    older kernel, or an alternative signal stack too small for the registers). Idempotent. call:
+    syscall(2)."""
     if platform.machine() != "x86_64":
         return False
     ask = call or ctypes.CDLL(None).syscall
@@ -27,7 +28,7 @@ def request(call: Callable[..., int] | None = None) -> bool:
 
 
 def usable(features: Mapping[str, bool], call: Callable[..., int] | None = None) -> dict[str, bool]:
-    """The processor's features by LLVM's names, without tiles where these may not be used."""
+    """Return the processor's features by LLVM's names, without tiles if these may not be used."""
     if features.get("amx-tile") and not request(call):
         return {name: on and not name.startswith("amx") for name, on in features.items()}
     return dict(features)

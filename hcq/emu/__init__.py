@@ -3,13 +3,13 @@
 text, native     LLVM IR as text: bodies of vectors and masks of any number of lanes; functions
                  written as Python
 jit, library     IR to native code, kept on disk; the functions that kernels share
-memory, table    the TLBs of native code: who walks page tables, how rows are filled
-tlb              native code that looks a TLB up
+memory, table    the TLBs of native code: the page-table walker's interface, and filling of rows
+tlb              native code for TLB look-ups
 lanes            loads and stores of the lanes of a wave, PASS lanes at a time
 atomics          atomic operations of lanes
 math             exp2, log2, sine, cosine, tanh of lanes
-context          the beginning of the memory that Python and native code share
+context          the start of the memory that Python and native code share
 waves, crew      the native loop over groups and waves; host threads that share the groups
-worker, launches one thread's TLBs and callbacks; translated kernels, and how long they take
-stack            how deep native code reaches
+worker, launches one thread's TLBs and callbacks; translated kernels and their durations
+stack            stack size of native code
 """

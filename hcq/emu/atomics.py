@@ -1,7 +1,8 @@
 """Native functions for atomic operations at the host addresses of lanes.
 
-Lanes go one after another, lowest first; each operation is atomic among all worker threads. Old
-values come back as a vector. What LLVM has no instruction for compares and swaps.
+Lanes are processed one after another, lowest first; each operation is atomic among all worker
+threads. Old values are returned as a vector. Operations for which LLVM has no instruction use
+compare-and-swap.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from hcq.emu.library import Part
 from hcq.emu.text import PASS
 
-# Operation -> LLVM's atomicrmw; the numbers passed to the native functions are their places here.
+# Operation -> LLVM's atomicrmw; the numbers passed to the native functions are their indices here.
 _NATIVE = {
     "exch": "xchg", "add": "add", "and": "and", "or": "or", "xor": "xor", "min_s": "min",
     "max_s": "max", "min_u": "umin", "max_u": "umax", "inc": "uinc_wrap", "dec": "udec_wrap",
@@ -19,8 +20,8 @@ _NATIVE = {
 }  # fmt: skip
 _HALVES = tuple(f"{name}_{kind}" for name in ("add", "min", "max") for kind in ("f16", "bf16"))
 _PAIRS = tuple(f"{name}x2" for name in _HALVES)
-# Of the value that was there, `data` and `other`: mskor clears the bits of data and sets those of
-# other; wrap takes data off where it can, else adds other; cas_f compares as floats.
+# Of the old value, `data` and `other`: mskor clears the bits of data and sets those of other; wrap
+# subtracts data if it can, else adds other; cas_f compares as floats.
 _SOLVED = ("rsub", "mskor", "wrap")
 _FLOATS = ("min_f", "max_f", "cas_f")
 OPERATIONS = {
@@ -31,7 +32,7 @@ OPERATIONS = {
 
 
 def _joined(operation: str, a: str, b: str) -> str:
-    """Return the instruction that adds two floats, or takes the one that is less or more."""
+    """Return the instruction that adds two floats, or takes their minimum or maximum."""
     if operation == "add":
         return f"fadd float {a}, {b}"
     return f"call float @llvm.{operation}imumnum.f32(float {a}, float {b})"
@@ -100,7 +101,7 @@ def _sum(operation: str, bits: int) -> str:
     if operation in _SOLVED:
         return _solved(operation, f"i{bits}", old, new)
     real, suffix = ("float", "f32") if bits == 32 else ("double", "f64")
-    if operation == "cas_f":  # data: what is expected
+    if operation == "cas_f":  # data: the expected value
         return f"""
   %{new}.a = bitcast i{bits} {old} to {real}
   %{new}.b = bitcast i{bits} %data to {real}
@@ -224,8 +225,9 @@ def atomics_ir(
     prefix: str, room: int, sizes: Sequence[int] = tuple(OPERATIONS)
 ) -> tuple[str, set[str]]:
     """Return the IR of `<prefix>atomic_<bits>(context, hosts, lanes, operation, data, other)` and
-    the declarations it needs. sizes: the bits. operation: its place in OPERATIONS. room: where the
-    context has 768 bytes for it (on the stack they would make it a fifth slower)."""
+    the declarations it needs. sizes: values of bits. operation: its index in OPERATIONS. room:
+    offset of 768 bytes in the context for these functions (using the stack would make them a fifth
+    slower)."""
     needed = {f"declare float @llvm.{name}imumnum.f32(float, float)" for name in ("min", "max")}
     for real, suffix in (("float", "f32"), ("double", "f64")):
         for name in ("minnum", "maxnum"):

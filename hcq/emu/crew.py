@@ -13,7 +13,7 @@ from hcq.threads import start
 
 # LLVM IR that takes the next group of a launch: number %g of %total, by a %counter that the crew's
 # threads share, at (%x, %y, %z) of a grid of %nx64 by %ny64 and so on. Begins at the label `take`,
-# and goes to `finished` where none is left.
+# and branches to `finished` if none is left.
 TAKE_GROUP = """\
 take:
   %g = atomicrmw add ptr %counter, i64 1 monotonic
@@ -36,24 +36,25 @@ T = TypeVar("T")
 class Crew(Generic[W]):
     """The contexts of native code, one for each of several host threads and the caller's own.
 
-    A launch is run by as many as it is worth: each takes the next group until none is left, in
-    native code, which leaves the interpreter to the others. One launch at a time.
+    A launch runs on as many threads as are worthwhile. Each takes the next group until none is
+    left, in native code, which leaves the interpreter to the others. One launch at a time.
     """
 
     def __init__(self, workers: Sequence[W], name: str) -> None:
-        """name: of the threads, which are made when they are first needed."""
+        """name: of the threads, which are made on first use."""
         self.workers = workers
         self._name = name
         self._mates: list[_Mate] = []
         weakref.finalize(self, _leave, self._mates).atexit = False
 
     def run(self, count: int, work: Callable[[W, int], T], *, here: bool = True) -> list[T]:
-        """Do `work` with each of the first `count` workers, and its number, at the same time; what
-        it returned.
+        """Call `work` with each of the first `count` workers, and its number, in parallel; return
+        the results.
 
-        here: the caller's thread works too, and has the stack for it; the others have a deep one.
+        here: the caller's thread works too, and has enough stack for it; the other threads have a
+        deep stack.
 
-        Returns, or raises what the first of them raised, once none is at it any more.
+        Returns, or raises the first of their errors, once all of them have ended.
         """
         if here and count == 1:
             return [work(self.workers[0], 0)]
@@ -76,7 +77,7 @@ class Crew(Generic[W]):
         try:
             for mate in asked:
                 mate.wait()
-        except BaseException:  # an interrupt: who is still at work is asked no more
+        except BaseException:  # an interrupt: threads that still work get no further requests
             _leave(self._mates)
             raise
 
@@ -122,10 +123,11 @@ class _Piece(Generic[W, T]):
 
 
 class _Mate:
-    """A host thread that does one thing at a time, asked and awaited by one other thread.
+    """A host thread that does one thing at a time, at the request of one other thread, which waits
+    for it.
 
-    Two locks hand the work over and back: a pool's queue, futures and conditions take longer than a
-    short launch.
+    Two locks pass the work there and back: a pool's queue, futures and conditions take longer than
+    a short launch.
     """
 
     def __init__(self, name: str) -> None:
@@ -138,23 +140,23 @@ class _Mate:
         start(self._thread)
 
     def start(self, work: Callable[[], None]) -> None:
-        """Begin `work`, which raises nothing."""
+        """Begin `work`, which must not raise."""
         self._work = work
         self._asked.release()
 
     def wait(self) -> None:
-        """Wait for the end of what was started."""
+        """Wait until the started work has ended."""
         self._done.acquire()
 
     def end(self) -> None:
-        """End the thread, which does nothing."""
+        """End the thread, which is idle."""
         self._asked.release()
         self._thread.join()
 
     def leave(self) -> None:
-        """Have the thread end by itself, once what it does has ended; it is not joined."""
+        """Have the thread end by itself, once its work has ended; it is not joined."""
         self._left = True
-        with contextlib.suppress(RuntimeError):  # it has not yet begun what it was asked last
+        with contextlib.suppress(RuntimeError):  # it has not yet begun its last request
             self._asked.release()
 
     def _run(self) -> None:
@@ -164,5 +166,5 @@ class _Mate:
             if work is None:
                 return
             work()
-            del work  # what it holds may be waited for to go
+            del work  # another thread may wait until its references are gone
             self._done.release()

@@ -1,4 +1,4 @@
-"""From LLVM IR to native code in this process, with an optional cache of objects on disk."""
+"""Compile LLVM IR to native code in this process, with an optional cache of objects on disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOCK = threading.RLock()
 def host() -> tuple[str, str]:
     """Return the CPU name and feature string to generate code for.
 
-    512-bit vectors are wanted, whatever the CPU model prefers.
+    512-bit vectors are requested, whatever the CPU model prefers.
     """
     features = processor.features()
     text = processor.feature_string(features)
@@ -34,7 +34,7 @@ def host() -> tuple[str, str]:
 
 
 def on_x86() -> bool:
-    """Return whether the host is an x86-64."""
+    """Return whether the host is x86-64."""
     return str(llvm.get_default_triple()).startswith("x86_64")
 
 
@@ -87,12 +87,12 @@ def _compile(ir: str, passes: int, optimise: int) -> bytes:
 
 
 class Loaded:
-    """Native code in executable memory; keep it as long as its functions may run."""
+    """Native code in executable memory; must be kept as long as its functions may run."""
 
     def __init__(self, image: bytes) -> None:
         with _LOCK:
             empty = llvm.parse_assembly("")
-            # The engine owns its target machine and frees it in the end.
+            # The engine owns its target machine and frees it at the end.
             self._engine = llvm.create_mcjit_compiler(empty, _new_machine(0))
             self._engine.add_object_file(llvm.ObjectFileRef.from_data(image))
             self._engine.finalize_object()
@@ -110,10 +110,10 @@ def publish(name: str, address: int) -> None:
 
 
 class ObjectCache(DiskCache):
-    """Native code by the content it was made of; see DiskCache."""
+    """Native code by the content that it was made from; see DiskCache."""
 
     def made(self, key: str, make: Callable[[], bytes]) -> bytes:
-        """Return what is kept, or else what `make` returns, which is kept from then on."""
+        """Return the stored object, or else the result of `make`, which is then stored."""
         image = self.get(key)
         if image is None:
             image = kept(make, Path(__file__), key)
@@ -123,7 +123,7 @@ class ObjectCache(DiskCache):
 
 @cache
 def sources_of(package: Path) -> bytes:
-    """Hash the sources that decide what is emitted: a translator's package, and this one."""
+    """Hash the sources that determine the generated code: a translator's package, and this one."""
     digest = hashlib.sha256()
     for path in source_files(package):
         digest.update(path.read_bytes())
@@ -131,7 +131,7 @@ def sources_of(package: Path) -> bytes:
 
 
 def source_files(package: Path) -> list[Path]:
-    """Return the files that decide what the translator in `package` emits."""
+    """Return the files that determine the code that the translator in `package` generates."""
     return sorted([*package.rglob("*.py"), *Path(__file__).parent.rglob("*.py")])
 
 

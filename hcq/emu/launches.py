@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 from hcq.emu.crew import Crew
 from hcq.emu.worker import NativeWorker
 
-_FEW_WAVES = 4  # a launch of no more is run by the calling thread alone
-_SHORT_S = 300e-6  # so is one that is expected to take no longer: to wake threads takes 100 us
+_FEW_WAVES = 4  # up to this many, the calling thread runs a launch alone
+_SHORT_S = 300e-6  # also if it should take no longer than this: waking threads takes 100 us
 _MOST_KEPT = 1024
 
 K = TypeVar("K")
@@ -20,17 +20,17 @@ T = TypeVar("T")
 
 
 class Recent(Generic[K, V]):
-    """The values that were put last, by key."""
+    """The most recently stored values, by key."""
 
     def __init__(self) -> None:
         self._values: dict[K, V] = {}
 
     def get(self, key: K) -> V | None:
-        """Return a value that is still there."""
+        """Return a value if it is still stored."""
         return self._values.get(key)
 
     def put(self, key: K, value: V) -> V:
-        """Keep a value, in place of the oldest where there are too many; return it."""
+        """Store a value, replacing the oldest one if there are too many; return it."""
         while len(self._values) >= _MOST_KEPT:
             del self._values[next(iter(self._values))]
         self._values[key] = value
@@ -38,13 +38,14 @@ class Recent(Generic[K, V]):
 
 
 class Pace:
-    """Number of threads for launches, from the time of earlier launches of the same kernel."""
+    """Number of threads for launches, based on the durations of earlier launches of the same
+    kernel."""
 
     def __init__(self) -> None:
-        self._group_s: dict[int, float] = {}  # by a kernel's address: its last seconds a group
+        self._group_s: dict[int, float] = {}  # by a kernel's address: its last seconds per group
 
     def alone(self, kernel: int, groups: int, waves: int) -> bool:
-        """Return whether one thread does: `groups` of so many waves each."""
+        """Return whether one thread is enough for `groups` of `waves` waves each."""
         if groups * waves <= _FEW_WAVES:
             return True
         return self._group_s.get(kernel, 1.0) * groups < _SHORT_S
@@ -53,8 +54,8 @@ class Pace:
         self, crew: Crew[W], count: int, work: Callable[[W, int], T], kernel: int, groups: int,
         *, here: bool = True,
     ) -> tuple[list[T], float]:  # fmt: skip
-        """Do `work` with so many workers, see `Crew.run`; return what came of it, and the seconds
-        that all of them took together. Raises what a callback of a worker raised."""
+        """Do `work` with `count` workers, see `Crew.run`; return the results, and the seconds that
+        all of them took together. Raises errors of a worker's callbacks."""
         start = time.perf_counter()
         found = crew.run(count, work, here=here)
         for worker in crew.workers[:count]:

@@ -9,17 +9,19 @@ from pathlib import Path
 from hcq.emu import jit
 from hcq.emu.text import PROFILES
 
-# What makes the IR of some functions and the declarations it needs; which of them others may call.
+# A function that returns the IR of some functions and their declarations; and which of them other
+# code may call.
 Part = tuple[Callable[[], tuple[str, set[str]]], Sequence[str]]
-# All code lives as long as the process: what is loaded later refers to it by name. Two threads that
+# All code lives as long as the process: code loaded later refers to it by name. Two threads that
 # each make the first device load it twice, and both copies may be in use.
 _LOADED: list[jit.Loaded] = []
 
 
 def compiled(package: Path, folder: Path | None, title: str, parts: Iterable[Part]) -> jit.Loaded:
-    """Compile functions, or take them from the cache in `folder`; publish those that others call.
+    """Compile functions, or load them from the cache in `folder`; publish those that other code
+    calls.
 
-    package: whose sources decide what is made. The code stays as long as the process.
+    package: the package whose sources determine the result. The code stays as long as the process.
     """
     texts: list[str] = []
     declarations: set[str] = set()

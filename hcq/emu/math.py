@@ -33,7 +33,7 @@ def _polynomial(e: Text, x: str, coefficients: list[float]) -> str:
 
 
 def _clamped(e: Text, x: str, low: float, high: float) -> str:
-    """Limit x; a NaN stays."""
+    """Limit x to low..high; a NaN stays."""
     x = e.select(e.compare("olt", _KIND, x, _number(low)), _KIND, _number(low), x)
     return e.select(e.compare("ogt", _KIND, x, _number(high)), _KIND, _number(high), x)
 
@@ -54,7 +54,7 @@ def _exp2(e: Text, x: str) -> str:
 
 def _log2(e: Text, x: str) -> str:
     bits = e.convert("bitcast", _KIND, "i64", x)
-    # Mantissa in sqrt(1/2)..sqrt(2): take sqrt(1/2) off before splitting.
+    # Mantissa in sqrt(1/2)..sqrt(2): subtract sqrt(1/2) before splitting.
     root = _bits(math.sqrt(0.5))
     moved = e.binary("sub", "i64", bits, constant("i64", root))
     exponent = e.binary("ashr", "i64", moved, constant("i64", 52))
@@ -77,7 +77,7 @@ def _log2(e: Text, x: str) -> str:
 
 
 def _sine(e: Text, turns: str) -> str:
-    """Sine of 2 pi times `turns`; NaN for infinities."""
+    """Return the sine of 2 pi times `turns`; NaN for infinities."""
     part = e.binary("fsub", _KIND, turns, e.intrinsic("roundeven", _KIND, turns))
     # Fold -1/2..1/2 into -1/4..1/4: sin(pi - a) = sin(a).
     signed_half = e.intrinsic("copysign", _KIND, _number(0.5), part)
@@ -107,7 +107,7 @@ def _tanh(e: Text, x: str) -> str:
 
 
 _FUNCTIONS = {"exp2": _exp2, "log2": _log2, "sin": _sine, "cos": _cosine, "tanh": _tanh}
-_OF_TURNS = {"sin_turns": _sine, "cos_turns": _cosine}  # of an f64, for those who count in radians
+_OF_TURNS = {"sin_turns": _sine, "cos_turns": _cosine}  # of an f64, for callers that use radians
 
 
 def math_ir(prefix: str) -> tuple[str, set[str]]:

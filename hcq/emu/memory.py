@@ -1,9 +1,9 @@
 """Memory access of virtual shader cores: native translation tables over a model's page tables.
 
-A shader core translates kernels to native code whose loads and stores look into a table of
-translations that each worker thread owns. The model behind it walks the page tables that the driver
-wrote (or that a kernel driver keeps) and fills the table on a miss; it keeps stale translations
-until they are invalidated, as chips do.
+A shader core translates kernels to native code whose loads and stores use a table of translations
+that each worker thread owns. The model behind it walks the page tables that the driver wrote (or
+that a kernel driver keeps) and fills the table on a miss. It keeps stale translations until they
+are invalidated, as chips do.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ TLB_COLUMNS = 4  # the fourth column pads a row to 32 bytes
 def tlb_set(page: int) -> int:
     """Return the row of a native TLB that may hold a virtual page.
 
-    Runs of 64 pages lie in rows that follow each other; the pages of arrays whose distance is a
-    multiple of 16 MB lie in different rows, so that walking them side by side does not thrash.
+    Runs of 64 pages use consecutive rows. Pages of arrays whose distance is a multiple of 16 MB use
+    different rows, so that walking them side by side does not thrash.
     """
     return (page ^ page >> 6 & ~63) % TLB_SETS
 
@@ -42,7 +42,7 @@ def tlb_set(page: int) -> int:
 def place_of(array: NDArray[Any]) -> int:
     """Return the address of an array's first byte; the array must be writable and not empty.
 
-    A quarter of the time that `array.ctypes.data` takes, and a launch asks for ten.
+    Takes a quarter of the time of `array.ctypes.data`; a launch needs ten such addresses.
     """
     return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
 
@@ -70,16 +70,16 @@ class LaneMemory(Protocol):
         """Translate the page of `address`; return the host address that `address` itself maps to.
 
         Called on the worker's own thread when its table misses. On success the row is filled: tags
-        are made invalid, then DELTA written, then the tags that the page's permissions allow. On a
-        fault the fault is latched and reported as the chip does, nothing is cached, and the
-        returned host address lies at the same page offset in a dummy page (zeros for reads, a sink
-        for writes) that is followed by at least one more page.
+        are made invalid, then DELTA is written, then the tags that the page's permissions allow. A
+        fault is latched and reported as on the chip, nothing is cached, and the returned host
+        address lies at the same page offset in a dummy page (zeros for reads, a sink for writes)
+        that is followed by at least one more page.
         """
         ...
 
 
 class _Translation:
-    """Counts the threads that are inside. threads: how many."""
+    """Counts the threads that are inside it. threads: their number."""
 
     def __init__(self) -> None:
         self.threads = 0
@@ -95,9 +95,9 @@ class _Translation:
 
 
 class Abort:
-    """A flag that running waves look at on every backward branch and before every workgroup.
+    """A flag that running waves check on every backward branch and before every workgroup.
 
-    flag[1]: waves note where they are (`look`), where the core's code does that.
+    flag[1]: waves record their position (`look`), if the core's code does that.
     """
 
     def __init__(self) -> None:
@@ -106,13 +106,13 @@ class Abort:
         self._translation = _Translation()
 
     def translation(self) -> AbstractContextManager[None]:
-        """While the block runs, the program, or part of it, is being translated."""
+        """Mark the program, or part of it, as being translated while the block runs."""
         return self._translation
 
     @property
     def work(self) -> Work:
         """Return the work of an engine that runs this program; see hcq.clock.Part. A program may
-        never end, unless it was told to."""
+        never end, unless the flag is set."""
         debugged = self.debugged
         if debugged is not None and debugged() and not self.flag[0]:
             return Work.DEBUGGED
@@ -122,7 +122,7 @@ class Abort:
 
     @contextlib.contextmanager
     def look(self) -> Iterator[None]:
-        """While the block runs, have waves note their state on every backward branch."""
+        """Have waves record their state on every backward branch while the block runs."""
         self.flag[1] = 1
         try:
             yield

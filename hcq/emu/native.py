@@ -1,6 +1,6 @@
 """Write native functions as Python: words with operators, variables, conditions and loops.
 
-`Native` is one function over `Text`. Its variables are stack slots, which the compiler makes
+`Native` is one function over `Text`. Its variables are stack slots, which the compiler promotes to
 values, so that loops need no phi nodes here.
 """
 
@@ -15,7 +15,8 @@ from hcq.emu.text import Text
 
 @dataclass(frozen=True, eq=False)
 class Word:
-    """A value of IR with the operators of its kind; integers are unsigned, plain ints constants."""
+    """A value of IR with the operators of its kind; integers are unsigned, plain ints are
+    constants."""
 
     native: Native
     text: str
@@ -75,7 +76,7 @@ class Word:
         return self._compare("ugt", other)
 
     def to(self, kind: str) -> Word:
-        """Return the same bits, cut or filled with zeros; pointers are integers of 64 bits."""
+        """Return the same bits, truncated or zero-extended; pointers are 64-bit integers."""
         if kind == self.kind:
             return self
         if _element(kind) == "ptr":
@@ -95,7 +96,7 @@ class Word:
         return self.native.value(f"extractelement {self.kind} {self.text}, {text}", element)
 
     def byte(self, offset: Word | int) -> Word:
-        """Return a pointer so many bytes further on."""
+        """Return a pointer that is `offset` bytes further on."""
         text = f"i64 {offset}" if isinstance(offset, int) else f"{offset.kind} {offset.text}"
         return self.native.value(f"getelementptr i8, ptr {self.text}, {text}", "ptr")
 
@@ -111,24 +112,24 @@ def _bits(kind: str) -> int:
 
 
 class Variable:
-    """A word that changes."""
+    """A word that can change."""
 
     def __init__(self, native: Native, slot: str, kind: str) -> None:
         self._native, self._slot, self._kind = native, slot, kind
 
     def get(self) -> Word:
-        """Return its value now."""
+        """Return its current value."""
         return self._native.value(f"load {self._kind}, ptr {self._slot}", self._kind)
 
     def set(self, value: Word | int) -> None:
-        """Change it."""
+        """Set its value."""
         text = str(value) if isinstance(value, int) else value.text
         self._native.do(f"store {self._kind} {text}, ptr {self._slot}")
 
 
 class Native:
     """One function. result: its kind; parameters: (kind, name) each, the first the worker context
-    if it uses that. part: it becomes part of the functions that call it."""
+    if it is used. part: inline it into the functions that call it."""
 
     def __init__(
         self, name: str, result: str, *parameters: tuple[str, str], part: bool = False
@@ -142,7 +143,7 @@ class Native:
         self.given = [Word(self, f"%{n}", kind) for kind, n in parameters]
 
     def text(self) -> str:
-        """Return the function; its end is reached without a result."""
+        """Return the function as text; reaching its end returns no result."""
         last = "ret void" if self.result == "void" else "unreachable"
         return "\n".join([
             f"define {self._linkage}{self.result} @{self.name}({self._listed}) {self._inlined} {{",
@@ -161,17 +162,17 @@ class Native:
         return Word(self, self._body.value(expression), kind)
 
     def constant(self, kind: str, value: int) -> Word:
-        """Return a constant; of a vector kind in all its elements."""
+        """Return a constant; for a vector kind, in all its elements."""
         if kind.startswith("<"):
             return Word(self, f"splat ({_element(kind)} {value})", kind)
         return Word(self, str(value), kind)
 
     def word(self, value: int) -> Word:
-        """Return a constant of 64 bits."""
+        """Return a 64-bit constant."""
         return self.constant("i64", value)
 
     def call(self, kind: str, function: str, *arguments: Word) -> Word:
-        """Call a function; declare it where it is an intrinsic."""
+        """Call a function; declare it if it is an intrinsic."""
         if function.startswith("llvm."):
             types = ", ".join(a.kind for a in arguments)
             self.declarations.add(f"declare {kind} @{function}({types})")
@@ -188,7 +189,7 @@ class Native:
         self._body.begin(self._body.new_label("after"))
 
     def choose(self, condition: Word, yes: Word, no: Word) -> Word:
-        """Return one of two."""
+        """Return one of two words, depending on a condition."""
         text = f"select {condition.kind} {condition.text}, {yes.kind} {yes.text}, "
         return self.value(f"{text}{no.kind} {no.text}", yes.kind)
 
@@ -207,7 +208,7 @@ class Native:
         self.do(f"store {value.kind} {value.text}, ptr {at.text}, align {align}")
 
     def change(self, at: Word, kind: str, by: Word | int) -> Word:
-        """Add to a number in memory; return what it was."""
+        """Add to a number in memory; return its old value."""
         old = self.load(kind, at)
         self.store(old + by, at)
         return old
@@ -231,7 +232,7 @@ class Native:
 
     @contextmanager
     def when(self, condition: Word) -> Iterator[None]:
-        """Do what follows where the condition (i1) holds."""
+        """Run the block if the condition (i1) holds."""
         yes, on = self._body.new_label("yes"), self._body.new_label("on")
         self.do(f"br i1 {condition.text}, label %{yes}, label %{on}")
         self._body.begin(yes)
@@ -241,7 +242,7 @@ class Native:
 
     @contextmanager
     def count(self, end: Word | int, start: Word | int = 0, step: int = 1) -> Iterator[Word]:
-        """Repeat with an i64 from `start` to below `end`."""
+        """Repeat the block with an i64 from `start` to below `end`."""
         at = self.variable("i64", start)
         loop, body, on = (
             self._body.new_label("loop"),
@@ -261,7 +262,8 @@ class Native:
 
     @contextmanager
     def each_lane(self, lanes: Word) -> Iterator[Word]:
-        """Repeat with the number (i32) of every lane that is set in a number of one bit a lane."""
+        """Repeat the block with the number (i32) of every lane whose bit is set in `lanes`, one bit
+        a lane."""
         left = self.variable(lanes.kind, lanes)
         loop, body, on = (
             self._body.new_label("loop"),

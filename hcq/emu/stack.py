@@ -1,7 +1,7 @@
 """Stack size of native code, and threads with such a stack.
 
-Code of very large functions keeps what does not fit registers in its frame: translated kernels of
-tens of thousands of instructions take more than the 8 MB that threads usually have.
+Code of very large functions keeps values that do not fit in registers in its frame: translated
+kernels of tens of thousands of instructions take more than the 8 MB that threads usually have.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hcq.elf import read_object
 from hcq.life import ModuleLock
 
 USUAL = 4 << 20  # bytes of a frame that any thread has room for
-DEEPEST = 60 << 20  # the same of a thread started in `deep`
+DEEPEST = 60 << 20  # the same for a thread started in `deep`
 _SIZE = 64 << 20  # address space; memory is taken as it is touched
 _SUB_RSP = b"\x48\x81\xec"  # sub rsp, imm32: Intel SDM volume 2, SUB
 _PROLOGUE = 64  # bytes: pushes and the alignment of the frame come before
@@ -39,7 +39,7 @@ def frame_of(image: bytes, name: str) -> int:
 
 @contextmanager
 def deep() -> Iterator[None]:
-    """Threads that are started meanwhile have a stack for frames of DEEPEST bytes."""
+    """Give threads started in the block a stack for frames of DEEPEST bytes."""
     with _starting.lock:
         before = threading.stack_size(_SIZE)
         try:

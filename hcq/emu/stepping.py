@@ -1,8 +1,8 @@
 """Code shared by shader cores whose waves a debugger can halt; see `hcq.debugging`.
 
-Stepped code looks, before each instruction, at a byte of a table and calls a function where that
-is set. One thread runs all waves then, so that each instruction is followed by the next of the same
-wave up to a barrier or the wave's end.
+Before each instruction, stepped code checks a byte of a table and calls a function if the byte is
+set. One thread then runs all waves, so that each instruction is followed by the next one of the
+same wave up to a barrier or the wave's end.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _STEP = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctyp
 class Stops:
     """One byte for each instruction of a kernel: whether waves halt there.
 
-    base: GPU address of the first instruction. count: of instructions. size: bytes of each.
+    base: GPU address of the first instruction. count: number of instructions. size: bytes of each.
     """
 
     def __init__(self, base: int, count: int, size: int) -> None:
         self._base, self._size = base, size
         self.table = np.zeros(count + 1, np.uint8)
-        self.asked = 0  # how often `everywhere` was called
+        self.asked = 0  # number of calls of `everywhere`
 
     @property
     def address(self) -> int:
-        """The host address of the table."""
+        """Host address of the table."""
         return int(self.table.ctypes.data)
 
     def everywhere(self) -> None:
@@ -47,7 +47,7 @@ class Stops:
         self.table[:] = 0
 
     def set(self, stops: Collection[int] | None) -> None:
-        """Halt at these GPU addresses, None for all; others than the kernel's are left out."""
+        """Halt at these GPU addresses, None for all; addresses outside the kernel are ignored."""
         if stops is None:
             self.everywhere()
             return
@@ -65,7 +65,7 @@ class SteppedCode(Code, Protocol):
 
 
 class SteppedWorker(Protocol):
-    """The thread that runs the waves. error: what its launch raises in the end."""
+    """The thread that runs the waves. error: raised by its launch at the end."""
 
     error: BaseException | None
 
@@ -84,7 +84,8 @@ C = TypeVar("C", bound=SteppedCode)
 class StepCall(ABC, Generic[W, R, C]):
     """The function that stepped code calls where it halts. Used by one thread at a time.
 
-    address: of the function, `u32 (context, wave, place)`, which returns whether the wave goes on.
+    address: of the function, `u32 (context, wave, place)`, which returns whether the wave
+    continues.
     """
 
     def __init__(self, debugger: Debugger) -> None:
@@ -95,20 +96,20 @@ class StepCall(ABC, Generic[W, R, C]):
 
     @property
     def entered(self) -> tuple[W, R, C]:
-        """The worker, launch and kernel that run."""
+        """The running worker, launch and kernel."""
         assert self._at is not None
         return self._at
 
     @abstractmethod
     def wave(self, context: int, wave: int, place: int) -> Halted:
-        """Return the wave that halts: by its context's and its state's host address."""
+        """Return the halted wave, by the host addresses of its context and its state."""
 
     def active(self) -> bool:
         """Return whether wait limits are suspended."""
         return self.debugger.active
 
     def begin(self, worker: W, run: R, code: C) -> None:
-        """A worker is about to run waves of a kernel: ask the debugger where they halt."""
+        """Query the debugger where waves halt, before a worker runs waves of a kernel."""
         self._at = worker, run, code
         self._arm(code)
 
@@ -124,7 +125,7 @@ class StepCall(ABC, Generic[W, R, C]):
             goes_on = self.debugger.halted(self.wave(context, wave, place))
             self._arm(code)
             return int(goes_on)
-        except BaseException as error:  # must not pass native code: the launch's thread raises it
+        except BaseException as error:  # must not cross native code: the launch's thread raises it
             code.stops.nowhere()
             worker.error = error
             run.stop[0] = 1
@@ -132,8 +133,8 @@ class StepCall(ABC, Generic[W, R, C]):
 
 
 def look(e: Text, number: int, place: int, ended: int) -> None:
-    """Emit a halt where byte `number` of %steps is set: %step is called with the place; where it
-    returns 0 the function of %context and %wave ends with the code `ended`."""
+    """Emit a halt if byte `number` of %steps is set: %step is called with the place; if it returns
+    0 the function of %context and %wave ends with the code `ended`."""
     at = e.value(f"getelementptr i8, ptr %steps, i64 {number}")
     asked = e.value(f"icmp ne i8 {e.value(f'load volatile i8, ptr {at}')}, 0")
     halt, on, end = (e.new_label(stem) for stem in ("halt", "on", "end"))

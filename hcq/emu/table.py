@@ -1,7 +1,7 @@
-"""Native TLBs as the model fills them, and the memory that stands where none is.
+"""Native TLBs as the model fills them, and dummy memory for unmapped pages.
 
-Rows are filled with the address space's lock held, under which other threads clear tags; the
-owner's native code reads rows between two calls only.
+Rows are filled under the address space's lock, under which other threads clear tags; the owner's
+native code reads rows only between two calls.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def new_table() -> NDArray[np.uint64]:
 
 
 def clear(tables: Iterable[NDArray[np.uint64]]) -> None:
-    """Forget what tables translate."""
+    """Clear all translations of tables."""
     for table in tables:
         table[:, READ_TAG : WRITE_TAG + 1] = INVALID_TAG
 
@@ -66,7 +66,7 @@ def fill(
 
 
 class DummyPages:
-    """Addresses of memory that stands where none is: zeros and ones to read, a sink for writes."""
+    """Addresses of dummy memory for unmapped pages: zeros and ones to read, a sink for writes."""
 
     def __init__(self) -> None:
         self._pages = [mmap.mmap(-1, _DUMMY, flags=mmap.MAP_PRIVATE) for _ in range(3)]

@@ -1,8 +1,8 @@
 """LLVM IR as text, one function body at a time: the builder of all shader cores.
 
-Registers of a wave are vectors of as many elements as the wave has lanes. Memory is reached by PASS
-lanes at a time: a wave of more lanes is cut into passes for it, the lowest lanes first, and what
-comes back is put together again.
+Registers of a wave are vectors with one element per lane. Memory is accessed by PASS lanes at a
+time: a wave with more lanes is split into passes for an access, the lowest lanes first, and the
+results are joined again.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 PASS = 32  # lanes that the functions for memory take at a time
 VECTOR = f"<{PASS} x i32>"
-LANES = "lanes"  # stands for the type of a number of one bit a lane
-# Of branches that are nearly always (never) taken; every module of native code has them.
+LANES = "lanes"  # stands for the type of a number with one bit a lane
+# For branches that are nearly always (never) taken; every module of native code has them.
 PROFILES = (
     '!0 = !{!"branch_weights", i32 1000, i32 1}\n!1 = !{!"branch_weights", i32 1, i32 1000}\n'
 )
@@ -30,7 +30,7 @@ def integer_of(element: str) -> str:
 
 
 def suffix_of(element: str) -> str:
-    """Return how names of intrinsics spell `element`."""
+    """Return the spelling of `element` in names of intrinsics."""
     return _SUFFIX.get(element, element)
 
 
@@ -69,7 +69,8 @@ def splat(name: str, kind: str, scalar: str) -> str:
 class Text:
     """Collect the lines of one function and the declarations it needs.
 
-    lanes: of its vectors, a multiple of PASS. prefix: of the names it makes, unique in a function.
+    lanes: number of lanes of its vectors, a multiple of PASS. prefix: of the names it makes, unique
+    in a function.
     """
 
     def __init__(self, lanes: int = PASS, prefix: str = "t") -> None:
@@ -177,13 +178,13 @@ class Text:
         return self.value(f"bitcast {self.vector_of('i1')} {mask} to {self.bits}")
 
     def as_mask(self, bits: str) -> str:
-        """Return a number of one bit a lane as a condition of each lane."""
+        """Return a number with one bit a lane as a condition of each lane."""
         return self.value(f"bitcast {self.bits} {bits} to {self.vector_of('i1')}")
 
     # -- passes ----------------------------------------------------------------------------------
 
     def cut(self, element: str, a: str) -> list[str]:
-        """Cut a vector of all lanes into one vector for each pass."""
+        """Split a vector of all lanes into one vector for each pass."""
         if self.lanes == PASS:
             return [a]
         kind = self.vector_of(element)
@@ -196,7 +197,7 @@ class Text:
         ]
 
     def cut_bits(self, bits: str) -> list[str]:
-        """Cut a number of one bit a lane into one i32 for each pass."""
+        """Split a number with one bit a lane into one i32 for each pass."""
         if self.lanes == PASS:
             return [bits]
         if bits == "-1":
@@ -208,7 +209,7 @@ class Text:
         return found
 
     def whole(self, element: str, parts: list[str]) -> str:
-        """Put the vectors of all passes together."""
+        """Join the vectors of all passes."""
         size = PASS
         while len(parts) > 1:
             kind, order = f"<{size} x {element}>", lanes(list(range(2 * size)))
@@ -220,8 +221,9 @@ class Text:
         return parts[0]
 
     def cut_arguments(self, arguments: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
-        """Cut the (type, value) pairs of a call into those of one call for each pass: vectors of
-        all lanes and, of the type LANES, numbers of one bit a lane. Others go into every pass."""
+        """Split the (type, value) pairs of a call into those of one call for each pass: vectors of
+        all lanes and, for the type LANES, numbers with one bit a lane. Other arguments go into
+        every pass."""
         found: list[list[tuple[str, str]]] = [[] for _ in self.passes]
         for kind, value in arguments:
             element = kind.removeprefix(f"<{self.lanes} x ").removesuffix(">")
@@ -236,8 +238,8 @@ class Text:
         return found
 
     def by_passes(self, result: str, function: str, *arguments: tuple[str, str]) -> str:
-        """Call a function of PASS lanes for each pass, see `cut_arguments`. Return what all of them
-        returned, a vector of `result` if that is not empty."""
+        """Call a function of PASS lanes for each pass, see `cut_arguments`. Return their joined
+        results, a vector of `result` unless that is empty."""
         kind = f"<{PASS} x {result}>" if result else "void"
         parts = [self.call(kind, function, *one) for one in self.cut_arguments(arguments)]
         return self.whole(result, parts) if result else ""

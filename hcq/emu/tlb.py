@@ -1,4 +1,4 @@
-"""Native code that looks addresses up in a worker's TLB; see `hcq.emu.memory`."""
+"""Native code for look-ups in a worker's TLB; see `hcq.emu.memory`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tlb_of(e: Text) -> str:
 
 
 def pages_of(e: Text, addresses: str, kind: str = "i64") -> tuple[str, str]:
-    """Return the page of an address, and the offset of its row, as `tlb_set` says; `kind` may be a
+    """Return the page of an address, and the offset of its row, as in `tlb_set`; `kind` may be a
     vector of i64."""
 
     def number(value: int) -> str:
@@ -33,12 +33,13 @@ def pages_of(e: Text, addresses: str, kind: str = "i64") -> tuple[str, str]:
 
 
 def columns_of(access: Access) -> tuple[int, int]:
-    """Return where a row has the page it translates for an access, and how far its host is."""
+    """Return the columns of a row that hold the page translated for an access, and the distance to
+    its host address."""
     return 8 * _TAGS[access], 8 * DELTA
 
 
 def row_at(e: Text, tlb: str, offset: str, access: Access) -> tuple[str, str]:
-    """Read the row at an offset: the page it translates, and how far away its host is."""
+    """Read the row at an offset: the page it translates, and the distance to its host address."""
     row = e.value(f"getelementptr i8, ptr {tlb}, i64 {offset}")
     tag_at, delta_at = (
         e.value(f"getelementptr i8, ptr {row}, i64 {place}") for place in columns_of(access)
@@ -48,7 +49,8 @@ def row_at(e: Text, tlb: str, offset: str, access: Access) -> tuple[str, str]:
 
 
 def hit(e: Text, tlb: str, address: str, size: int, access: Access) -> tuple[str, str]:
-    """Look an address up: whether `size` bytes may be accessed (i1), and where (ptr)."""
+    """Look an address up; return whether `size` bytes may be accessed (i1), and their address
+    (ptr)."""
     page, offset = pages_of(e, address)
     tag, delta = row_at(e, tlb, offset, access)
     good = e.value(f"icmp eq i64 {tag}, {page}")
@@ -61,7 +63,7 @@ def hit(e: Text, tlb: str, address: str, size: int, access: Access) -> tuple[str
 def translate_ir(prefix: str) -> str:
     """Return the IR of `<prefix>translate_read` and `_write`: an address to its host address.
 
-    A miss calls the model, which answers with a host address even for a fault.
+    A miss calls the model, which returns a host address even for a fault.
     """
     return "\n".join(_translate(prefix, access) for access in NAMES)
 

@@ -1,10 +1,10 @@
 """The native loop over groups and waves: the waves of a group run one after another, each to its
 next barrier or its end.
 
-For cores whose waves have masks: a wave waits as a whole, and a group goes on when all its waves
-wait. (Where the lanes of a wave make progress by themselves that does not do; see
-`nv.virtual.sm.runtime.launcher`.)
-The worker context has the fields below, and each wave a state of STATE_STRIDE bytes.
+For cores whose waves have masks: a wave waits as a whole, and a group continues when all its waves
+wait. (This does not work if the lanes of a wave progress independently; see
+`nv.virtual.sm.runtime.launcher`.) The worker context has the fields below, and each wave has a
+state of STATE_STRIDE bytes.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from hcq.emu import context
 from hcq.emu.crew import TAKE_GROUP
 from hcq.emu.text import field
 
-# What a kernel's native function returns; other numbers end the launch.
+# Return values of a kernel's native function; other numbers end the launch.
 FINISHED = 0
 AT_BARRIER = 1
 ABORTED = 3
-JUMPED = 5  # call it again: it goes on elsewhere
+JUMPED = 5  # call it again: it continues elsewhere
 
 
 @dataclass(frozen=True)
 class Waves:
     """The parts that differ between cores.
 
-    name: of the launch function. resume, done: where a wave's state says where it goes on (u32, 0
-    at its beginning), and whether it has ended (u32). entry: lines before the first group. begin:
-    lines that give a wave %w (%w64) of %waves its first registers in %state, for the group at %x,
-    %y, %z; they end with a branch to %init.end. before: lines before a wave %k64 runs.
-    needs: declarations of these lines. x86_mode: the host is an x86, whose floating-point control
-    is set to MXCSR meanwhile; elsewhere denormals are kept.
+    name: of the launch function. resume, done: offsets in a wave's state of the place where it
+    continues (u32, 0 at its beginning), and of whether it has ended (u32). entry: lines before the
+    first group. begin: lines that give a wave %w (%w64) of %waves its first registers in %state,
+    for the group at %x, %y, %z; they end with a branch to %init.end. before: lines before a wave
+    %k64 runs. needs: declarations of these lines. x86_mode: the host is an x86, whose
+    floating-point control is set to MXCSR meanwhile; elsewhere denormals are kept.
     """
 
     name: str
@@ -68,9 +68,9 @@ entry:
 
 def launcher_ir(waves: Waves) -> tuple[str, set[str]]:
     """Return the IR of `launch(context, kernel)` and the declarations it needs: run groups until
-    none is left or a wave cannot go on. Returns FINISHED, ABORTED or what the kernel returned.
+    none is left or a wave cannot continue. Returns FINISHED, ABORTED or the kernel's return value.
 
-    With RESUME_GROUP set a second call goes on with that group's waves where they were.
+    With RESUME_GROUP set a second call continues with that group's waves where they were.
     """
     text = f"""
 {_entry_point(waves)}

@@ -25,13 +25,13 @@ def aligned(size: int, at: int = 128) -> NDArray[np.uint8]:
 class NativeWorker(ABC):
     """A thread's TLBs, and the callback from native code to the page-table walker.
 
-    error: what a callback raised; an exception must not pass through native code, so the thread
-    that started the launch raises it again. refill: the address of the refill callback.
+    error: raised by a callback. An exception must not cross native code, so the thread that started
+    the launch raises it again. refill: the address of the refill callback.
     """
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
-        self.tlbs: list[tuple[LaneMemory, NDArray[np.uint64]]] = []  # of the last address spaces
+        self.tlbs: list[tuple[LaneMemory, NDArray[np.uint64]]] = []  # of recent address spaces
         self._sink = aligned(2 * PAGE, PAGE)
         self._refill = _REFILL(self._on_miss)
         self.refill = ctypes.cast(self._refill, ctypes.c_void_p).value or 0
@@ -42,7 +42,7 @@ class NativeWorker(ABC):
 
     @abstractmethod
     def failed(self, address: int) -> None:
-        """See to it that the launch ends: `error` is set."""
+        """Make sure that the launch ends: `error` is set."""
 
     def _on_miss(self, address: int, access: int) -> int:
         try:

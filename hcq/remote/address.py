@@ -1,4 +1,4 @@
-"""Where a ugpud listens: a UNIX socket of this machine, or TCP with TLS."""
+"""The address of a ugpud: a UNIX socket of this machine, or TCP with TLS."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hcq.config import config
 from hcq.errors import AccessDenied, BadArgument, DeviceNotFound, HostError, TransportError
 
 PORT = 7847
-# TIMEOUT: as long as a host may take to accept and to shake hands
+# TIMEOUT: how long a host may take to accept a connection and complete the handshake
 CONNECT_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True)
 class Address:
     """path: a UNIX socket; otherwise host and port. authority: a file with the certificate that the
-    server's is checked against; default: the system's. made: a socket that is connected, for one
-    connection, which closes it; `path` is what errors call it."""
+    server's is checked against; default: the system's. made: a connected socket, used for one
+    connection, which closes it; `path` is then its name in errors."""
 
     path: str = ""
     host: str = ""
@@ -34,13 +34,13 @@ class Address:
 
 
 def default_socket() -> Path:
-    """Return the UNIX socket of this user's ugpud, or of the machine's where only that one is."""
+    """Return the UNIX socket of this user's ugpud, or the machine's if only that one exists."""
     machine, own = Path("/run/ugpud/ugpud.sock"), user_socket()
     return machine if machine.exists() and not own.exists() else own
 
 
 def user_socket() -> Path:
-    """Return where a ugpud of this user listens unless told otherwise."""
+    """Return the default socket path of this user's ugpud."""
     folder = config().runtime_folder or Path(tempfile.gettempdir()) / f"ugpu-{os.geteuid()}"
     return folder / "ugpud.sock"
 
@@ -62,8 +62,8 @@ def parse(text: str | None, authority: str = "") -> Address:
 
 
 def connect(address: Address) -> socket.socket:
-    """Return a connected socket. DeviceNotFound where nothing listens, AccessDenied where the
-    system refuses, TransportError for a certificate that is not to be trusted."""
+    """Return a connected socket. DeviceNotFound if nothing listens, AccessDenied if the system
+    refuses, TransportError for a certificate that cannot be trusted."""
     if address.made is not None:
         return address.made
     if address.path:

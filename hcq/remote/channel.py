@@ -17,9 +17,9 @@ from hcq.remote.wire import Buffered, Limits, Message, encode
 
 Result = TypeVar("Result")
 
-# TIMEOUT: a peer that takes nothing for so long is gone; as long as vfio-user's (docs/vfio-user.md)
+# TIMEOUT: a peer that accepts nothing for this long is gone; as for vfio-user (docs/vfio-user.md)
 SEND_LIMIT_S = 10.0
-SLICE_S = 0.5  # of a wait: the connection may be another by then
+SLICE_S = 0.5  # of a wait: the connection may have been replaced by then
 _JOINED = 1 << 16  # bytes of data that are sent with the rest in one call
 
 
@@ -28,7 +28,7 @@ class Disconnected(DeviceLost):
 
 
 def _watched(made: socket.socket) -> None:
-    """Have the system notice a peer that is gone without a word: tcp(7)."""
+    """Have the system detect a peer that is gone without closing: tcp(7)."""
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
@@ -41,9 +41,9 @@ def _watched(made: socket.socket) -> None:
 
 
 class Frame:
-    """One message on its way into a connection, and how much of it is there.
+    """One message being sent on a connection, and how much of it is sent.
 
-    counts: bytes that each call took.
+    counts: bytes that each call sent.
     """
 
     def __init__(self, message: Message, sequence: int = 0, acknowledged: int = 0) -> None:
@@ -71,8 +71,8 @@ class Frame:
 class Channel:
     """Sends from any thread; receives in one. Owns the socket.
 
-    An OpenSSL connection is used by one thread at a time: the socket does not block, calls are made
-    under a lock, and waiting is done outside of it.
+    An OpenSSL connection is used by one thread at a time: the socket is non-blocking, calls are
+    made under a lock, and waiting is done outside it.
 
     secure: whether it is an OpenSSL connection.
     """
@@ -104,19 +104,20 @@ class Channel:
     def send(
         self, message: Message, limit_s: float = SEND_LIMIT_S, *, acknowledged: int = 0
     ) -> None:
-        """Send one message that is not numbered, before a session does; Disconnected where the peer
-        is gone or takes nothing for `limit_s`."""
+        """Send one message that is not numbered, before a session does; Disconnected if the peer is
+        gone or accepts nothing for `limit_s`."""
         frame = Frame(message, 0, acknowledged)
         with self._sending:
             while events := self.push(frame):
                 self.wait(events, limit_s)
 
     def push(self, frame: Frame) -> int:
-        """Send as much of a frame as goes without waiting. Returns 0 once all of it is sent, else
-        what to `wait` for before the next call, which must be for the same frame. Frames are pushed
-        by one thread at a time. Disconnected where the peer is gone.
+        """Send as much of a frame as possible without waiting. Return 0 once all of it is sent,
+        else the events to `wait` for before the next call, which must be for the same frame. Frames
+        are pushed by one thread at a time. Disconnected if the peer is gone.
 
-        Except on an OpenSSL connection, `frame` is right whatever exception comes (a Ctrl-C).
+        Except on an OpenSSL connection, `frame` stays consistent whatever exception occurs (such as
+        Ctrl-C).
         """
         while rest := frame.rest:
             try:
@@ -124,8 +125,8 @@ class Channel:
                     with self._guard:
                         frame.counts.append(self._socket.send(rest))
                 else:
-                    # ORDER: one step of the interpreter, in which no exception of another cause
-                    # comes between the bytes' departure and their count.
+                    # ORDER: one step of the interpreter, in which no asynchronous exception can
+                    # come between sending the bytes and counting them.
                     frame.counts.extend(map(self._socket.send, (rest,)))
             except ssl.SSLWantReadError:
                 return select.POLLIN
@@ -137,7 +138,7 @@ class Channel:
         return 0
 
     def wait(self, events: int, limit_s: float = SEND_LIMIT_S) -> None:
-        """Block until the socket is ready for `push`. Disconnected where it is not within
+        """Block until the socket is ready for `push`. Disconnected if it is not ready within
         `limit_s`, or is closed."""
         end = time.monotonic() + limit_s
         while not self._poll(events, min(SLICE_S, max(0.0, end - time.monotonic()))):
@@ -148,8 +149,8 @@ class Channel:
     # ---- receiving ---------------------------------------------------------------------------
 
     def receive(self, limit_s: float | None = None) -> Message | None:
-        """Return the next message, None where there is none within `limit_s`. WireError for bytes
-        that are not one, Disconnected at the end."""
+        """Return the next message, None if there is none within `limit_s`. WireError for bytes that
+        are not a message, Disconnected at the end."""
         message = self._incoming.more()
         while message is None:
             space = self._incoming.space()
@@ -163,7 +164,7 @@ class Channel:
         return message
 
     def _attempt(self, call: Callable[[], Result], limit_s: float | None) -> Result | None:
-        """Make a call that may have to wait; None where that takes longer than `limit_s`."""
+        """Make a call that may have to wait; None if it takes longer than `limit_s`."""
         end = None if limit_s is None else time.monotonic() + limit_s
         while True:
             events = select.POLLIN
@@ -200,8 +201,9 @@ class Channel:
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def farewell(self, limit_s: float = 1.0) -> None:
-        """End the connection after what was sent: the peer may still be sending, and would lose it
-        with its own messages. Blocks for up to `limit_s`."""
+        """End the connection after the messages already sent. The peer may still be sending; an
+        immediate end would lose our last messages together with its own. Blocks for up to
+        `limit_s`."""
         end, room = time.monotonic() + limit_s, bytearray(1 << 16)
         with contextlib.suppress(OSError, Disconnected):
             socket.socket.shutdown(self._socket, socket.SHUT_WR)
@@ -211,6 +213,6 @@ class Channel:
         self.close()
 
     def release(self) -> None:
-        """Close the descriptor, when no thread uses it any more; idempotent."""
+        """Close the descriptor, once no thread uses it any more; idempotent."""
         self.closed = True
         self._socket.close()

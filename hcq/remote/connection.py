@@ -17,25 +17,26 @@ from hcq.remote.channel import Channel, Disconnected
 from hcq.remote.session import Session
 from hcq.remote.wire import EVENTS, VERSION, Bytes, Limits, Message, WireError, check, is_number
 
-# TIMEOUT: how long the server may take for one call beside what the call itself waits for: loading
-# a program on a virtual device translates it
+# TIMEOUT: how long the server may take for one call, in addition to the call's own wait: loading a
+# program on a virtual device translates it
 CALL_LIMIT_S = 120.0
-AHEAD = 64  # messages that wait to be sent, before those who send more wait
-# TIMEOUT: of a reconnection's greeting, and the pauses between attempts; our choice
+AHEAD = 64  # unsent messages, beyond which callers that send more must wait
+# TIMEOUT: of a reconnection's "hello", and the pauses between attempts; our choice
 HELLO_LIMIT_S = 10.0
 PAUSE_S = 0.05
-BYE_S = 1.0  # TIMEOUT: of what `close` still has to send
+BYE_S = 1.0  # TIMEOUT: for sending the remaining messages in `close`
 
 
 class Owned:
-    """Something that the server has for this client, by number: memory, a program. Where the last
-    reference is dropped, or a call is cut off before anyone refers to it, the server is told.
+    """An object that the server holds for this client, by number: memory, a program. If the last
+    reference is dropped, or a call is interrupted before there is a reference, it is given back to
+    the server.
 
-    undo: the operation that gives it back; it may be told twice. size: bytes, for statistics.
-    number: set by the connection's thread, when the reply is there.
+    undo: the operation that gives it back; it may be sent twice. size: bytes, for statistics.
+    number: set by the connection's thread when the reply arrives.
     """
 
-    number: int | None = None  # of the class, for one whose construction is cut off
+    number: int | None = None  # class attribute, for an object whose construction is interrupted
     freed = False
     size = 0
 
@@ -44,7 +45,7 @@ class Owned:
         self._undo = undo
 
     def give_back(self) -> None:
-        """Tell the server, unless that was done; idempotent."""
+        """Give it back to the server, unless that was done; idempotent."""
         if self.number is not None and not self.freed:
             with contextlib.suppress(LinkError):
                 self._connection.post(self._undo, self.number)
@@ -55,7 +56,7 @@ class Owned:
 
 
 class _Call:
-    """A call that waits for its reply; which gives `owner` its number."""
+    """A call that waits for its reply, which sets the number of `owner`."""
 
     def __init__(self, owner: Owned | None) -> None:
         self.done = threading.Event()
@@ -64,17 +65,17 @@ class _Call:
 
 
 class Connection:
-    """Thread-safe. A thread receives; events of the lease go to `on_event`, in that thread.
+    """Thread-safe. One thread receives; events of the lease go to `on_event`, in that thread.
 
-    Messages are sent by their callers, as far as that goes without waiting; an exception that comes
-    at any point of that (a Ctrl-C) leaves the rest to the next one, or to a thread that sends what
-    is left. On an OpenSSL connection that thread sends everything (see Channel.push).
+    Callers send their messages themselves, as far as possible without waiting. If an exception
+    occurs at any point of this (such as Ctrl-C), the next caller sends the rest, or a thread for
+    unsent messages does. On an OpenSSL connection that thread sends everything (see Channel.push).
 
-    Where the daemon gives a lease a time of grace, a connection that breaks is made again and goes
-    on with what was under way (hcq.remote.session).
+    If the daemon grants a lease a grace period, a broken connection is made again and continues
+    with the messages in flight (hcq.remote.session).
 
-    failure: why the connection ended, None while it stands. calls: round trips so far. resumed: how
-    many times it was made again.
+    failure: why the connection ended, None while it is open. calls: round trips so far. resumed:
+    how many times it was made again.
     """
 
     def __init__(self, address: Address, token: str | None = None) -> None:
@@ -91,7 +92,7 @@ class Connection:
         self._token = token
         self._closing = threading.Event()
         self._session = Session(Channel(connect(address), Limits()), waits=True)
-        self._left = threading.Event()  # there is something for the thread that sends
+        self._left = threading.Event()  # there are messages for the sending thread
         self._room = threading.Event()
         self._threads = [
             threading.Thread(target=each, name=f"ugpud {address}", daemon=True)
@@ -117,14 +118,15 @@ class Connection:
         limit_s: float = CALL_LIMIT_S,
         owner: Owned | None = None,
     ) -> Message:
-        """Send a request and return its reply, within `limit_s`; raises the error that the server
-        replies, or Disconnected. owner: gets the number that the reply begins with."""
+        """Send a request and return its reply, within `limit_s`; raises the error in the server's
+        reply, or Disconnected. owner: gets the number at the start of the reply."""
         return self.finish(self.begin(operation, *arguments, data=data, owner=owner), limit_s)
 
     def begin(
         self, operation: str, *arguments: object, data: Bytes = b"", owner: Owned | None = None
     ) -> int:
-        """Send a request whose reply `finish` fetches, so that several are under way at a time."""
+        """Send a request whose reply `finish` returns, so that several can be in flight at a
+        time."""
         number, waiting = next(self._numbers) & 0xFFFF_FFFF, _Call(owner)
         with self._lock:
             self._check()
@@ -138,8 +140,8 @@ class Connection:
         return number
 
     def finish(self, number: int, limit_s: float = CALL_LIMIT_S) -> Message:
-        """Return the reply to what `begin` sent."""
-        waiting = self._waiting[number]  # the thread that receives takes it out
+        """Return the reply to the request of `begin`."""
+        waiting = self._waiting[number]  # the receiving thread looks it up
         if not waiting.done.wait(limit_s):
             raise DeviceHang(f"{self.name} did not reply within {limit_s} s", limit_s=limit_s)
         self._waiting.pop(number, None)
@@ -152,7 +154,7 @@ class Connection:
         return reply
 
     def post(self, operation: str, *arguments: object, data: Bytes = b"") -> None:
-        """Send a message without a reply; what fails at the server comes as the event "failed".
+        """Send a message without a reply; a failure at the server arrives as the event "failed".
         `data` must not change afterwards."""
         self._check()
         self.posts += 1
@@ -176,7 +178,7 @@ class Connection:
         life.inherits_no_more(self)
 
     def abandon(self) -> None:
-        """See hcq.life: the connection is the parent's."""
+        """See hcq.life: the connection belongs to the parent."""
         self.failure = Disconnected(f"{self.name} is the parent process's connection")
         self._session.channel.release()
         self._lock = threading.Lock()
@@ -186,7 +188,7 @@ class Connection:
             raise _again(self.failure)
 
     def flush(self) -> None:
-        """Send what an exception has kept from being sent."""
+        """Send messages whose sending was interrupted by an exception."""
         if self._session.unsent:
             self._left.set()
 
@@ -200,7 +202,7 @@ class Connection:
         self._tell(message)
 
     def _tell(self, message: Message) -> None:
-        """Send what goes without waiting, and leave the rest to the thread that sends."""
+        """Send as much as possible without waiting, and leave the rest to the sending thread."""
         session = self._session
         if session.channel.secure:
             session.queue(message)
@@ -210,7 +212,7 @@ class Connection:
             if session.post(message):
                 self._left.set()
         except Disconnected:
-            session.channel.close()  # the thread that receives tells
+            session.channel.close()  # the receiving thread reports it
         except BaseException:
             self._left.set()
             raise
@@ -227,7 +229,7 @@ class Connection:
                     if session.unsent <= AHEAD // 2:
                         self._room.set()
             except Disconnected:
-                session.channel.close()  # the thread that receives tells
+                session.channel.close()  # the receiving thread reports it
             self._room.set()
             if ends:
                 return
@@ -267,8 +269,8 @@ class Connection:
                 self._end(error)
 
     def _resume(self) -> bool:
-        """Connect again, for as long as the daemon keeps the lease; whether that worked. Raises
-        what the daemon says against it."""
+        """Connect again, for as long as the daemon keeps the lease; return whether that worked.
+        Raises the daemon's refusal."""
         if not self._session.keeps or self._closing.is_set():
             return False
         self._session.channel.close()
@@ -301,7 +303,7 @@ class Connection:
         return False
 
     def _give(self, owner: Owned | None, message: Message) -> None:
-        """Tell an owner its number; one that is gone meanwhile gives it back."""
+        """Set an owner's number; if the owner is gone meanwhile, give the object back."""
         found = message.arguments[0]
         if not isinstance(found, list) or not found or not is_number(found[0]):
             raise WireError("the daemon replied without a call number")
@@ -332,7 +334,7 @@ class Connection:
 
 
 def _resumption(server: object) -> tuple[int, float]:
-    """The session's number and the seconds of grace in a reply to "hello"; 0: none."""
+    """Return the session's number and the seconds of grace in a reply to "hello"; 0: none."""
     found = server if isinstance(server, dict) else {}
     number, grace_s = found.get("session", 0), found.get("grace_s", 0.0)
     if not is_number(number) or not isinstance(grace_s, int | float):
@@ -351,5 +353,5 @@ def _refusal(reply: Message | None) -> UgpuError:
 
 
 def _again(error: UgpuError) -> UgpuError:
-    """An error of its own for each thread that raises it."""
+    """Return a new copy of an error for each thread that raises it."""
     return type(error)(error.message, **error.facts)

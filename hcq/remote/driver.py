@@ -1,8 +1,8 @@
-"""The driver of a leased device: the server has the real one; this one sends it what to do.
+"""The driver of a leased device: it forwards all work to the server, which has the real driver.
 
-Addresses are the server's device's own, so that kernels may find them in memory. What needs an
-answer is a call (memory, programs, copies out); submissions, replays, frees and short copies in
-are messages without a reply, so that a chain of them costs no round trip.
+Addresses are those of the server's device, so that kernels may find them in memory. Operations that
+need an answer are calls (memory, programs, copies out). Submissions, replays, frees and short
+copies in are messages without a reply, so that a chain of them costs no round trip.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from hcq.transport.view import RemoteView
 if TYPE_CHECKING:
     from hcq.remote.request import Grant
 
-SHORT = 64 << 10  # bytes of a copy that is not awaited: what follows it comes after it anyway
-AHEAD = 8  # chunks of a large copy that are under way at a time
-#: seconds of a wait that the server makes for the client, for a timeline in memory; it looks again
+SHORT = 64 << 10  # bytes of a copy that is not awaited: later messages follow it anyway
+AHEAD = 8  # chunks of a large copy that are in flight at a time
+#: seconds of a wait that the server makes for the client, for a timeline in memory; then repeated
 _WATCH_S = 1.0
 
 
 class RemoteDriver(Driver):
-    """Owns the connection, and with it the lease."""
+    """Driver of a leased device. Owns the connection, and with it the lease."""
 
     def __init__(self, name: str, connection: Connection, grant: Grant) -> None:
         super().__init__(name)
@@ -101,7 +101,7 @@ class RemoteDriver(Driver):
 
     @property
     def used(self) -> int:
-        """Bytes of memory that buffers and programs have."""
+        """Bytes of memory that buffers and programs occupy."""
         return sum(each.size for each in list(self._owned) if not each.freed and each.number)
 
     # ---- queues ------------------------------------------------------------------------------
@@ -113,8 +113,8 @@ class RemoteDriver(Driver):
         return self._queues
 
     def replay(self, resident: RemoteResident, value: int) -> None:
-        """Have the server run a placed image; with those of the graph's other queues, in one
-        message, when the last of them is told."""
+        """Have the server run a placed image. The images of all queues of a graph go in one
+        message, sent with the last of them."""
         resident.place()
         self._pending[resident] = value
         replaying = self.core.replaying
@@ -129,7 +129,7 @@ class RemoteDriver(Driver):
         self._pending.clear()
 
     def post_quietly(self, operation: str, *arguments: object) -> None:
-        """Tell the server what does not matter any more where it is gone."""
+        """Send a message that no longer matters if the server is gone."""
         with contextlib.suppress(LinkError):
             self.connection.post(operation, *arguments)
 
@@ -154,7 +154,8 @@ class RemoteDriver(Driver):
         return RemoteTransfer(self)
 
     def write(self, address: int, data: memoryview) -> None:
-        """Store bytes, before all that is submitted later. Several chunks are awaited."""
+        """Store bytes, before all work that is submitted later. Blocks until complete if there are
+        several chunks."""
         if len(data) <= SHORT:
             self.connection.post("write", address, data=bytes(data))
             return
@@ -168,7 +169,7 @@ class RemoteDriver(Driver):
         )
 
     def read(self, address: int, size: int, out: memoryview | None = None) -> memoryview:
-        """Load bytes, into `out` where that is given."""
+        """Load bytes, into `out` if given."""
         found = memoryview(bytearray(size)) if out is None else out
 
         def store(position: int, reply: Message) -> None:
@@ -189,7 +190,7 @@ class RemoteDriver(Driver):
     def _pipelined(
         self, begins: Sequence[Callable[[], int]], done: Callable[[int, Message], None]
     ) -> None:
-        """Have up to AHEAD requests under way, and take their replies in order."""
+        """Keep up to AHEAD requests in flight, and process their replies in order."""
         under_way: deque[int] = deque()
         taken = 0
         for position, begin in enumerate(begins):
@@ -230,7 +231,7 @@ class RemoteDriver(Driver):
         return failures.plan_from_wire(reply.arguments[0])
 
     def _on_event(self, event: Message | UgpuError) -> None:
-        """In the connection's thread."""
+        """Handle an event, in the connection's thread."""
         if isinstance(event, Message) and event.operation == "reached":
             index, value, resets = event.arguments
             if index < len(self._queues) and resets == self.resets:
@@ -263,7 +264,7 @@ class RemoteDriver(Driver):
 
         def read(key: tuple[str, str]) -> float:
             now = self.clock.now()
-            if now - read_at[0] > 0.05 or key not in latest:  # one call for a look at all of them
+            if now - read_at[0] > 0.05 or key not in latest:  # one call reads all of them
                 for name, _, label, value in self.connection.call("sensors").arguments[0]:
                     latest[name, label] = value
                 read_at[0] = now

@@ -1,4 +1,4 @@
-"""Errors and reports of resets over the wire, so that a client has what the server found."""
+"""Errors and reports of resets over the wire, so that a client gets what the server found."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _DEPTH = 3
 
 
 def to_wire(error: UgpuError) -> list[object]:
-    """Return the arguments of an "error" message: of a class of its module's own, the next one
-    above that all have."""
+    """Return the arguments of an "error" message. A class that is not in hcq.errors is sent as its
+    nearest base class that is."""
     facts = {name: _plain(value) for name, value in error.facts.items()}
     kind = next(each for each in type(error).__mro__ if hasattr(errors, each.__name__))
     return [kind.__name__, error.message[:_TEXT], facts]
 
 
 def from_wire(kind: str, message: str, facts: dict[str, Any]) -> UgpuError:
-    """Return the error that the server raised; a class that this version does not have is a
+    """Return the error that the server raised; a class that this version does not have becomes a
     TransportError."""
     made = getattr(errors, kind, None)
     if not isinstance(made, type) or not issubclass(made, UgpuError):
@@ -74,7 +74,7 @@ def plan_to_wire(found: tuple[Diagnosis, list[Planned]]) -> list[object]:
 
 
 def plan_from_wire(given: list[Any]) -> tuple[Diagnosis, list[Planned]]:
-    """Return what `plan_to_wire` was given."""
+    """Return the argument of `plan_to_wire`."""
     first, reason, rows = given
     rungs = [Planned(name, Level(level), *rest) for name, level, *rest in rows]
     return Diagnosis(Level(first), reason), rungs

@@ -32,7 +32,7 @@ class LeasedDevice(Device):
         return self._driver.grant
 
     def extend(self, limit_s: float) -> float:
-        """Hold the lease for `limit_s` from now on; returns the seconds that the daemon granted."""
+        """Hold the lease for `limit_s` from now on; return the seconds that the daemon granted."""
         granted: float = self._driver.connection.call("extend", None, limit_s).arguments[0]
         return granted
 
@@ -53,13 +53,13 @@ def lease(
 ) -> LeasedDevice:
     """Lease a device from a ugpud; closing it ends the lease.
 
-    device: a pattern of names, labels, targets or processors ("gfx11*", "pci:*"). memory:
-    bytes that it must have, and the quota ("8G"). shared: the same as kind="shared", queues and an
-    address space of one's own beside other holders. The rest: LeaseRequest. daemon: a socket's
+    device: a pattern of names, labels, targets or processors ("gfx11*", "pci:*"). memory: bytes
+    that it must have, and the quota ("8G"). shared: the same as kind="shared", separate queues and
+    a separate address space beside other holders. Other options: LeaseRequest. daemon: a socket's
     path or tls://HOST:PORT; default: UGPU_DAEMON, else this user's or the machine's socket.
 
     DeviceNotFound: no daemon, or no such device there; DeviceBusy: it is leased, and `wait_s` is
-    over; AccessDenied: the token or user may not; NotSupported: it cannot be shared.
+    over; AccessDenied: the token or user lacks permission; NotSupported: it cannot be shared.
     """
     if shared:
         if kind not in ("exclusive", "shared"):
@@ -94,8 +94,8 @@ class TransportLease:
         return f"vfio-user:{self.grant.socket}"
 
     def close(self) -> None:
-        """End the lease, and return when the daemon has the chip back; a driver that still uses it
-        loses it. Idempotent."""
+        """End the lease, and return when the daemon has the chip back; a driver that still uses the
+        chip loses it. Idempotent."""
         if self.connection.failure is None:
             with contextlib.suppress(LinkError):
                 self.connection.call("release", None)
@@ -116,8 +116,8 @@ def lease_transport(
     limit_s: float = 0.0,
     daemon: str | None = None,
 ) -> TransportLease:
-    """Lease a chip for a driver of one's own (hcq, QEMU): options and errors as of `lease`.
-    NotSupported for devices that cannot be handed out, and over TCP."""
+    """Lease a chip for the caller's own driver (hcq, QEMU): options and errors as for `lease`.
+    NotSupported for devices that cannot be passed on, and over TCP."""
     wanted = LeaseRequest(device, "transport", 0, priority, wait_s, limit_s)
     connection = Connection(parse(daemon), config().token or None)
     try:
@@ -142,7 +142,7 @@ def open_device(
     authority: str = "",
     on_stage: Callable[[str, float], None] | None = None,
 ) -> LeasedDevice:
-    """`hcq.open("ugpud:PATTERN")`. Options as of `lease`; lease_wait_s: its `wait_s`."""
+    """Implement `hcq.open("ugpud:PATTERN")`. Options as for `lease`; lease_wait_s: its `wait_s`."""
     return lease(
         pattern or "*",
         memory=memory,

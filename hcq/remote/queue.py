@@ -21,14 +21,14 @@ from hcq.timeline import SIZE, Timeline
 if TYPE_CHECKING:
     from hcq.remote.driver import RemoteDriver
 
-#: submissions under way at a time on one queue: what the server must keep for each of them
+#: submissions in flight at a time on one queue: limits what the server must keep for them
 OUTSTANDING = 512
 _images = itertools.count(1)
 Words = NDArray[np.uint32]
 
 
 class RemoteTimeline(Timeline):
-    """A queue's timeline. Its memory is at the server, which tells each value that it reaches."""
+    """A queue's timeline. Its memory is at the server, which reports each value that it reaches."""
 
     def __init__(self, driver: RemoteDriver, address: int, name: str) -> None:
         local = memoryview(bytearray(SIZE))
@@ -43,7 +43,7 @@ class RemoteTimeline(Timeline):
         return self._reached
 
     def reach(self, value: int) -> None:
-        """The server told that the queue got to `value`."""
+        """Record that the queue has reached `value`, as reported by the server."""
         with self._arrived:
             self._reached = max(self._reached, value)
             self._arrived.notify_all()
@@ -52,7 +52,7 @@ class RemoteTimeline(Timeline):
         self.reach(self.last)
 
     def pause(self, value: int, limit_s: float) -> None:
-        """Wait until it gets to `value`, or is told to look (`wake`)."""
+        """Wait until the timeline reaches `value`, or until `wake`."""
         self._connection.flush()
         with self._arrived:
             if self._reached < value:
@@ -68,8 +68,8 @@ class RemoteTimeline(Timeline):
 
 
 class RemoteResident(Resident):
-    """An image that the server keeps for replays. The words here are what the server has, and what
-    of them it has not been sent yet."""
+    """An image that the server keeps for replays. The words here include changes that are not sent
+    yet."""
 
     address = 0
 
@@ -81,7 +81,7 @@ class RemoteResident(Resident):
         self.sent = False
         first = self.places["word"].astype(np.intp)
         pairs = np.stack([first, np.minimum(first + 1, max(len(self.words) - 1, 0))], axis=1)
-        self._pairs = pairs.reshape(-1)  # a place's word and the next, which are 64 bits together
+        self._pairs = pairs.reshape(-1)  # a place's word and the next: 64 bits in all
         self._narrow: tuple[NDArray[np.uint64], NDArray[np.uint64]] | None = None
         width, lsb = (self.places[name].astype(np.uint64) for name in ("width", "lsb"))
         if (width < 64).any():
@@ -101,7 +101,7 @@ class RemoteResident(Resident):
         return found
 
     def place(self) -> None:
-        """Give the server the image, unless it has it."""
+        """Send the image to the server, unless the server has it."""
         if not self.sent:
             driver = self.queue.driver
             data = self.words.tobytes() + self.places.tobytes()
@@ -116,7 +116,7 @@ class RemoteResident(Resident):
 
 
 class RemoteQueue(HardwareQueue):
-    """One queue of the lease. index: among all of the device, compute queues first."""
+    """One queue of the lease. index: among all queues of the device, compute queues first."""
 
     intent: tuple[int, Words] | None = None
 

@@ -30,12 +30,12 @@ def byte_count(value: int | str, name: str = "memory") -> int:
 
 @dataclass(frozen=True)
 class LeaseRequest:
-    """A lease that is asked for. device: a pattern (fnmatch) of a device's name, label, target or
-    processor. kind: "exclusive", the device alone; "shared", queues and an address space of the
-    holder's own beside others; "observer", to read facts and sensors; "transport", a vfio-user
-    socket for a driver of the holder's own. memory: bytes that the device must have, and the quota;
-    0: any. priority: 0 to 9, the highest is served first. wait_s: how long to queue; limit_s: how
-    long to hold it, 0: what the daemon grants by default."""
+    """A request for a lease. device: a pattern (fnmatch) of a device's name, label, target or
+    processor. kind: "exclusive", the device alone; "shared", separate queues and a separate address
+    space beside other holders; "observer", to read facts and sensors; "transport", a vfio-user
+    socket for the holder's own driver. memory: bytes that the device must have, and the quota; 0:
+    any. priority: 0 to 9, the highest is served first. wait_s: how long to queue; limit_s: how long
+    to hold the lease, 0: the daemon's default."""
 
     device: str = "*"
     kind: str = "exclusive"
@@ -71,10 +71,10 @@ class LeaseRequest:
 
 @dataclass(frozen=True)
 class Grant:
-    """A lease that was given. lease: its number. device: the daemon's name for it, such as
+    """A granted lease. lease: its number. device: the daemon's name for it, such as
     "pci:0000:03:00.0". timelines: address of each queue's timeline, by kind ("compute", "copy").
-    clock_hertz: see Device. memory: quota in bytes, 0: none. limit_s: until it ends.
-    socket, firmware: of kind "transport", the path, and the folder with the chip's images."""
+    clock_hertz: see Device. memory: quota in bytes, 0: none. limit_s: seconds until it ends.
+    socket, firmware: for kind "transport", the path, and the folder with the chip's images."""
 
     lease: int
     device: str

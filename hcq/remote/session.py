@@ -1,11 +1,12 @@
 """State that survives a broken connection: frames that the peer has not acknowledged.
 
 Both sides number their frames and keep each until the peer's `acknowledged` has reached it. After a
-reconnection each side sends again what the other has not; frames that come twice are dropped. So a
-message is carried out once, whatever the connection did, and a large copy goes on where it stopped.
+reconnection each side sends again the frames that the other has not received; duplicates are
+dropped. So a message is carried out exactly once, whatever happens to the connection, and a large
+copy continues where it stopped.
 
-A message without a reply is acknowledged by a frame of its own ("ack") now and then, so that little
-is kept.
+Messages without a reply are acknowledged by a separate frame ("ack") from time to time, so that few
+frames are kept.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from hcq.remote.channel import Channel, Disconnected, Frame
 from hcq.remote.wire import Message, WireError
 
 ACK_FRAMES, ACK_BYTES = 64, 1 << 20  # received since the last frame that was sent
-FULL = 64 << 20  # bytes kept, from which on a sender waits for the peer
+FULL = 64 << 20  # bytes kept, above which a sender waits for the peer
 MOST = 1 << 30  # bytes kept for a peer that acknowledges nothing
-PAUSE_S = 0.05  # between looks at whether a peer has acknowledged something
-_FRAME = 256  # bytes that a message takes besides its data, about
+PAUSE_S = 0.05  # between checks for acknowledgements of the peer
+_FRAME = 256  # approximate bytes that a message takes in addition to its data
 UNNUMBERED = ("hello", "ack")
 ACKNOWLEDGED = -1  # see `push`
 
 
 class _Kept(NamedTuple):
-    """A frame that was sent. before, after: bytes of all that were sent until then, less those that
-    a moment without kept ones has forgotten."""
+    """A frame that was sent. before, after: total bytes sent before and after this frame; the count
+    starts again whenever no frames are kept."""
 
     sequence: int
     message: Message
@@ -37,15 +38,15 @@ class _Kept(NamedTuple):
 
 
 class Session:
-    """Sends from any thread, receives in one. keeps: whether the peer can come back; before that,
+    """Sends from any thread, receives in one. keeps: whether the peer can reconnect; before that,
     frames are not numbered and a broken connection ends everything.
 
-    An exception at any point of `post` or `push` (a Ctrl-C) leaves each message sent, or still to
-    be sent by the next `push`, or not taken, and none of them twice: a message is taken by one
-    append, and all steps from there on can be repeated.
+    After an exception at any point of `post` or `push` (such as Ctrl-C), each message is either
+    sent, or sent by the next `push`, or not taken, and none is sent twice: a message is taken by
+    one append, and all later steps can be repeated.
 
-    channel: the present connection; replaced by `replace`. waits: whether messages wait while much
-    is kept for the peer (FULL).
+    channel: the present connection; replaced by `replace`. waits: whether messages wait while too
+    many bytes are kept for the peer (FULL).
     """
 
     def __init__(self, channel: Channel, *, waits: bool = False) -> None:
@@ -55,30 +56,30 @@ class Session:
         self.received = 0  # the peer's last frame
         self._sent = 0
         self._waiting: deque[Message] = deque()
-        self._current: Frame | None = None  # that is partly sent, of `_again` or `_waiting`
+        self._current: Frame | None = None  # partly sent, of `_again` or `_waiting`
         self._kept: deque[_Kept] = deque()
-        self._again: deque[_Kept] = deque()  # of these, what another connection must still send
+        self._again: deque[_Kept] = deque()  # kept frames that a new connection must send again
         self._broken = False
-        self._since_frames = self._since_bytes = 0  # received without telling the peer
+        self._since_frames = self._since_bytes = 0  # received but not acknowledged
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
 
     # ---- sending -----------------------------------------------------------------------------
 
     def send(self, message: Message) -> None:
-        """Send a message; blocks while the peer takes none. Where the connection is broken it is
-        kept for the next one; Disconnected where there will be none. For threads that meet no
-        exceptions of another cause."""
+        """Send a message; blocks while the peer accepts none. If the connection is broken, the
+        message is kept for the next one; Disconnected if there will be none. For threads that do
+        not get asynchronous exceptions."""
         if self.post(message):
             self.flush()
 
     def flush(self) -> None:
-        """Send everything that waits to be sent, as `send` does."""
+        """Send all unsent messages, as `send` does."""
         while events := self.push():
             self.await_peer(events)
 
     def post(self, message: Message) -> int:
-        """Take a message, and send what goes now; see `push`."""
+        """Take a message, and send as much as possible without waiting; see `push`."""
         if self.keeps and self._bytes > MOST:
             self.keeps = False
             self.channel.close()
@@ -91,9 +92,9 @@ class Session:
         self._waiting.append(message)
 
     def push(self) -> int:
-        """Send what goes now. Returns 0 where nothing is left, or the connection is broken;
-        ACKNOWLEDGED where the peer must acknowledge frames first; else the events that the channel
-        waits for. See `await_peer`."""
+        """Send as much as possible without waiting. Return 0 if nothing is left, or the connection
+        is broken; ACKNOWLEDGED if the peer must acknowledge frames first; else the events that the
+        channel waits for. See `await_peer`."""
         with self._lock:
             while not self._broken:
                 frame = self._current
@@ -111,8 +112,8 @@ class Session:
             return 0
 
     def _go(self, frame: Frame) -> int:
-        # A function of its own: `try` inside of `with` is a line of its own to debuggers, and an
-        # exception of theirs there would leave the lock held (CPython 3.11).
+        # A separate function: `try` inside `with` is a separate line to debuggers, and an exception
+        # that they raise there would leave the lock held (CPython 3.11).
         try:
             return self.channel.push(frame)
         except Disconnected:
@@ -120,7 +121,7 @@ class Session:
             return 0
 
     def await_peer(self, events: int) -> None:
-        """Block for what `push` returned."""
+        """Block for the result of `push`."""
         if events == ACKNOWLEDGED:
             with self._changed:
                 if self.full:
@@ -134,7 +135,7 @@ class Session:
 
     @property
     def unsent(self) -> int:
-        """Messages that wait to be sent."""
+        """Number of messages that wait to be sent."""
         return len(self._waiting)
 
     def _next(self) -> Frame | None:
@@ -151,7 +152,7 @@ class Session:
         return frame
 
     def _written(self, frame: Frame) -> None:
-        """All of the current frame is with the system."""
+        """Note that all of the current frame is passed to the system."""
         number, message = frame.sequence, frame.message
         if number:
             if number > self._sent and (not self._kept or self._kept[-1].sequence < number):
@@ -166,7 +167,7 @@ class Session:
         self._current = None
 
     def _break(self, channel: Channel) -> None:
-        """A connection is broken. Disconnected where there will be no other one."""
+        """Note that a connection is broken. Disconnected if there will be no other one."""
         with self._lock:
             if channel is self.channel:
                 self._broken = True
@@ -186,7 +187,7 @@ class Session:
     # ---- receiving ---------------------------------------------------------------------------
 
     def receive(self, limit_s: float | None = None) -> Message | None:
-        """Return the next message that has not come before; see Channel."""
+        """Return the next message that was not received before; see Channel."""
         while True:
             message = self.channel.receive(limit_s)
             if message is None:
@@ -214,7 +215,7 @@ class Session:
     def _acknowledged(self, last: int) -> None:
         frame = self._current
         if last > self._sent and frame is not None and not frame.rest:
-            self._written(frame)  # a thread that an exception cut off has sent it
+            self._written(frame)  # sent by a thread that was then interrupted by an exception
         if last > self._sent:
             raise WireError(f"{last} frames are acknowledged, {self._sent} were sent")
         if self._kept and self._kept[0].sequence <= last:
@@ -225,8 +226,8 @@ class Session:
     # ---- another connection ------------------------------------------------------------------
 
     def replace(self, channel: Channel, acknowledged: int, first: Message | None = None) -> None:
-        """Go on with another connection, whose peer has received `acknowledged` frames. `first` is
-        the first message in it. `push` must follow."""
+        """Continue with another connection, whose peer has received `acknowledged` frames. `first`
+        is its first message. `push` must follow."""
         with self._lock:
             former, self.channel = self.channel, channel
             former.release()

@@ -5,10 +5,10 @@ A frame is a header of 32 bytes, a msgpack list [operation, call, arguments] and
     magic "uq01", bytes of the list (u32), bytes of data (u32), CRC-32 of both (u32),
     sequence (u64), acknowledged (u64); little-endian
 
-Each side numbers its frames from 1; `acknowledged` is the last frame of the peer that was carried
-received whole, so that a connection which breaks is resumed without loss and without repetition
+Each side numbers its frames from 1; `acknowledged` is the last frame of the peer that was received
+whole, so that a broken connection is resumed without loss and without repetition
 (hcq.remote.session). Frames with sequence 0 are not numbered: those that open a connection, replies
-to them, "ack", and all of a connection that cannot be resumed.
+to them, "ack", and all frames of a connection that cannot be resumed.
 
 `call` is 0 for a message without a reply. A reply has the operation "reply" or "error" and the
 same number.
@@ -30,7 +30,7 @@ VERSION = 1
 MAGIC = b"uq01"
 HEADER = struct.Struct("<4sIIIQQ")
 CHUNK = 1 << 20  # bytes of data in a frame of a large copy
-READ_AHEAD = 2048  # bytes; each of a thousand idle clients takes as many
+READ_AHEAD = 2048  # bytes; each of a thousand idle clients takes this much memory
 
 Bytes = bytes | bytearray | memoryview
 
@@ -48,7 +48,7 @@ STRANGER = Limits(meta=16 << 10, data=0)
 
 
 class WireError(TransportError):
-    """The peer sent bytes that are not a frame of this protocol; the connection cannot go on."""
+    """The peer sent bytes that are not a frame of this protocol; the connection cannot continue."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Message:
     """One message. call: the number that its reply carries, 0 without a reply."""
 
     operation: str
-    arguments: list[Any]  # Any: checked by `check` against what the operation takes
+    arguments: list[Any]  # Any: `check` compares them with the operation's signature
     call: int = 0
     data: Bytes = b""
     sequence: int = 0
@@ -65,7 +65,7 @@ class Message:
 
 def encode(message: Message, sequence: int = 0, acknowledged: int = 0) -> tuple[bytes, Bytes]:
     """Return the frame as its header with the list, and its data, which is not copied. sequence,
-    acknowledged: in place of the message's."""
+    acknowledged: used instead of the message's."""
     meta: bytes = msgpack.packb([message.operation, message.call, message.arguments])
     crc = zlib.crc32(message.data, zlib.crc32(meta))
     size = memoryview(message.data).nbytes
@@ -76,7 +76,7 @@ def encode(message: Message, sequence: int = 0, acknowledged: int = 0) -> tuple[
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a frame that is still to be read."""
+    """The header of a frame whose rest is not read yet."""
 
     meta: int
     data: int
@@ -86,7 +86,7 @@ class Header:
 
 
 def decode_header(head: Bytes, limits: Limits) -> Header:
-    """Check a frame's header before memory is taken for the rest; WireError."""
+    """Check a frame's header before memory is allocated for the rest; WireError."""
     magic, *rest = HEADER.unpack(head)
     found = Header(*rest)
     if magic != MAGIC:
@@ -99,7 +99,7 @@ def decode_header(head: Bytes, limits: Limits) -> Header:
 
 
 def decode(header: Header, meta: Bytes, data: Bytes) -> Message:
-    """Check and take apart the rest of a frame; WireError."""
+    """Check and decode the rest of a frame; WireError."""
     if zlib.crc32(data, zlib.crc32(meta)) != header.crc:
         raise WireError("the checksum of a frame does not match", sequence=header.sequence)
     try:
@@ -122,24 +122,24 @@ def is_number(value: object, end: int = 1 << 64) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < end
 
 
-# What each operation takes, in order. "number": an integer from 0 to 2^64 - 1; "numbers": a list of
-# them; "map": with text as keys. A "?" behind the kind also takes nil.
+# Arguments of each operation, in order. "number": an integer from 0 to 2^64 - 1; "numbers": a list
+# of them; "map": with text as keys. A "?" after the kind also allows nil.
 REQUESTS: Mapping[str, Sequence[str]] = {
     # on a connection
     "hello": ("number", "text?", "number"),  # version, token, session to resume (0: a new one)
-    "ack": (),  # the header tells
+    "ack": (),  # the header carries the number
     "bye": (),  # the client ends its session
     "devices": (),  # -> a map for each device
     "leases": (),  # -> a map for each lease and waiter
-    "lease": ("map",),  # what is wanted, see LeaseRequest -> grant
+    "lease": ("map",),  # the request, see LeaseRequest -> grant
     "extend": ("number?", "real"),  # lease (nil: of this connection), seconds from now
     "release": ("number?",),
-    "recover": ("text",),  # a pattern of quarantined devices -> names of those that are tried
+    "recover": ("text",),  # a pattern of quarantined devices -> names of those that are retried
     "quarantine": ("text", "text"),  # a pattern, why -> names of the devices
     "telemetry": ("text",),  # a device's name -> data: JSON of hcq.telemetry
     # with a lease: memory and programs
     "allocate": ("number", "text"),  # size, placement -> number, address
-    "free": ("number",),  # number; one that is not known is ignored
+    "free": ("number",),  # number; an unknown one is ignored
     "write": ("number",),  # address; data
     "read": ("number", "number"),  # address, size -> data
     "load": (),  # data: the code object -> number, address, size, kernels
@@ -204,22 +204,22 @@ def _is(kind: str, value: object) -> bool:
 
 
 class Buffered:
-    """Frames out of a stream of bytes, however it is cut. For connections and for fuzzing.
+    """Frames from a stream of bytes, however it is split. For connections and for fuzzing.
 
-    Small frames, with what follows them, come by one `space`. Before a header is checked at most
-    READ_AHEAD bytes are kept, then at most what `limits` allow.
+    Small frames, with the bytes that follow them, are read by one `space`. Before a header is
+    checked at most READ_AHEAD bytes are kept, then at most what `limits` allow.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._ahead = bytearray(READ_AHEAD)
-        self._start = self._end = 0  # what of it is not taken yet
-        self._header: Header | None = None  # of a frame that has memory of its own:
+        self._start = self._end = 0  # the part of it that is not taken yet
+        self._header: Header | None = None  # of a frame that has its own memory:
         self._frame, self._have = bytearray(), 0
 
     def space(self) -> memoryview:
-        """Return where the next bytes go; pass how many arrived to `took`. Only where `more` has
-        nothing."""
+        """Return the memory for the next bytes; pass how many arrived to `took`. Call only if
+        `more` returns None."""
         if self._header is not None:
             return memoryview(self._frame)[self._have :]
         rest = self._end - self._start

@@ -1,4 +1,4 @@
-"""Command words of queues over the wire: what a client encodes and ugpud decodes.
+"""Command words of queues over the wire, encoded by a client and decoded by ugpud.
 
 A command is an operation word and its operands; addresses and sizes are two words, low first:
 
@@ -8,8 +8,8 @@ COPY to(2) from(2) bytes(2)        FILL to(2) bytes(2) value
 WAIT timeline(2) value(2)          SIGNAL timeline(2) value(2)
 TIMESTAMP to(2)                    BARRIER
 
-Addresses are those of the device: of memory that was allocated under the lease, or inside it. A
-timeline is the address of its value. A placed image, for graphs, comes with a table of the places
+Addresses are those of the device: start of memory that was allocated under the lease, or inside it.
+A timeline is the address of its value. A placed image, for graphs, comes with a table of the places
 that its replays fill in (PLACE).
 """
 
@@ -37,8 +37,8 @@ from hcq.command import (
 LAUNCH, COPY, FILL, WAIT, SIGNAL, TIMESTAMP, BARRIER = range(1, 8)
 LAUNCH_WORDS = 16  # before the arguments
 COOPERATIVE = 1
-#: one place of an image that a replay fills in: `width` bits from bit `lsb` of a word on. 64 bits
-#: are that word and the next.
+#: one place of an image that a replay fills in: `width` bits of a word, from bit `lsb` up. 64 bits
+#: take that word and the next.
 PLACE = np.dtype([("word", "<u4"), ("lsb", "u1"), ("width", "u1"), ("zero", "<u2")])
 
 

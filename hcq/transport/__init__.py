@@ -1,1 +1,1 @@
-"""Ways to reach a chip; the protocol is in hcq.transport.base."""
+"""Transports to a chip; the protocol is in hcq.transport.base."""

@@ -1,4 +1,4 @@
-"""Reach a PCI function of this machine: through VFIO, or through sysfs where that is asked for."""
+"""Attach to a PCI function of this machine: through VFIO, or through sysfs if requested."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ def attach_pci(
 ) -> Transport:
     """Open the function at `address`; the caller closes the transport.
 
-    via: "vfio"; "iommufd", which is VFIO without groups; or "sysfs", which needs root and protects
-    from nothing. bind: take the function and
-    its IOMMU group from their kernel drivers first, and give them back when the transport closes.
-    no_iommu: accept that the device's DMA is not confined (VFIO's no-IOMMU mode); never chosen by
-    itself. narrow_link: accept a link with fewer lanes than both its ends have. reach_bits,
-    least_bars: what the chip needs, see VfioTransport. Every refusal comes before anything is
-    unbound, and an error after binding gives everything back.
+    via: "vfio"; "iommufd", which is VFIO without groups; or "sysfs", which needs root and gives no
+    protection. bind: take the function and its IOMMU group from their kernel drivers first, and
+    give them back when the transport closes. no_iommu: accept that the device's DMA is not confined
+    (VFIO's no-IOMMU mode); never chosen automatically. narrow_link: accept a link with fewer lanes
+    than both its ends have. reach_bits, least_bars: the chip's needs, see VfioTransport. Every
+    refusal comes before anything is unbound, and an error after binding gives everything back.
     """
     system = system if system is not None else System()
     if via == "sysfs":
@@ -71,6 +70,7 @@ def attach_pci(
 
 
 def identify(address: str, system: System | None = None) -> tuple[str, PciIdentity]:
-    """The full address of a function and who it is; opens nothing. DeviceNotFound for none."""
+    """Return the full address of a function and its identity; opens nothing. DeviceNotFound if
+    there is none."""
     function = PciFunction.find(system if system is not None else System(), address)
     return function.address, function.identity()

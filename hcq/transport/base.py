@@ -1,9 +1,10 @@
-"""The transport protocol: the only way a driver touches hardware.
+"""The transport protocol: the only way a driver accesses hardware.
 
-A transport is one PCI function (or what stands for one): configuration space, windows (BARs), DMA
-memory with its bus addresses, interrupts, reset, and "is it still there". A driver is given one and
-never looks for one. One thread at a time may use a transport, except `Interrupts.wait`, which may
-block in a thread of its own, and `close`, which may come from any thread.
+A transport is one PCI function (or its equivalent): configuration space, windows (BARs), DMA memory
+with its bus addresses, interrupts, reset, and whether the device is still present. A driver is
+given a transport and never looks for one. One thread at a time may use a transport, except
+`Interrupts.wait`, which may block in a separate thread, and `close`, which may come from any
+thread.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class DmaSegment:
 
 
 class ResetKind(enum.Enum):
-    """Scope of a reset. A transport refuses unsupported kinds with NotSupported."""
+    """Scope of a reset. A transport rejects unsupported kinds with NotSupported."""
 
     FUNCTION = "function"  # FLR
     BUS = "bus"  # secondary bus reset
@@ -59,15 +60,15 @@ class Traits:
 
     any_order: accesses may come in any order and number (a replay requires the recorded ones).
     counts_interrupts: `Interrupts.wait` returns True exactly once for each interrupt that arrived.
-    host_memory: DMA memory is memory of this process, without a limit. If False, `dma_bytes` of it
-    exist in all, and its view is a RemoteView: each access is a message, and raises DeviceLost once
-    the device is gone. The driver then keeps rings and counters in the device, and copies through
-    `bulk` or `staged`, whichever there is. resets: kinds that `reset` may be able to do; it refuses
-    all others. register_messages: each access to a register is a message over a link, many times
-    slower than one to a mapped BAR; a block of neighbouring registers costs less than each of them.
-    The driver then avoids reads of registers whose value it has, and reads neighbours as a block.
-    capabilities: places of the function's capabilities in configuration space, by id, where they
-    are known.
+    host_memory: DMA memory is memory of this process, without a limit. If False, only `dma_bytes`
+    of it exist in all, and its view is a RemoteView: each access is a message, and raises
+    DeviceLost once the device is gone. The driver then keeps rings and counters in the device, and
+    copies through `bulk` or `staged`, whichever exists. resets: kinds that `reset` may be able to
+    do; it rejects all others. register_messages: each register access is a message over a link,
+    many times slower than an access to a mapped BAR; reading a block of neighbouring registers
+    costs less than reading each of them. The driver then does not read registers whose value it
+    has, and reads neighbours as a block. capabilities: places of the function's capabilities in
+    configuration space, by id, if known.
     """
 
     any_order: bool = True
@@ -84,12 +85,12 @@ class Traits:
 class Window(Protocol):
     """A BAR. Offsets and sizes are bytes; accesses must be naturally aligned and inside `size`.
 
-    read32 and friends are exactly one bus access each. `read` and `write` move blocks (multiples of
-    4 bytes at 4-byte aligned offsets) in pieces chosen by the transport; use them for
-    memory only, never for registers with side effects; for registers at all where the transport's
-    traits say so (register_messages), which then moves dwords. Raises BadArgument for a bad
-    offset or size, DeviceLost when the transport detects that the device is gone (a read may also
-    return all ones).
+    read32 and similar methods are exactly one bus access each. `read` and `write` move blocks
+    (multiples of 4 bytes at 4-byte aligned offsets) in pieces chosen by the transport. Use them for
+    memory only, never for registers with side effects. They may be used for registers only if the
+    transport's traits allow it (register_messages); they then move dwords. Raises BadArgument for a
+    bad offset or size, and DeviceLost when the transport detects that the device is gone (a read
+    may also return all ones).
     """
 
     @property
@@ -106,9 +107,9 @@ class Window(Protocol):
 
 
 class DmaMemory(Protocol):
-    """Host memory that the device can reach; owned by the caller, freed by `close` (idempotent).
+    """Host memory that the device can access; owned by the caller, freed by `close` (idempotent).
 
-    `view` is writable, coherent, zero-filled at first. `segments` cover it in order.
+    `view` is writable, coherent, and zero-filled at first. `segments` cover it in order.
     """
 
     size: int
@@ -124,7 +125,7 @@ class DmaMemory(Protocol):
 class Interrupts(Protocol):
     """Message-signalled interrupts (MSI-X or MSI) of the function: one or several vectors.
 
-    Vector 0 is delivered from the start; `enable` asks for more. Each vector is counted by itself,
+    Vector 0 is delivered from the start; `enable` requests more. Each vector is counted separately,
     and several interrupts of a vector may be seen as one.
     """
 
@@ -142,16 +143,16 @@ class Interrupts(Protocol):
         ...
 
     def wait(self, limit_s: float, vector: int = 0) -> bool:
-        """Block until an interrupt came on `vector` since the last call; False after `limit_s`.
-        BadArgument for a vector that is not enabled."""
+        """Block until an interrupt has arrived on `vector` since the last call; False after
+        `limit_s`. BadArgument for a vector that is not enabled."""
         ...
 
 
 class Transport(Protocol):
     """One function. A context manager; `close` is idempotent and releases all windows and memory.
 
-    clock: time as this transport counts it. Drivers wait, sleep and look at the time by this clock
-    alone, in any thread, also after `close`. The same object each time.
+    clock: time as this transport counts it. Drivers wait, sleep and read the time by this clock
+    alone, in any thread, even after `close`. The same object each time.
     """
 
     name: str
@@ -176,17 +177,18 @@ class Transport(Protocol):
         ...
 
     def batch(self) -> AbstractContextManager[None]:
-        """Combine the register writes of this block where each is a message.
+        """Combine the register writes of this block if each of them is a message.
 
-        They arrive in their order, at the end of the block or before anything that must come after
+        They arrive in order, at the end of the block or before any access that must come after
         them: a read, a block of memory, configuration space. Not for blocks that sleep after a
-        write, or that look into memory for its effect. Does nothing where a BAR is mapped.
+        write, or that read memory for its effect. Does nothing if a BAR is mapped.
         """
         ...
 
     @property
     def interrupts(self) -> Interrupts | None:
-        """None where the transport cannot deliver interrupts; the driver then polls."""
+        """The interrupts; None if the transport cannot deliver them, in which case the driver
+        polls."""
         ...
 
     def reset(self, kind: ResetKind) -> None: ...
@@ -196,7 +198,8 @@ class Transport(Protocol):
         ...
 
     def sensors(self) -> Sequence[Sensor]:
-        """Return sensors on the path to the function; each is read when asked, in any thread."""
+        """Return sensors on the path to the function; each is read when requested, in any
+        thread."""
         ...
 
     def present(self) -> bool:

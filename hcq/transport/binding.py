@@ -1,8 +1,8 @@
 """Bind functions to vfio-pci, and back to their former driver.
 
 Source: Linux Documentation/ABI/testing/sysfs-bus-pci (driver_override, bind, unbind,
-drivers_probe). A plan is made and checked first; then each step is undone if a later one fails or
-the user interrupts, so that nothing is left without its driver.
+drivers_probe). A plan is made and checked first. If a step fails or the user interrupts, the
+earlier steps are undone, so that no function is left without its driver.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def plan(
     rights: bool = True,
     no_iommu: bool = False,
 ) -> list[Step]:
-    """Return the steps of binding, after all checks, and change nothing. rights: check those too.
-    no_iommu: accept a function that no IOMMU translates for.
+    """Return the steps of binding, after all checks, and change nothing. rights: check permissions,
+    too. no_iommu: accept a function that no IOMMU translates for.
 
-    Functions that share the IOMMU group come along (a GPU's audio function does). Refused with a
-    reason: no IOMMU, no vfio-pci, a bridge, a group with storage or network that a kernel driver
-    holds, a function that some process has open, missing rights.
+    Functions that share the IOMMU group are included (such as a GPU's audio function). Refused with
+    a reason: no IOMMU, no vfio-pci, a bridge, a group with storage or network that a kernel driver
+    holds, a function that a process has open, missing permissions.
     """
     check_kind(function)
     check_link(function)
@@ -110,7 +110,7 @@ class Binding:
         binding = cls(steps)
         try:
             for step in binding._steps:
-                # ORDER: noted before it is begun, so that an interrupt in its middle is undone too.
+                # ORDER: recorded before it begins, so that an interrupted step is undone too.
                 binding._done.append(step)
                 _take(step)
         except BaseException:
@@ -123,8 +123,8 @@ class Binding:
         return list(self._done)
 
     def restore(self) -> None:
-        """Give every function back, last one first; a failure is raised after all were tried, and
-        so is Ctrl-C: what was begun is ended first."""
+        """Give every function back, last one first. A failure, and Ctrl-C too, is raised after all
+        were tried: a step that has begun is finished first."""
         failures = []
         interrupt: KeyboardInterrupt | None = None
         while self._done:
@@ -133,7 +133,7 @@ class Binding:
                 give_back(step)
             except KeyboardInterrupt as error:
                 interrupt = error
-                continue  # giving back goes on where it was stopped
+                continue  # giving back continues where it was interrupted
             except (OSError, HostError, TransportError) as error:
                 if _leaves(step.function, error):
                     log.info(
@@ -178,8 +178,8 @@ def release(function: PciFunction, *, rights: bool = True) -> list[Step]:
 
 
 def give_back(step: Step) -> None:
-    """Take one function from vfio-pci, and bind its former driver, or let the kernel choose when
-    that is not known."""
+    """Take one function from vfio-pci, and bind its former driver, or let the kernel choose a
+    driver if the former one is unknown."""
     function, system = step.function, step.function.system
     if not function.folder.is_dir():
         log.info("%s has left the bus and need not be returned to its driver", function.address)
@@ -200,8 +200,8 @@ def give_back(step: Step) -> None:
 
 
 def _leaves(function: PciFunction, error: BaseException) -> bool:
-    """Return whether a function is taken off the bus just now: its files go before its folder
-    does."""
+    """Return whether a function is just being removed from the bus: its files disappear before its
+    folder does."""
     cause = error if isinstance(error, OSError) else error.__cause__
     gone = isinstance(cause, OSError) and cause.errno in (errno.ENOENT, errno.ENODEV)
     return gone and not (function.folder / "driver_override").exists()
@@ -236,7 +236,7 @@ def _override(function: PciFunction, driver: str | None) -> None:
 
 
 def write(system: System, path: Path, text: str) -> None:
-    """Write an attribute file; AccessDenied, or TransportError where the kernel refuses."""
+    """Write an attribute file; AccessDenied, or TransportError if the kernel refuses."""
     try:
         system.write_text(path, text)
     except OSError as error:
@@ -257,13 +257,13 @@ def _denied(path: Path) -> AccessDenied:
 
 
 def check_rights(path: Path) -> None:
-    """AccessDenied unless this user may write the file."""
+    """Raise AccessDenied unless this user may write the file."""
     if not os.access(path, os.W_OK):
         raise _denied(path)
 
 
 def _check_expendable(wanted: PciFunction, member: PciFunction) -> None:
-    """Refuse to take storage or network from the kernel."""
+    """Refuse to take a storage or network function from the kernel."""
     kind = _KINDS.get(member.base_class)
     if kind is None or member.driver is None:
         return
@@ -277,8 +277,8 @@ def _check_expendable(wanted: PciFunction, member: PciFunction) -> None:
 
 
 def check_idle(member: PciFunction) -> None:
-    """Raise DeviceBusy, with the process, while one uses the function. What this process has closed
-    and the kernel has not given back yet is waited for."""
+    """Raise DeviceBusy, with the process, while a process uses the function. Descriptors that this
+    process has closed, and that the kernel has not released yet, are waited for."""
     await_closed(f"pci:{member.address}")
     users = holders(member.system, member.device_nodes())
     if users:

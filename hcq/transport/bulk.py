@@ -1,11 +1,12 @@
 """Memory between host and device that is filled and emptied by whole transfers.
 
-A transport whose host memory the device does not reach has it instead (Traits.bulk). The host
-cannot see when data that it has sent is there: the device polls for a mark behind it. What the
-device has put there goes to the host after both have said that they are ready.
+Used by a transport whose host memory the device cannot access (Traits.bulk). The host cannot see
+when the data that it has sent arrives: the device polls for a mark after it. Data that the device
+has put there goes to the host after both are ready.
 
-Another kind (Traits.staged) has the data when a transfer to it has ended, and is read like
-registers: simpler, but nothing goes on beside a transfer, and little of it can be read.
+With another kind (Traits.staged), the data has arrived when its transfer has ended, and it is read
+like registers. This is simpler, but nothing else runs during a transfer, and only a little of the
+memory can be read.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ Data: TypeAlias = bytes | bytearray | memoryview
 
 
 class Signals(Protocol):
-    """Memory of `signals_size` bytes that the device sees at `signals`, writes as it likes, and
-    that the host reads at the cost of few transfers; a write costs one for each byte that differs.
-    """
+    """Memory of `signals_size` bytes at the device's address `signals`. The device writes it at any
+    time; the host reads it at the cost of few transfers. A write by the host costs one transfer for
+    each byte that differs."""
 
     signals: BusAddr
     signals_size: int
 
     def read_signals(self, start: int, size: int) -> bytes:
-        """Bytes of `signals` from `start` on."""
+        """Return bytes of `signals` from `start` on."""
         ...
 
     def write_signals(self, start: int, data: bytes | bytearray | memoryview) -> None:
@@ -36,10 +37,9 @@ class Signals(Protocol):
 
 
 class StagedMemory(Signals, Protocol):
-    """`size` bytes that the device sees at `address`: the host fills them from the start on, and
-    reads the first `readable` ones. spare: a page of the device's view that has no other use. Any
-    thread; one transfer at a time.
-    """
+    """`size` bytes at the device's address `address`: the host fills them from the start on, and
+    reads the first `readable` ones. spare: a page in the device's view that has no other use. Any
+    thread; one transfer at a time."""
 
     address: BusAddr
     size: int
@@ -47,21 +47,22 @@ class StagedMemory(Signals, Protocol):
     spare: BusAddr
 
     def fill(self, data: bytes | bytearray | memoryview) -> None:
-        """Put data at the start; it is there when this returns. What was behind it may be lost."""
+        """Put data at the start; it has arrived when this returns. The old content behind it may be
+        lost."""
         ...
 
     def read(self, size: int) -> bytes:
-        """The first `size` bytes."""
+        """Return the first `size` bytes."""
         ...
 
 
 class BulkMemory(Signals, Protocol):
-    """`size` bytes that the device sees at `address`, in `granule`s; sizes and offsets are bytes.
+    """`size` bytes at the device's address `address`, in `granule`s; sizes and offsets are bytes.
 
-    fence: where the device writes 8 bytes that the host reads at the cost of one transfer.
-    start: where it reads a dword, 0 to 255, that the host writes at the cost of one transfer.
-    release: where it writes a dword to let a receive begin. One transfer takes place at a time; any
-    thread may begin one.
+    fence: address where the device writes 8 bytes that the host reads at the cost of one transfer.
+    start: address where the device reads a dword, 0 to 255, that the host writes at the cost of one
+    transfer. release: address where the device writes a dword to let a receive begin. One transfer
+    takes place at a time; any thread may begin one.
     """
 
     address: BusAddr
@@ -74,8 +75,8 @@ class BulkMemory(Signals, Protocol):
     def send(self, offset: int, size: int, pieces: Iterable[Data]) -> None:
         """Send `size` bytes to `offset`, a multiple of `granule`, in pieces, each but the last a
         multiple of 1024. They arrive in ascending order, perhaps after this call has returned.
-        Bytes behind them, up to a multiple of 512, become zero. A piece is asked for while the one
-        before is under way; what makes it may use fence and start."""
+        Bytes after them, up to a multiple of 512, become zero. Each piece is requested while the
+        previous one is in flight; the iterator may use fence and start."""
         ...
 
     def receive(
@@ -86,13 +87,13 @@ class BulkMemory(Signals, Protocol):
         arrived: Callable[[int, bytes], object],
     ) -> None:
         """Receive from `offset`, a multiple of `granule`, in pieces of these sizes, each but the
-        last a multiple of 1024. begun: called when everything is ready; it must have the device
+        last a multiple of 1024. begun: called when everything is ready; it must make the device
         write to `release` soon. arrived: called with each piece's position and data while later
-        ones are under way. Both may use fence and start."""
+        ones are in flight. Both may use fence and start."""
         ...
 
     def read_fence(self) -> int:
-        """The 64 bits at `fence`."""
+        """Return the 64 bits at `fence`."""
         ...
 
     def write_start(self, value: int) -> None:

@@ -32,7 +32,7 @@ RESIZE_REMEDY = "enable Resizable BAR and Above 4G decoding in the firmware setu
 
 
 def check_iommu(function: PciFunction) -> None:
-    """IommuOff unless an IOMMU translates for the function."""
+    """Raise IommuOff unless an IOMMU translates for the function."""
     if not function.translated:
         raise IommuOff(
             f"{function.address} has no IOMMU: it is off or absent",
@@ -41,7 +41,7 @@ def check_iommu(function: PciFunction) -> None:
 
 
 def check_module(function: PciFunction) -> None:
-    """ModuleMissing unless vfio-pci is there."""
+    """Raise ModuleMissing unless vfio-pci is loaded."""
     if not function.system.path(f"{DRIVERS}/{VFIO_DRIVER}").is_dir():
         raise ModuleMissing(
             "the vfio-pci driver is not loaded",
@@ -51,7 +51,7 @@ def check_module(function: PciFunction) -> None:
 
 
 def check_kind(function: PciFunction) -> None:
-    """BadArgument for a bridge, which is not a device to drive."""
+    """Raise BadArgument for a bridge, which is not a device to drive."""
     if function.base_class == BRIDGE:
         raise BadArgument(
             "the function is a bridge, expected an endpoint", address=function.address
@@ -59,8 +59,9 @@ def check_kind(function: PciFunction) -> None:
 
 
 def check_link(function: PciFunction) -> None:
-    """LinkDown when no PCIe lanes are up or the link status does not answer, which then reads as
-    all ones (6 bits of width); DeviceLost when the kernel itself has read all ones as identity."""
+    """Raise LinkDown if no PCIe lanes are up or the link status does not respond, in which case it
+    reads as all ones (6 bits of width). Raise DeviceLost if the kernel itself has read all ones as
+    identity."""
     if function.attribute("current_link_width") in ("0", "63"):
         raise LinkDown(
             f"the PCIe link of {function.address} is down",
@@ -75,17 +76,17 @@ def check_link(function: PciFunction) -> None:
 
 
 def check_power(function: PciFunction, *, runtime_managed: bool) -> None:
-    """DeviceAsleep for a function without power.
+    """Raise DeviceAsleep for a function without power.
 
-    runtime_managed: opening it, or taking it from its driver, wakes it where the kernel itself put
-    it to sleep (Linux Documentation/power/runtime_pm.rst).
+    runtime_managed: opening it, or taking it from its driver, wakes it if the kernel itself put it
+    to sleep (Linux Documentation/power/runtime_pm.rst).
     """
     state = function.power_state
     asleep = ("D3cold",) if runtime_managed else ("D1", "D2", "D3hot", "D3cold")
     wakes = runtime_managed and function.attribute("power/runtime_status") == "suspended"
     if state in asleep and not wakes:
-        # What the kernel did not put to sleep itself it does not wake either; a reset begins with
-        # D0 (Linux drivers/pci/pci.c, pci_dev_save_and_disable).
+        # The kernel does not wake a function that it did not put to sleep itself; a reset begins
+        # with D0 (Linux drivers/pci/pci.c, pci_dev_save_and_disable).
         by_hand = function.attribute("power/control") == "on"
         remedy = "echo 1 | sudo tee {}/reset" if by_hand else "echo on | sudo tee {}/power/control"
         raise DeviceAsleep(
@@ -114,7 +115,7 @@ def check_openable(function: PciFunction, *, no_iommu: bool = False) -> None:
 
 
 def check_siblings(function: PciFunction) -> None:
-    """GroupNotViable while a kernel driver holds another function of the group."""
+    """Raise GroupNotViable while a kernel driver holds another function of the group."""
     for member in function.group_members():
         if member.driver in (None, VFIO_DRIVER, "pci-stub") or member.base_class == BRIDGE:
             continue
@@ -122,9 +123,9 @@ def check_siblings(function: PciFunction) -> None:
 
 
 def check_bars(function: PciFunction, least: Mapping[int, int]) -> None:
-    """BarUnassigned or BarTooSmall unless each BAR named in `least` has its bytes.
+    """Raise BarUnassigned or BarTooSmall unless each BAR named in `least` has its bytes.
 
-    A BAR that exists but has no address is refused even when it was not named.
+    A BAR that exists but has no address is rejected even if it is not named.
     """
     bars = {bar.index: bar for bar in function.bars()}
     for index, bar in bars.items():
@@ -149,7 +150,7 @@ def check_bars(function: PciFunction, least: Mapping[int, int]) -> None:
 
 
 def read_identity(name: str, read: pci_config.Read) -> PciIdentity:
-    """The identity in configuration space; DeviceLost when it reads all ones."""
+    """Return the identity in configuration space; DeviceLost when it reads all ones."""
     if not pci_config.answers(read):
         raise DeviceLost(f"{name} reads all ones in configuration space")
     return PciIdentity(

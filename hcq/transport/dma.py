@@ -1,8 +1,8 @@
-"""DMA memory: host memory, its bus addresses, and the space those are taken from.
+"""DMA memory: host memory, its bus addresses, and the space that they are allocated from.
 
-Memory of 2 MiB and more comes from reserved huge pages where the system has some, else it is
-aligned to 2 MiB with transparent huge pages asked for: an IOMMU maps (and looks up) one entry where
-it would need 512, and one `map` call is made whatever the size.
+Memory of 2 MiB and more comes from reserved huge pages if the system has any. Otherwise it is
+aligned to 2 MiB and transparent huge pages are requested: an IOMMU then maps (and looks up) one
+entry instead of 512, and one `map` call is made whatever the size.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from hcq.transport.system import MEMORY_REMEDY, System
 
 PAGE = 4096
 HUGE_PAGE = 2 << 20
-REACH_BITS = 47  # positive on every host; a driver whose chip reaches less says so
-# Below it nothing is placed: PC firmware tables and legacy windows, and address 0 as a caught bug.
+REACH_BITS = 47  # positive on every host; a driver whose chip reaches less gives its own value
+# Nothing is placed below it: PC firmware tables, legacy windows, and address 0, to catch bugs.
 LOWEST_ADDRESS = 16 << 20
 
 
 class BusSpace(Protocol):
-    """An address space of the bus: what the device sees, and how memory gets there."""
+    """An address space of the bus: the addresses that the device sees, and how memory is mapped
+    there."""
 
     @property
     def ranges(self) -> Sequence[tuple[int, int]]:
-        """Usable bus addresses, as (first, last)."""
+        """Return usable bus addresses, as (first, last)."""
         ...
 
     def map(self, virtual: int, bus: int, size: int) -> None: ...
@@ -114,19 +115,19 @@ class MappedMemory:
 
 
 def rounded(size: int) -> int:
-    """A size in whole pages; BadArgument for one that is not positive."""
+    """Return a size in whole pages; BadArgument if it is not positive."""
     if size <= 0:
         raise BadArgument("the size of DMA memory must be positive", size=size)
     return -(-size // PAGE) * PAGE
 
 
 def alignment(size: int) -> int:
-    """The alignment of bus addresses that lets the IOMMU use its large pages."""
+    """Return the alignment of bus addresses that lets the IOMMU use its large pages."""
     return HUGE_PAGE if size >= HUGE_PAGE else PAGE
 
 
 def _obtain(system: System, size: int) -> tuple[mmap.mmap, int]:
-    """A mapping that holds `size` bytes, and where in it they start."""
+    """Return a mapping that contains `size` bytes, and their offset in it."""
     try:
         if size < HUGE_PAGE:
             return system.anonymous(size), 0

@@ -27,7 +27,8 @@ _DRAIN_LIMIT_S = 1.0
 
 
 def members(function: PciFunction) -> list[PciFunction]:
-    """Every function of the card that is not a bridge: of its slot, or behind its own switch."""
+    """Return every function of the card that is not a bridge: of its slot, or behind its own
+    switch."""
     port = slot_port(function)
     if port is None or port.address == _above(function):
         return function.card()
@@ -40,7 +41,7 @@ def _above(function: PciFunction) -> str | None:
 
 
 def own_switch(function: PciFunction) -> PciFunction | None:
-    """The upstream port of the card's own switch; None for a card without."""
+    """Return the upstream port of the card's own switch; None for a card without one."""
     port = slot_port(function)
     above = ports(function)
     if port is None or port.address == above[0].address:
@@ -49,8 +50,8 @@ def own_switch(function: PciFunction) -> PciFunction | None:
 
 
 def ejectable(function: PciFunction, *, rights: bool = True) -> list[PciFunction]:
-    """All functions of the card, once none of them is in use: DeviceBusy names the process, or the
-    kernel driver that holds one. An unused audio function may be bound to its driver."""
+    """Return all functions of the card, unless one is in use: DeviceBusy names the process, or the
+    kernel driver that holds it. An unused audio function may be bound to its driver."""
     check_kind(function)
     card = members(function)
     for member in card:
@@ -87,8 +88,9 @@ def steps(function: PciFunction, *, rights: bool = True) -> list[str]:
 def eject(function: PciFunction, *, clock: Clock | None = None) -> list[PciFunction]:
     """Remove a card from the bus, so that it can be unplugged or powered off; return its functions.
 
-    Each function's DMA is ended and what is in flight is waited for before the first one goes. When
-    a step fails after that, the bus is looked through again, so that no half of a card is left.
+    Before the first function is removed, each function's DMA is stopped and transfers in flight are
+    waited for. If a later step fails, the bus is scanned again, so that the card is not left half
+    removed.
     """
     card = ejectable(function)
     switch, port = own_switch(function), slot_port(function)
@@ -118,7 +120,7 @@ def rescan_below(port: PciFunction) -> None:
 def drain(function: PciFunction, clock: Clock) -> None:
     """Stop a function's DMA and wait until none of its requests is pending.
 
-    Does nothing for one that sleeps or no longer answers. UnitTimeout after a second.
+    Does nothing for a function that sleeps or no longer responds. UnitTimeout after a second.
     """
     if function.power_state not in ("D0", "unknown"):
         return

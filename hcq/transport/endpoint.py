@@ -1,7 +1,7 @@
 """Interface of a card's model to its bus: functions, apertures, power, DMA.
 
-A model of a chip implements this, and a model of what stands before it (`usbgpu.virtual`) uses it;
-neither knows the other. Addresses are bus addresses, sizes bytes.
+A model of a chip implements this, and a model of the bridge in front of it (`usbgpu.virtual`) uses
+it; neither depends on the other. Addresses are bus addresses, sizes bytes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from hcq.clock import Clock
 
 @dataclass(frozen=True)
 class Aperture:
-    """Memory that a function decodes now: BAR `index` at `start`.
+    """Memory that a function currently decodes: BAR `index` at `start`.
 
-    memory: plain memory (prefetchable), where bytes may be written; else registers, which take
-    whole dwords.
+    memory: plain memory (prefetchable), where single bytes may be written; otherwise registers,
+    which are accessed in whole dwords.
     """
 
     index: int
@@ -28,29 +28,31 @@ class Aperture:
 
 
 class EndpointFunction(Protocol):
-    """One function. Its configuration space answers by offset and width (1, 2 or 4, aligned)."""
+    """One function. Its configuration space is accessed by offset and width (1, 2 or 4,
+    aligned)."""
 
     def config_read(self, offset: int, width: int) -> int: ...
     def config_write(self, offset: int, value: int, width: int) -> None: ...
 
     def apertures(self) -> Sequence[Aperture]:
-        """The decoded apertures; none while memory decoding is off in the command register."""
+        """Return the decoded apertures; none while memory decoding is off in the command
+        register."""
         ...
 
     def read(self, index: int, offset: int, size: int) -> bytes:
-        """Read `size` bytes, whole dwords, in BAR `index`; of registers one access for each."""
+        """Read `size` bytes, whole dwords, in BAR `index`; for registers, one access per dword."""
         ...
 
     def write(self, index: int, offset: int, data: bytes) -> None:
-        """Write whole dwords; any number of bytes where the aperture is memory."""
+        """Write whole dwords; any number of bytes if the aperture is memory."""
         ...
 
 
 class Endpoint(Protocol):
-    """A card. All methods may come from any thread.
+    """A card. Any thread may call any method.
 
     functions: by function number, [0] first. clock: the model's time and work. firmware: images
-    that its driver loads, by file name. model: the chip, for those who want to look inside.
+    that its driver loads, by file name. model: the chip, for inspection.
     """
 
     clock: Clock
@@ -67,19 +69,21 @@ class Endpoint(Protocol):
         ...
 
     def power(self, on: bool) -> None:
-        """Switch its slot's power. On: no BAR has an address, nothing is enabled."""
+        """Switch its slot's power. After power-on, no BAR has an address and nothing is enabled."""
         ...
 
     def reset(self) -> None:
-        """Hot reset: configuration space is lost, and what the card loses by it."""
+        """Hot reset: configuration space is lost, and everything else that a card loses on a hot
+        reset."""
         ...
 
     def map_dma(self, address: int, size: int, host: int) -> None:
-        """Let the card reach `size` bytes at `host` in this process by bus address `address`."""
+        """Let the card access `size` bytes at `host` in this process by bus address `address`."""
         ...
 
     def memory_changed(self) -> None:
-        """Memory that `map_dma` gave was written by its owner: engines that poll it look again."""
+        """Note that the owner of memory from `map_dma` has written to it: engines that poll it
+        check again."""
         ...
 
     def unmap_dma(self, address: int, size: int) -> None:

@@ -1,9 +1,9 @@
 """Arrival and departure of functions on the PCI bus, and waiting for a device to arrive.
 
-What counts is the list of functions that sysfs shows: changes are differences between two looks,
-so that a lost event loses nothing, and a function that left and came back between two looks is two
-changes. Events only end the wait for the next look: udev's through pyudev where that is installed
-(extra "hotplug"), else the look is repeated 20 times a second.
+The list of functions in sysfs is authoritative. Changes are differences between two scans, so a
+lost event loses no change, and a function that left and came back between two scans counts as two
+changes. Events only end the wait for the next scan: udev's events through pyudev if that is
+installed (extra "hotplug"); otherwise the scan is repeated 20 times a second.
 
 Source: Linux Documentation/ABI/testing/sysfs-bus-pci; pyudev's guide, "Monitoring devices".
 """
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PAUSE_S = 0.05
-# Changes without an event: a permission that changes, an owner that ends. Our choice.
+# For changes without an event: a permission that changes, an owner that ends. Our choice.
 _LONGEST_PAUSE_S = 0.5
 _UDEV_CONTROL = "run/udev/control"
 
@@ -36,7 +36,7 @@ class Wake(Protocol):
     """A source of events that ends a wait early. `close` is idempotent."""
 
     def wait(self, limit_s: float) -> None:
-        """Block until something may have changed, or for `limit_s`; may end for no reason."""
+        """Block until something may have changed, or for `limit_s`; may return without a reason."""
         ...
 
     def close(self) -> None: ...
@@ -52,12 +52,12 @@ class Pauses:
         self._clock.sleep(min(limit_s, _PAUSE_S))
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
 
 class UdevEvents:
     """udev's events of the PCI, VFIO and Thunderbolt subsystems, after udev's rules have run; the
-    kernel's own where no udev runs."""
+    kernel's own events if udev is not running."""
 
     def __init__(self, pyudev: Any, system: System) -> None:  # Any: a module without types
         running = system.path(_UDEV_CONTROL).exists()
@@ -70,17 +70,17 @@ class UdevEvents:
     def wait(self, limit_s: float) -> None:
         limit_s = min(limit_s, _LONGEST_PAUSE_S)
         while self._monitor.poll(timeout=limit_s) is not None:
-            limit_s = 0  # take in all that have come: one look answers them
+            limit_s = 0  # take all events that have arrived: one scan covers them
 
     def close(self) -> None:
-        self._monitor = None  # its socket is closed with its last reference
+        self._monitor = None  # dropping the last reference closes its socket
 
 
 def best_wake(system: System, clock: Clock) -> Wake:
-    """Events where pyudev is installed and the root is this machine's, else pauses."""
+    """Return events if pyudev is installed and the root is this machine's, else pauses."""
     if str(system.root) == "/":
         try:
-            # An extra: imported where it is used.
+            # An optional dependency: imported where it is used.
             import pyudev
 
             return UdevEvents(pyudev, system)
@@ -91,7 +91,7 @@ def best_wake(system: System, clock: Clock) -> Wake:
 
 @dataclass(frozen=True)
 class Change:
-    """A function that arrived or departed. `name` is what `hcq.open` takes."""
+    """A function that arrived or departed. `name` is its name for `hcq.open`."""
 
     name: str
     arrived: bool
@@ -103,7 +103,7 @@ class Change:
 class Watcher:
     """Reports functions that arrive on and depart from the bus; a context manager.
 
-    Used by one thread. Counts from its creation on.
+    Used by one thread. Reports changes since its creation.
     """
 
     def __init__(
@@ -111,15 +111,15 @@ class Watcher:
     ) -> None:
         self._system = system if system is not None else System()
         self._clock = clock if clock is not None else Clock()
-        # ORDER: events are received before the first look, so that none falls between.
+        # ORDER: events are received before the first scan, so that none is missed.
         self._wake = wake if wake is not None else best_wake(self._system, self._clock)
-        self._incomplete = False  # whether the last look found a function that still arrives
+        self._incomplete = False  # whether the last scan found a function that is still arriving
         self._known: dict[str, int] = {}
         self._known = self._look()
 
     def _look(self) -> dict[str, int]:
-        """Each function's address and the number of its folder, which no other ever has. One that
-        the kernel still adds is left out: it cannot be used yet."""
+        """Return each function's address and the number of its folder, which is never reused. A
+        function that the kernel is still adding is left out: it cannot be used yet."""
         found = {}
         self._incomplete = False
         with os.scandir(self._system.path(DEVICES)) as entries:
@@ -127,7 +127,7 @@ class Watcher:
                 try:
                     number = os.stat(entry.path).st_ino
                 except OSError:
-                    continue  # it departs just now
+                    continue  # it is just being removed
                 if self._known.get(entry.name) != number and arriving(self._system, entry.name):
                     self._incomplete = True
                     continue
@@ -136,7 +136,7 @@ class Watcher:
 
     def changes(self, limit_s: float) -> list[Change]:
         """Return the changes since the last call, removals first; waits up to `limit_s` for a
-        change, and is empty without one."""
+        change, and returns an empty list without one."""
         end = self._clock.now() + limit_s
         while True:
             before, self._known = self._known, self._look()
@@ -150,7 +150,7 @@ class Watcher:
             left = end - self._clock.now()
             if left <= 0:
                 return []
-            # Events tell that the kernel begins to add a function, not that it is done.
+            # An event means that the kernel begins to add a function, not that it has finished.
             self._wake.wait(min(left, _PAUSE_S) if self._incomplete else left)
 
     def close(self) -> None:
@@ -177,10 +177,10 @@ def keep_trying(
     wake: Wake | None = None,
     clock: Clock | None = None,
 ) -> T:
-    """Return what `attempt` returns, which is repeated for `wait_s` as long as the device is not
-    there, is held by others, or may not be opened yet: udev's rules and drivers take their time
-    after an arrival. Then its last error is raised. Others are raised at once, and so is
-    DeviceNotFound with the fact `present`: a device is there and is the wrong one."""
+    """Return the result of `attempt`. It is repeated for `wait_s` while the device is not present,
+    is held by others, or may not be opened yet: udev's rules and drivers take time after an
+    arrival. Then its last error is raised. Other errors are raised immediately, as is
+    DeviceNotFound with the fact `present`: a device is present but is the wrong one."""
     system = system if system is not None else System()
     clock = clock if clock is not None else Clock()
     end = clock.now() + wait_s

@@ -10,22 +10,22 @@ from hcq.errors import BadArgument, Closed, OutOfMemory
 from hcq.threads import start
 from hcq.transport.system import FILES_REMEDY, System
 
-CLOSE_LIMIT_S = 20.0  # TIMEOUT: a waiter that was woken needs a time slice to leave, no more
+CLOSE_LIMIT_S = 20.0  # TIMEOUT: a woken waiter needs only a time slice to leave
 
 
 class EventInterrupts:
-    """Interrupts of a function, an eventfd for each vector; owned by its transport.
+    """Interrupts of a function, with an eventfd for each vector; owned by its transport.
 
-    `wait` may block in a thread of its own, also in one for each vector; `close` from another
-    thread wakes them, and they raise Closed. `stop` ends a wait early without an interrupt (the
-    device is being taken away).
+    `wait` may block in a separate thread, or in one thread per vector. `close` from another thread
+    wakes them, and they raise Closed. `stop` ends a wait early without an interrupt (the device is
+    being removed).
     """
 
     def __init__(
         self, system: System, vectors: int, deliver: Callable[[Sequence[int]], None]
     ) -> None:
-        """vectors: how many the function offers. deliver: has the kernel signal an eventfd for
-        each vector from 0 on, and those only; called here for vector 0."""
+        """vectors: number of vectors of the function. deliver: has the kernel signal an eventfd for
+        each vector from 0 on, and for no others; called here for vector 0."""
         self.vectors = vectors
         self._system = system
         self._deliver = deliver
@@ -63,8 +63,8 @@ class EventInterrupts:
             self._events += more
 
     def wait(self, limit_s: float, vector: int = 0) -> bool:
-        """Block until an interrupt came on `vector` since the last call; False after `limit_s`
-        seconds, and at once when the device is being taken away."""
+        """Block until an interrupt has arrived on `vector` since the last call; False after
+        `limit_s` seconds, and immediately when the device is being removed."""
         with self._changed:
             self._check()
             if not 0 <= vector < len(self._events):
@@ -85,7 +85,7 @@ class EventInterrupts:
                 self._changed.notify_all()
 
     def stop(self) -> None:
-        """End present and future waits at once."""
+        """End present and future waits immediately."""
         self._stopped = True
         os.eventfd_write(self._wake, 1)
 
@@ -106,7 +106,7 @@ class EventInterrupts:
 
 
 def _event(system: System) -> int:
-    """An eventfd; OutOfMemory where this process may open no more files."""
+    """Return an eventfd; OutOfMemory if this process may open no more files."""
     try:
         return system.eventfd()
     except OSError as error:

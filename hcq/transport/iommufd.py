@@ -24,7 +24,7 @@ _RANGE_ROOM = 256
 
 
 def node_of(function: PciFunction) -> str | None:
-    """The path of a function's own VFIO node; None where the kernel creates none."""
+    """Return the path of a function's own VFIO node; None if the kernel creates none."""
     folder = function.folder / "vfio-dev"
     names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
     return f"dev/vfio/devices/{names[0]}" if names else None
@@ -60,7 +60,7 @@ class IommufdSpace:
 
     @property
     def proofs(self) -> Sequence[int]:
-        """Descriptors that prove ownership for a hot reset: none are needed for iommufd."""
+        """Descriptors that prove ownership for a hot reset: iommufd needs none."""
         return ()
 
     def device(self, function: PciFunction) -> int:
@@ -79,14 +79,14 @@ class IommufdSpace:
             request = self._constants.VFIO_DEVICE_ATTACH_IOMMUFD_PT
             what = f"{function.address} does not attach to an address space"
             ask(self.system, descriptor, request, buffer, what)
-            self.ranges = self._read_ranges()  # only now: they depend on what is attached
+            self.ranges = self._read_ranges()  # only now: they depend on the attached devices
         except BaseException:
             self.system.close(descriptor)
             raise
         return descriptor
 
     def map(self, virtual: int, bus: int, size: int) -> None:
-        """Let the device reach [virtual, +size) of this process at [bus, +size)."""
+        """Let the device access [virtual, +size) of this process at [bus, +size)."""
         flags = _FIXED | _WRITEABLE | _READABLE
         buffer = bytearray(struct.pack("<IIIIQQQ", 40, flags, self._space, 0, virtual, size, bus))
         try:
@@ -120,7 +120,7 @@ class IommufdSpace:
         try:
             self.system.ioctl(descriptor, self._constants.VFIO_DEVICE_BIND_IOMMUFD, buffer)
         except OSError as error:
-            # EINVAL is what Linux (drivers/vfio/device_cdev.c) says of one that is bound already.
+            # Linux (drivers/vfio/device_cdev.c) returns EINVAL for one that is bound already.
             if error.errno in (errno.EBUSY, errno.EPERM, errno.EINVAL):
                 raise DeviceBusy(
                     f"{function.address}, or a function that shares its IOMMU group, is in use",

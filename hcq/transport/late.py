@@ -1,7 +1,7 @@
-"""Closing that takes the kernel seconds, in threads of its own, which the next opening waits for.
+"""Closing that takes the kernel seconds, in separate threads, which the next opening waits for.
 
 VFIO resets a function when its descriptor is closed (Linux 6.12 drivers/vfio/pci/vfio_pci_core.c,
-vfio_pci_core_disable), and waits for one that no longer answers.
+vfio_pci_core_disable), and waits for one that no longer responds.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _closing: dict[str, threading.Thread] = {}
 
 
 def close_late(name: str, close: Callable[[], object]) -> None:
-    """Call `close`, for what was opened as `name`, in a thread that the interpreter's end waits
-    for; in this one where the system starts no thread. An error is logged."""
+    """Call `close`, for the device opened as `name`, in a thread that the interpreter's end waits
+    for; in this thread if the system cannot start one. An error is logged."""
 
     def run() -> None:
         try:
             close()
-        except Exception as error:  # of the driver that gets the device back, too
+        except Exception as error:  # including errors of the driver that gets the device back
             log.warning("%s: while closing: %s", name, error)
         finally:
             if _closing.get(name) is threading.current_thread():
@@ -44,7 +44,8 @@ def close_late(name: str, close: Callable[[], object]) -> None:
 
 
 def await_closed(name: str) -> None:
-    """Wait until what was opened as `name` before has been closed; not in the thread that does."""
+    """Wait until the device opened as `name` before has been closed; must not be called in the
+    thread that closes it."""
     thread = _closing.get(name)
     if thread is not None and thread is not threading.current_thread():
         thread.join(_LIMIT_S)

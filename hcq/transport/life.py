@@ -1,10 +1,11 @@
 """The life of a transport: opened once, closed once, dropped by a fork, closed at the latest when
 the process ends.
 
-A forked child does not inherit devices: its copies of descriptors and mappings are dropped, else
-the child would keep the kernel from taking the device back, and could write its registers. At the
-interpreter's end (also after Ctrl-C) what is still open is closed, so that a device that was taken
-from its driver goes back to it. A process that is killed outright leaves its device to vfio-pci.
+A forked child does not inherit devices: its copies of descriptors and mappings are dropped,
+otherwise the child would keep the kernel from taking the device back, and could write its
+registers. At the interpreter's end (also after Ctrl-C), open transports are closed, so that a
+device that was taken from its driver goes back to it. A process that is killed leaves its device
+bound to vfio-pci.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def close_all(parts: Iterable[Closable | None]) -> None:
 
 
 def absence_of(transport: object) -> dict[str, object]:
-    """The fact `reason` for a DeviceLost, where the transport, or the one that it is around, knows
-    why its device is not there any more."""
+    """Return the fact `reason` for a DeviceLost, if the transport, or the one that it wraps, knows
+    why its device is no longer present."""
     while transport is not None:
         reason = getattr(transport, "absence", "")
         if reason:
@@ -48,10 +49,11 @@ def absence_of(transport: object) -> dict[str, object]:
 
 
 class TransportLife:
-    """The lifecycle shared by all transports. Each thing that opening it acquired is given back by
-    a call that was registered with `at_end` right after; `close` makes them in reverse order, and
-    one that fails does not keep the others from being made. An `__init__` that fails half way calls
-    `close` too. `lock` guards what threads share; it may be taken twice by the same thread."""
+    """The lifecycle shared by all transports. Each resource that opening acquires is released by a
+    call that is registered with `at_end` right after. `close` makes these calls in reverse order; a
+    call that fails does not keep the others from being made. An `__init__` that fails half-way
+    calls `close` too. `lock` protects state shared by threads; the same thread may take it
+    twice."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -59,47 +61,49 @@ class TransportLife:
         self.clock = Clock()
         self.lock = threading.RLock()
         self.closed = False
-        self.absence = ""  # why `present` is False, where more is known than that nothing answers
+        self.absence = ""  # why `present` is False, if more is known than a missing response
         self._ends = contextlib.ExitStack()
-        self._closer: int | None = None  # the thread that makes the ends' calls
+        self._closer: int | None = None  # the thread that makes the registered calls
         self._drops: list[Callable[[], object]] = []
         self._opened = False
 
     def at_end(
         self, end: Callable[[], object], *, drop: Callable[[], object] | None = None
     ) -> None:
-        """Have `close` call `end`; a forked child calls `drop` instead, which lets go of its copy
+        """Have `close` call `end`; a forked child calls `drop` instead, which releases its copy
         without touching the device or any thread."""
         self._ends.callback(end)
         if drop is not None:
             self._drops.append(drop)
 
     def opened(self) -> None:
-        """It works: from now on a fork drops it in the child, and the process' end closes it."""
+        """Note that the transport works: from now on a fork drops it in the child, and the end of
+        the process closes it."""
         self._opened = True
         life.part_opened(self)
         life.inherits(self)
 
     def batch(self) -> contextlib.AbstractContextManager[None]:
-        """Does nothing: each write is sent at once. See Transport.batch."""
+        """Do nothing: each write is sent immediately. See Transport.batch."""
         return _NOTHING
 
     def facts(self) -> dict[str, object]:
-        """No facts beyond the name. See Transport.facts."""
+        """Return no facts beyond the name. See Transport.facts."""
         return {}
 
     def sensors(self) -> Sequence[Sensor]:
-        """No sensors. See Transport.sensors."""
+        """Return no sensors. See Transport.sensors."""
         return ()
 
     def check_open(self) -> None:
-        """Closed after `close`, and in a forked child."""
+        """Raise Closed after `close`, and in a forked child."""
         if self.closed:
             raise Closed(f"{self.name} was closed")
 
     def close(self) -> None:
         """Stop the device's DMA, then free windows, memory and descriptors. Idempotent, from any
-        thread; the first caller does it, and a later one what an exception kept it from doing."""
+        thread. The first caller does the work; if an exception interrupts it, a later call does the
+        rest."""
         me = threading.get_ident()
         with self.lock:
             self.closed = True
@@ -109,17 +113,17 @@ class TransportLife:
                 return
             self._closer = me
         try:
-            self._ends.close()  # each end is taken off before it is called
+            self._ends.close()  # each call is removed before it is made
         finally:
             self._closer = None
 
     def abandon(self) -> None:
-        """Become closed in a forked child, where the parent's device is not to be touched."""
-        self.lock = threading.RLock()  # the old one may be held by a thread that is not here
+        """Become closed in a forked child, which must not touch the parent's device."""
+        self.lock = threading.RLock()  # a thread that the child lacks may hold the old one
         self._closer = None
         self.closed = True
         self._ends.pop_all()
-        drops, self._drops = self._drops, []  # a grandchild has nothing left to drop
+        drops, self._drops = self._drops, []  # nothing is left for a grandchild to drop
         life.call_all(drops)
 
     def __enter__(self) -> Self:

@@ -1,8 +1,8 @@
-"""Low-power states (ASPM) of the links to a function, by way of the kernel: both ends at once.
+"""Low-power states (ASPM) of the links to a function, through the kernel: both ends at once.
 
 Source: Linux Documentation/ABI/testing/sysfs-bus-pci (link/l0s_aspm, link/l1_aspm, since 5.5) and
-drivers/pci/pcie/aspm.c. VFIO keeps a driver's own writes to Link Control back, and the upper end of
-the link belongs to a bridge, so that this is the one way that reaches everything.
+drivers/pci/pcie/aspm.c. VFIO blocks a driver's own writes to Link Control, and the upper end of the
+link belongs to a bridge, so this is the only way that reaches both ends.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from hcq.transport.system import System
 
 log = logging.getLogger(__name__)
 
-# L1 first: leaving it is what takes long enough to look like a device that is gone.
+# L1 first: leaving it takes long enough to look like a device that is gone.
 _STATES = ("l1_aspm", "l0s_aspm")
 
 
 def keep_awake(system: System, function: PciFunction) -> Callable[[], None]:
-    """Switch the low-power states of every link above off; returns what switches those back on that
-    were.
+    """Disable the low-power states of every link above the function; return a function that enables
+    those again that were enabled.
 
-    A card with a switch of its own has its slot's link above that. Where the kernel has no such
-    files, or this user may not write them, a link stays as it is: a line in the log says so.
+    A card with its own switch has its slot's link above that. If the kernel has no such files, or
+    this user may not write them, a link stays as it is, and the log contains a line.
     """
     changed: list[tuple[PciFunction, str]] = []
     for lower in (function, *ports(function)):

@@ -1,13 +1,13 @@
 """Device nodes of a stock kernel driver, which owns the hardware.
 
-A vendor's kernel driver (NVIDIA's resource manager, amdkfd, KGSL) offers character devices: files
-that are opened, controlled by ioctl and mapped. `Node` is that and nothing more, so that a driver
-runs unchanged on the system's files (`hcq.transport.system_node`), on a model of the kernel driver
-in this process, and on a recording of either.
+A vendor's kernel driver (NVIDIA's resource manager, amdkfd, KGSL) provides character devices: files
+that are opened, controlled by ioctl and mapped. `Node` has these operations and nothing more, so
+that a driver runs unchanged on the system's files (`hcq.transport.system_node`), on a model of the
+kernel driver in this process, and on a recording of either.
 
-A driver is given a node and never looks for one. Files are named by handles that `open` gives; on
-the system they are file descriptors, and where an ioctl's parameters hold a descriptor, the handle
-is what goes there. Pointers in parameters are addresses in this process.
+A driver is given a node and never looks for one. Files are named by handles that `open` returns. On
+the system they are file descriptors; if an ioctl's parameters contain a descriptor, the handle is
+used there. Pointers in parameters are addresses in this process.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from hcq.errors import NotSupported
 class NodeMapping(Protocol):
     """Part of a node's memory in this process, until `close` (idempotent).
 
-    `view` is the memory itself, writable and shared with the device; None where a store must reach
-    a model at once (a doorbell): then only read32 and write32 work. Offsets and sizes are bytes;
-    accesses are aligned and inside `size`, else BadArgument. `address` is where the memory lies in
-    this process; 0 where `view` is None.
+    `view` is the memory itself, writable and shared with the device; None if a store must reach a
+    model immediately (a doorbell): then only read32 and write32 work. Offsets and sizes are bytes;
+    accesses are aligned and inside `size`, else BadArgument. `address` is the memory's address in
+    this process; 0 if `view` is None.
     """
 
     size: int
@@ -41,7 +41,7 @@ class Node(Protocol):
     """The files of one kernel driver. `close` is idempotent and releases all handles and mappings.
 
     Any thread may call; the kernel driver behind it orders what must be ordered. clock: time as
-    this node counts it; drivers wait, sleep and look at the time by this clock alone.
+    this node counts it; drivers wait, sleep and read the time by this clock alone.
     """
 
     name: str
@@ -50,14 +50,15 @@ class Node(Protocol):
     def clock(self) -> Clock: ...
 
     def open(self, path: str) -> int:
-        """Open a device file for reading and writing; a handle. FileNotFoundError and
-        PermissionError as the system raises them: the driver names the remedy."""
+        """Open a device file for reading and writing; return a handle. FileNotFoundError and
+        PermissionError are raised as by the system: the driver names the remedy."""
         ...
 
     def ioctl(self, handle: int, request: int, argument: bytearray | memoryview) -> None:
-        """One ioctl; `argument` is read and written in place. OSError with the errno on failure.
+        """Perform one ioctl; `argument` is read and written in place. OSError with the errno on
+        failure.
 
-        A status inside the argument is the caller's to read: a kernel driver may report a failure
+        The caller must check a status inside the argument: a kernel driver may report a failure
         there while the call itself succeeds.
         """
         ...
@@ -71,7 +72,8 @@ class Node(Protocol):
         ...
 
     def read_text(self, path: str) -> str:
-        """Content of the driver's file in /proc or /sys. FileNotFoundError if it does not exist."""
+        """Return the content of the driver's file in /proc or /sys. FileNotFoundError if it does
+        not exist."""
         ...
 
     def close(self) -> None: ...
@@ -79,7 +81,7 @@ class Node(Protocol):
 
 @runtime_checkable
 class Reopenable(Protocol):
-    """A node of which a program can have several, each with files of its own."""
+    """A node that a program can have several of, each with its own files."""
 
     def another(self) -> Node:
         """Return a second node of the same kernel driver, which has no file open. The caller closes
@@ -88,19 +90,20 @@ class Reopenable(Protocol):
 
 
 def take_gap(node: Node) -> NotSupported | None:
-    """Return the feature that the model behind a node lacks and that ended work which hardware
-    would have done; None where there is none, as always on a real driver. Each is told once."""
+    """Return the feature that the model behind a node lacks, if that ended work which hardware
+    would have done; None if there is none, as always with a real driver. Each is reported once."""
     gaps: list[NotSupported] = getattr(node, "gaps", [])
     return gaps.pop(0) if gaps else None
 
 
 @dataclass(frozen=True)
 class NodeAttachment:
-    """A way to one GPU through its kernel driver, handed to our driver, which then owns the node.
+    """A connection to one GPU through its kernel driver, passed to our driver, which then owns the
+    node.
 
     driver: key of hcq.registry.NODE_DRIVERS. index: the GPU's minor number (`/dev/nvidia<index>`).
-    chip: the model behind a virtual node, for those who want to look inside or provoke a fault;
-    None for a real one.
+    chip: the model behind a virtual node, for inspecting it or provoking a fault; None for a real
+    one.
     """
 
     node: Node

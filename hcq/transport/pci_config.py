@@ -15,12 +15,12 @@ from hcq.uapi import constants
 
 CONFIG_SIZE = 4096
 _ALL_ONES, _ALL_ONES_32 = 0xFFFF, 0xFFFF_FFFF
-_CAPABILITY_LIMIT = 48  # 192 bytes hold no more; a chain that is longer loops
+_CAPABILITY_LIMIT = 48  # 192 bytes hold no more; a longer chain is a loop
 _EXTENDED = 0x100
 _EXTENDED_LIMIT = (CONFIG_SIZE - _EXTENDED) // 8  # the same: the smallest has two words
-# The header's words that software owns: BARs, expansion ROM, cache line size, interrupt line.
+# The header's words that software sets: BARs, expansion ROM, cache line size, interrupt line.
 _SAVED_WORDS = (0x0C, 0x10, 0x14, 0x18, 0x1C, 0x20, 0x24, 0x30, 0x3C)
-# Those of a bridge: bus numbers and windows as well; its bridge control is the upper half of 0x3C.
+# Those of a bridge: also bus numbers and windows; its bridge control is the upper half of 0x3C.
 _SAVED_BRIDGE_WORDS = (*range(0x0C, 0x34, 4), 0x38, 0x3C)
 
 Read = Callable[[int, int], int]
@@ -36,7 +36,7 @@ class ConfigFile:
         self._base = base
 
     def read(self, offset: int, width: int = 4) -> int:
-        """Read 1, 2 or 4 bytes; all ones when the function does not answer."""
+        """Read 1, 2 or 4 bytes; all ones if the function does not respond."""
         check_access(offset, width)
         try:
             data = self._system.pread(self._descriptor, width, self._base + offset)
@@ -49,7 +49,7 @@ class ConfigFile:
         return int.from_bytes(data, "little")
 
     def write(self, offset: int, value: int, width: int = 4) -> None:
-        """Write 1, 2 or 4 bytes; DeviceLost when the function does not answer."""
+        """Write 1, 2 or 4 bytes; DeviceLost if the function does not respond."""
         check_access(offset, width)
         if not 0 <= value < 1 << 8 * width:
             raise BadArgument("the value does not fit the width", value=value, width=width)
@@ -61,9 +61,9 @@ class ConfigFile:
             raise DeviceLost("configuration space does not respond", offset=offset) from error
 
     def end_bus_mastering(self) -> bool:
-        """Stop the function's DMA, so that none is under way while memory goes.
+        """Stop the function's DMA, so that none is in flight while memory is freed.
 
-        False if it does not answer any more: then there is nothing to stop.
+        Returns False if the function no longer responds: then there is nothing to stop.
         """
         regs = constants("pci_regs")
         try:
@@ -77,7 +77,7 @@ class ConfigFile:
 
 
 def check_access(offset: int, width: int) -> None:
-    """BadArgument unless a configuration access is 1, 2 or 4 bytes, aligned and inside."""
+    """Raise BadArgument unless a configuration access is 1, 2 or 4 bytes, aligned and inside."""
     if width not in (1, 2, 4) or offset & (width - 1) or not 0 <= offset <= CONFIG_SIZE - width:
         raise BadArgument(
             "a configuration access must be 1, 2 or 4 bytes, aligned, below 4096",
@@ -87,12 +87,12 @@ def check_access(offset: int, width: int) -> None:
 
 
 def capability(read: Read, wanted: int) -> int | None:
-    """The offset of a capability by id; None where the function lacks it."""
+    """Return the offset of a capability by id; None if the function lacks it."""
     return next((place for found, place in _capabilities(read) if found == wanted), None)
 
 
 def capabilities(read: Read) -> dict[int, int]:
-    """The offsets of all capabilities by id, the first of each."""
+    """Return the offsets of all capabilities by id, the first of each."""
     places: dict[int, int] = {}
     for found, place in _capabilities(read):
         places.setdefault(found, place)
@@ -112,7 +112,7 @@ def _capabilities(read: Read) -> Iterator[tuple[int, int]]:
 
 
 def extended_capability(read: Read, wanted: int) -> int | None:
-    """The offset of an extended capability by id; None where the function lacks it, and where the
+    """Return the offset of an extended capability by id; None if the function lacks it, or if the
     reader may not see extended space."""
     place = _EXTENDED
     for _ in range(_EXTENDED_LIMIT):
@@ -128,7 +128,7 @@ def extended_capability(read: Read, wanted: int) -> int | None:
 
 
 def power_state(read: Read) -> int:
-    """The function's D state, 0 to 3 (3 is D3hot); 0 for one without power management."""
+    """Return the function's D state, 0 to 3 (3 is D3hot); 0 for one without power management."""
     regs = constants("pci_regs")
     place = capability(read, regs.PCI_CAP_ID_PM)
     if place is None:
@@ -137,10 +137,10 @@ def power_state(read: Read) -> int:
 
 
 def answers(read: Read) -> bool:
-    """Return whether the function answers: not all ones as class code and revision.
+    """Return whether the function responds: class code and revision are not all ones.
 
-    Not the vendor id: VFIO keeps a copy of that and shows it of a function that is gone too (Linux
-    drivers/vfio/pci/vfio_pci_config.c, init_pci_cap_basic_perm).
+    The vendor id is not used: VFIO keeps a copy of it and shows that even for a function that is
+    gone (Linux drivers/vfio/pci/vfio_pci_config.c, init_pci_cap_basic_perm).
     """
     return read(constants("pci_regs").PCI_CLASS_REVISION, 4) != _ALL_ONES_32
 
@@ -170,7 +170,7 @@ class SavedConfig:
 
     def restore(self, write: Write) -> None:
         """Restore the state. ORDER: sizes while nothing is decoded, then addresses, which a larger
-        size would cut off; decoding is switched on last."""
+        size would truncate; decoding is enabled last."""
         regs = constants("pci_regs")
         decoding = regs.PCI_COMMAND_IO | regs.PCI_COMMAND_MEMORY | regs.PCI_COMMAND_MASTER
         write(regs.PCI_COMMAND, self._command & ~decoding, 2)

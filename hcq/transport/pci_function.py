@@ -28,7 +28,7 @@ STORAGE, NETWORK, BRIDGE = 0x01, 0x02, 0x06  # base classes, PCI Code and ID Ass
 
 @dataclass(frozen=True)
 class Bar:
-    """A BAR as the bus sees it. `size` is 0 where there is none; `start` is a bus address."""
+    """A BAR as the bus sees it. `size` is 0 if there is none; `start` is a bus address."""
 
     index: int
     start: int
@@ -38,14 +38,14 @@ class Bar:
 
 
 def is_address(text: str) -> bool:
-    """Return whether a name in sysfs is a function's address in full."""
+    """Return whether a name in sysfs is a function's full address."""
     return bool(_ADDRESS.fullmatch(text))
 
 
 def arriving(system: System, address: str) -> bool:
-    """Return whether the kernel still adds the function to the bus: its BARs may have no addresses
-    yet, and no driver is bound to it. Its folder in sysfs comes before that, its entry in procfs
-    after (Linux pci_device_add, pci_bus_add_device). False where there is no such procfs."""
+    """Return whether the kernel is still adding the function to the bus: its BARs may have no
+    addresses yet, and no driver is bound to it. Its folder in sysfs appears before that, its entry
+    in procfs after (Linux pci_device_add, pci_bus_add_device). False if there is no such procfs."""
     folder = system.path("proc/bus/pci")
     domain, _, rest = address.partition(":")
     bus, _, slot = rest.partition(":")
@@ -54,7 +54,7 @@ def arriving(system: System, address: str) -> bool:
 
 
 def normal_address(text: str) -> str:
-    """The address in full, "0000:03:00.0"; BadArgument for any other text."""
+    """Return the full address, "0000:03:00.0"; BadArgument for any other text."""
     match = _ADDRESS.fullmatch(text)
     if match is None:
         raise BadArgument("not a PCI address; one looks like 0000:03:00.0", address=text)
@@ -65,7 +65,7 @@ def normal_address(text: str) -> str:
 
 
 class PciFunction:
-    """One function below `system`'s sysfs. Each property reads anew."""
+    """One function below `system`'s sysfs. Each property is read again on every access."""
 
     def __init__(self, system: System, address: str) -> None:
         self.system = system
@@ -73,7 +73,7 @@ class PciFunction:
 
     @classmethod
     def find(cls, system: System, address: str) -> PciFunction:
-        """The function at an address; DeviceNotFound when the bus has none there."""
+        """Return the function at an address; DeviceNotFound if the bus has none there."""
         function = cls(system, address)
         if not function.folder.is_dir():
             raise DeviceNotFound(
@@ -92,7 +92,7 @@ class PciFunction:
         return self.system.path(f"{DEVICES}/{self.address}")
 
     def attribute(self, name: str) -> str | None:
-        """The text of an attribute file; None where there is none."""
+        """Return the text of an attribute file; None if there is none."""
         return self.system.read_text(f"{DEVICES}/{self.address}/{name}")
 
     def _number(self, name: str, default: int | None = None) -> int:
@@ -125,7 +125,7 @@ class PciFunction:
         return link.resolve().name if link.is_symlink() else None
 
     def card(self) -> list[PciFunction]:
-        """The functions of the same card: equal addresses except for the function number."""
+        """Return the functions of the same card: equal addresses except for the function number."""
         slot = self.address.rpartition(".")[0]
         names = sorted(entry.name for entry in self.folder.parent.glob(f"{slot}.*"))
         return [PciFunction(self.system, name) for name in names]
@@ -137,12 +137,12 @@ class PciFunction:
 
     @property
     def group(self) -> str | None:
-        """The number of its IOMMU group; None when no IOMMU translates for it."""
+        """The number of its IOMMU group; None if no IOMMU translates for it."""
         return self._link("iommu_group")
 
     @property
     def translated(self) -> bool:
-        """Return whether an IOMMU translates for it. VFIO's no-IOMMU mode makes groups of its own,
+        """Return whether an IOMMU translates for it. VFIO's no-IOMMU mode makes separate groups,
         named "vfio-noiommu" (Linux drivers/vfio/group.c)."""
         name = self.system.read_text(f"{GROUPS}/{self.group}/name")
         return self.group is not None and name != "vfio-noiommu"
@@ -159,7 +159,8 @@ class PciFunction:
         return None if text in (None, "", "(null)") else text
 
     def group_members(self) -> list[PciFunction]:
-        """All functions of the IOMMU group, itself among them; itself alone where there is none."""
+        """Return all functions of the IOMMU group, including this one; only this one if there is no
+        group."""
         folder = self.system.path(f"{GROUPS}/{self.group}/devices")
         if self.group is None or not folder.is_dir():
             return [self]
@@ -196,9 +197,10 @@ class PciFunction:
         return PciFunction(self.system, name) if _ADDRESS.fullmatch(name) else None
 
     def device_nodes(self) -> list[Path]:
-        """The nodes in /dev through which processes use the function (DRM, sound, disks...)."""
+        """Return the nodes in /dev through which processes use the function (DRM, sound,
+        disks...)."""
         nodes = []
-        # Not into links: they lead to the bus, the group and the firmware's tables.
+        # Does not follow links: they lead to the bus, the group and the firmware's tables.
         for folder, _, files in os.walk(self.folder.resolve()):
             if "dev" not in files or "uevent" not in files:
                 continue
@@ -214,7 +216,8 @@ class PciFunction:
 
 
 def holders(system: System, nodes: list[Path]) -> list[str]:
-    """Processes that have one of `nodes` open, as "name (pid 123)"; only those we may look into."""
+    """Return the processes that have one of `nodes` open, as "name (pid 123)"; only those that this
+    process may inspect."""
     wanted = {str(Path("/") / node.relative_to(system.root)) for node in nodes}
     found: list[str] = []
     folder = system.path("proc")
@@ -229,11 +232,11 @@ def holders(system: System, nodes: list[Path]) -> list[str]:
 
 
 def _open_files(process: Path) -> list[str]:
-    """Return the open files of a process; none when it ended or is another user's."""
+    """Return the open files of a process; none if it has ended or belongs to another user."""
     found = []
     try:
         for link in (process / "fd").iterdir():
-            with contextlib.suppress(OSError):  # closed while we looked
+            with contextlib.suppress(OSError):  # closed meanwhile
                 found.append(str(link.readlink()))
     except OSError:
         return found

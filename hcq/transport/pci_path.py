@@ -15,28 +15,28 @@ from hcq.errors import AccessDenied
 from hcq.transport.pci_function import BRIDGE, PciFunction, is_address
 from hcq.transport.system import check_files
 
-HEADER_SIZE = 64  # of configuration space; all that sysfs shows to a user without privileges
+HEADER_SIZE = 64  # of configuration space; the part that sysfs shows to an unprivileged user
 # Bits that arrive for each bit on the wire: 8b/10b up to 5 GT/s, 128b/130b up to 32 GT/s, then
 # flits (Linux drivers/pci/pci.h, PCIE_SPEED2MBS_ENC).
 _ENCODINGS = ((5.0, 8 / 10), (32.0, 128 / 130))
 _TUNNEL_SPEED = 2.5
-# Where the list of capabilities begins, the kind of PCI Express, and of it Link Control 2, whose
-# low four bits are an index of speeds in GT/s (pci_regs.h: PCI_CAPABILITY_LIST, PCI_CAP_ID_EXP,
-# PCI_EXP_LNKCTL2, PCI_EXP_LNKCTL2_TLS).
+# The start of the capability list, the id of the PCI Express capability, and the offset in it of
+# Link Control 2, whose low four bits are an index of speeds in GT/s (pci_regs.h:
+# PCI_CAPABILITY_LIST, PCI_CAP_ID_EXP, PCI_EXP_LNKCTL2, PCI_EXP_LNKCTL2_TLS).
 _CAPABILITIES, _EXPRESS, _LINK_CONTROL_2, _SPACE_SIZE = 0x34, 0x10, 0x30, 256
 _SPEEDS = (0.0, 2.5, 5.0, 8.0, 16.0, 32.0, 64.0)
 
 
 @dataclass(frozen=True)
 class LinkState:
-    """speed: GT/s of a lane; width: lanes. 0 for what the kernel does not know."""
+    """State of a link. speed: GT/s per lane; width: lanes. 0 if the kernel does not know it."""
 
     speed: float
     width: int
 
     @property
     def rate(self) -> int:
-        """Bytes per second in one direction, before the packets' headers."""
+        """Bytes per second in one direction, packet headers included."""
         share = next((share for limit, share in _ENCODINGS if self.speed <= limit), 1.0)
         return int(self.speed * 1e9 * share * self.width / 8)
 
@@ -46,11 +46,11 @@ class LinkState:
 
 @dataclass(frozen=True)
 class Hop:
-    """A link on the way. `lower` is the function at its lower end, `upper` the port above.
+    """A link on the path. `lower` is the function at its lower end, `upper` the port above.
 
-    expected: the most that both ends can do. tunnelled: its packets travel through a Thunderbolt or
-    USB4 fabric; such ports state 2.5 GT/s whatever the fabric carries (Linux, "PCI: ACPI: Detect
-    PCIe root ports that are used for tunneling", quoting the USB4 specification).
+    expected: the highest state that both ends support. tunnelled: its packets travel through a
+    Thunderbolt or USB4 fabric; such ports state 2.5 GT/s whatever the fabric carries (Linux, "PCI:
+    ACPI: Detect PCIe root ports that are used for tunneling", quoting the USB4 specification).
     """
 
     lower: PciFunction
@@ -64,7 +64,7 @@ class Hop:
 
 
 def ports(function: PciFunction) -> list[PciFunction]:
-    """Every bridge above the function, the nearest first."""
+    """Return every bridge above the function, the nearest first."""
     found = []
     port = function.parent
     while port is not None:
@@ -74,8 +74,8 @@ def ports(function: PciFunction) -> list[PciFunction]:
 
 
 def slot_port(function: PciFunction) -> PciFunction | None:
-    """The port that the card is plugged into: the one above the function, or above the card's own
-    switch, whose two bridges have the function's vendor id. None on a root bus."""
+    """Return the port that the card is plugged into: the one above the function, or above the
+    card's own switch, whose two bridges have the function's vendor id. None on a root bus."""
     above = ports(function)
     vendor = function.identity().vendor
     own = len(above) > 2 and all(one.identity().vendor == vendor for one in above[:2])
@@ -83,7 +83,7 @@ def slot_port(function: PciFunction) -> PciFunction | None:
 
 
 def below(port: PciFunction) -> list[PciFunction]:
-    """Every function below a port, those nearer to it first; bridges as well."""
+    """Return every function below a port, including bridges, the nearest first."""
     found = []
     for entry in sorted(port.folder.resolve().iterdir()):
         if is_address(entry.name) and (entry / "vendor").is_file():
@@ -93,12 +93,12 @@ def below(port: PciFunction) -> list[PciFunction]:
 
 
 def hops(function: PciFunction) -> list[Hop]:
-    """Every link above the function, the nearest first."""
+    """Return every link above the function, the nearest first."""
     way = [function, *ports(function)]
     found = []
     for index, (lower, upper) in enumerate(itertools.pairwise(way)):
         # Counted from the root: root port, link, upstream port, inside of a switch, downstream
-        # port, link... What is inside of a switch is not a link.
+        # port, link... The connection inside a switch is not a link.
         if (len(way) - 1 - index) % 2 and _reads_as_link(lower):
             found.append(_hop(lower, upper))
     return found
@@ -133,17 +133,17 @@ def _state(function: PciFunction, beginning: str) -> LinkState:
 
 
 def target_speed(port: PciFunction) -> float:
-    """GT/s that a port's link may have at most: its Link Control 2 register, which firmware, an
-    administrator or the kernel (drivers/pci/quirks.c, pcie_failed_link_retrain) may have set below
-    what the port can do. 0 where that is not known: a port that sleeps, or configuration space of
-    which this user may read the header alone."""
+    """Return the highest speed in GT/s that a port's link may have, from its Link Control 2
+    register. Firmware, an administrator or the kernel (drivers/pci/quirks.c,
+    pcie_failed_link_retrain) may have set it below what the port supports. 0 if unknown: the port
+    sleeps, or this user may read only the header of its configuration space."""
     if port.attribute("power/runtime_status") in ("suspended", "suspending"):
         return 0.0
     space = _configuration(port, _SPACE_SIZE)
     if len(space) < _SPACE_SIZE:
         return 0.0
     at = space[_CAPABILITIES] & ~3
-    for _ in range(48):  # the most that there is room for
+    for _ in range(48):  # there is room for no more
         if not HEADER_SIZE <= at <= _SPACE_SIZE - _LINK_CONTROL_2 - 2:
             return 0.0
         if space[at] == _EXPRESS:
@@ -155,21 +155,22 @@ def target_speed(port: PciFunction) -> float:
 
 
 def slowest(found: list[Hop]) -> Hop | None:
-    """The link with the lowest rate. Tunnels are left out: their stated width is not their rate."""
+    """Return the link with the lowest rate. Tunnels are left out: their stated width is not their
+    rate."""
     real = [hop for hop in found if not hop.tunnelled and hop.current.rate]
     return min(real, key=lambda hop: hop.current.rate, default=None)
 
 
 def header(function: PciFunction) -> bytes | None:
-    """The first 64 bytes of configuration space; None where they cannot be read. Reading them wakes
-    a function that the kernel has put to sleep (drivers/pci/pci-sysfs.c, pci_read_config).
-    AccessDenied where this user may not: the kernel lets everybody read them."""
+    """Return the first 64 bytes of configuration space; None if they cannot be read. Reading them
+    wakes a function that the kernel has put to sleep (drivers/pci/pci-sysfs.c, pci_read_config).
+    AccessDenied if this user may not read them; the kernel itself lets every user read them."""
     data = _configuration(function, HEADER_SIZE)
     return data if len(data) == HEADER_SIZE else None
 
 
 def _configuration(function: PciFunction, size: int) -> bytes:
-    """The first bytes of configuration space, as many as can be read; AccessDenied."""
+    """Return the first bytes of configuration space, as many as can be read; AccessDenied."""
     system = function.system
     try:
         descriptor = system.open(function.folder / "config", os.O_RDONLY)

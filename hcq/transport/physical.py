@@ -1,11 +1,11 @@
 """DMA memory at physical addresses, for a function that no IOMMU translates for.
 
 Addresses come from /proc/self/pagemap (Linux Documentation/admin-guide/mm/pagemap.rst), which shows
-them to CAP_SYS_ADMIN only. Where memory lies is the kernel's choice; what the device does not reach
-is not handed out, since it would drop the upper bits and meet other memory. Addresses hold as long
-as the kernel does not move the pages: reserved huge pages stay; others stay when they are locked
-and compaction leaves locked pages alone (vm.compact_unevictable_allowed = 0). All of this is
-checked; nothing is handed out on hope.
+them to CAP_SYS_ADMIN only. The kernel chooses where memory lies. Memory that the device cannot
+reach is not returned, since the device would drop the upper bits and access other memory. Addresses
+are valid as long as the kernel does not move the pages: reserved huge pages stay; others stay if
+they are locked and compaction leaves locked pages alone (vm.compact_unevictable_allowed = 0). All
+of this is checked before memory is returned.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PhysicalMemory:
         self._closed = False
         try:
             for offset in range(0, size, PAGE):
-                self.view[offset] = 0  # a page that was never touched has no address
+                self.view[offset] = 0  # an untouched page has no address
             _lock(system, self._host.address, size)
             self.segments: Sequence[DmaSegment] = _segments(system, self._host.address, size)
             last = max(segment.address + segment.size for segment in self.segments) - 1
@@ -83,8 +83,8 @@ class PhysicalMemory:
             raise
 
     def close(self) -> None:
-        """Free the memory; idempotent. The device must have stopped using it: nothing prevents
-        it."""
+        """Free the memory; idempotent. The device must have stopped using it: nothing prevents its
+        access."""
         if not self._closed:
             self._closed = True
             self._release(self)

@@ -1,6 +1,7 @@
 """The power rung: a configured command that cycles a card's supply, such as a switched outlet's.
 
-The card leaves the bus before it and is found again after it, since its port sees it go.
+The card is removed from the bus before the command and found again after it, since its port detects
+the removal.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hcq.ladder import Level
 from hcq.transport.pci_function import PciFunction
 from hcq.transport.rungs import RemoveRescan
 
-COMMAND_LIMIT_S = 120.0  # TIMEOUT: of the command, which may wait for supplies to discharge; ours
+COMMAND_LIMIT_S = 120.0  # TIMEOUT: of the command; supplies may need to discharge; our choice
 
 
 class PowerAction(RemoveRescan):
@@ -29,7 +30,7 @@ class PowerAction(RemoveRescan):
     def __init__(
         self, function: PciFunction, clock: Clock | None = None, command: str | None = None
     ) -> None:
-        """command: default is the settings'; "{device}" in it stands for the card's name."""
+        """command: default: the settings'; "{device}" in it stands for the card's name."""
         super().__init__(function, clock)
         self._text = config().power_command if command is None else command
         self._name = f"pci:{function.address}"

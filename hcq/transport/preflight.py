@@ -1,8 +1,8 @@
 """Pre-flight checks of the path to a function, before the first access to its registers.
 
-A register that is read through a port that sleeps, or from a function that has lost its addresses,
-reads as all ones or ends in a machine check. Each failure is a named error with the fact `step`;
-`before` changes nothing, and `after` ends an opening that has touched no BAR yet.
+A register that is read through a sleeping port, or from a function that has lost its addresses,
+reads as all ones or causes a machine check. Each failure is a named error with the fact `step`.
+`before` changes nothing; `after` ends an opening that has not accessed a BAR yet.
 
 Source: PCI Express Base Specification 6.0 (header types: 7.5.1.1.9; power states and links: 5.3),
 Linux Documentation/power/pci.rst, drivers/pci/pci.c (pci_enable_bridge).
@@ -20,13 +20,13 @@ from hcq.uapi import constants
 log = logging.getLogger(__name__)
 
 _AWAKE = ("D0", "unknown")
-_NO_LINK = (0, 63)  # 63: six bits of ones, from a port that does not answer
+_NO_LINK = (0, 63)  # 63: six bits of ones, from a port that does not respond
 _REPLUG = "power the card off and on, or unplug it and plug it in again; then rescan the bus"
 
 
 def before(function: PciFunction, *, narrow_link: bool = False) -> None:
-    """Raise unless the way to the function is open, from the root down: DeviceAsleep for a port,
-    DeviceLost for configuration space or a header type that makes no sense, LinkDown, LinkDegraded.
+    """Raise unless the path to the function is open, from the root down: DeviceAsleep for a port,
+    DeviceLost for an invalid configuration space or header type, LinkDown, LinkDegraded.
 
     narrow_link: accept a link with fewer lanes than both its ends have.
     """
@@ -38,19 +38,19 @@ def before(function: PciFunction, *, narrow_link: bool = False) -> None:
 
 def after(function: PciFunction) -> None:
     """Raise unless every port above is awake and everything decodes memory: DeviceAsleep,
-    DeviceLost, DecodingOff. For a function that has just been opened and enabled, which wakes the
-    ports above it and has them pass memory accesses on."""
+    DeviceLost, DecodingOff. Called for a function that has just been opened and enabled, which
+    wakes the ports above it and makes them pass memory accesses on."""
     regs = constants("pci_regs")
     for port in reversed(ports(function)):
         if port.power_state not in _AWAKE:
             raise _asleep(function, port)
-        # A port without bus mastering refuses what comes from below it: DMA and interrupts.
+        # A port without bus mastering rejects requests from below it: DMA and interrupts.
         _check_command(port, regs.PCI_COMMAND_MEMORY | regs.PCI_COMMAND_MASTER)
     _check_command(function, regs.PCI_COMMAND_MEMORY)
 
 
 def check_ports(function: PciFunction) -> None:
-    """DeviceAsleep for a port above that does not wake when the function is opened."""
+    """Raise DeviceAsleep for a port above that does not wake when the function is opened."""
     for port in reversed(ports(function)):
         if port.power_state in _AWAKE or port.attribute("power/runtime_status") == "suspended":
             continue
@@ -68,7 +68,7 @@ def _asleep(function: PciFunction, port: PciFunction) -> DeviceAsleep:
 
 
 def check_header(function: PciFunction) -> None:
-    """DeviceLost unless configuration space answers with the header of its kind."""
+    """Raise DeviceLost unless configuration space contains the header of its kind."""
     data = header(function)
     if data is None or data[:4] == b"\xff\xff\xff\xff":
         found = "cannot be read" if data is None else "reads all ones"
@@ -90,9 +90,10 @@ def check_header(function: PciFunction) -> None:
 
 
 def check_links(function: PciFunction, *, narrow_link: bool = False) -> None:
-    """LinkDown or LinkDegraded unless every link above is trained as wide as both its ends are.
+    """Raise LinkDown or LinkDegraded unless every link above is trained as wide as both its ends
+    are.
 
-    A slower generation is a warning alone: cards slow their link down while they are idle. Tunnels
+    A slower generation is only a warning: cards slow their link down while they are idle. Tunnels
     are left out: their ports state a link that does not exist.
     """
     for hop in reversed(hops(function)):
@@ -124,7 +125,7 @@ def _degraded(hop: Hop) -> LinkDegraded:
 
 
 def _check_command(function: PciFunction, wanted: int) -> None:
-    """The hardware's own command register, past what VFIO shows of it."""
+    """Check the hardware's own command register, bypassing VFIO's view of it."""
     check_header(function)
     data = header(function) or bytes(64)
     at = constants("pci_regs").PCI_COMMAND

@@ -1,13 +1,13 @@
-"""Record what a driver does to a device, memory shared by DMA included.
+"""Record a driver's accesses to a device, including memory shared by DMA.
 
     recorder, recording = record(transport)      use `recorder` in place of `transport`
     Path("boot.txt").write_text(recording.save())
 
-Memory has no accesses to see, so it is compared with what it held: before and after every access,
-and each time the driver looks whether something came that it waits for (`clock.looked`,
-`interrupts.wait`). What changed in between goes into the recording there. That costs a pass over
-all shared memory each time; recording is for finding out, not for speed. A word that changes twice
-between two such looks is recorded with its last value.
+Accesses to memory cannot be observed, so memory is compared with its earlier content: before and
+after every access, and each time the driver polls for something (`clock.looked`,
+`interrupts.wait`). The differences are recorded at that point. This costs a pass over all shared
+memory each time: a recorder is a diagnostic tool, not meant to be fast. A word that changes twice
+between two comparisons is recorded with its last value.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ from hcq.transport.trace import Access, TracingTransport, TracingWindow
 
 log = logging.getLogger(__name__)
 
-_WORD = 8  # bytes; changes are told in whole words of memory
-_GAP = 64  # words: changes closer than that are told as one
+_WORD = 8  # bytes; changes are recorded in whole words of memory
+_GAP = 64  # words: changes closer than that are recorded as one
 _INSTANT_S = 1e-5  # accesses closer than that have the time of the first
-# Mostly nothing has changed: the C library sees that ten times as fast as NumPy.
+# Usually nothing has changed: the C library detects that ten times as fast as NumPy.
 _compare = ctypes.PyDLL(None).memcmp
 _compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
@@ -74,7 +74,7 @@ def _opened(path: Path) -> TextIO:
 
 
 def record(inner: Transport) -> tuple[RecordingTransport, Recording]:
-    """A transport around `inner`, and the recording that grows while it is used."""
+    """Return a transport around `inner`, and the recording that grows while it is used."""
     recorder = RecordingTransport(inner)
     return recorder, recorder.recording
 
@@ -108,22 +108,22 @@ class RecordedMemory:
         found = []
         for run in np.split(places, np.flatnonzero(np.diff(places) > _GAP) + 1):
             first, end = int(run[0]), int(run[-1]) + 1
-            # Once only: the device may write meanwhile, and that is the next change.
+            # Read only once: the device may write meanwhile, which is the next change.
             self._before[first:end] = self._now[first:end]
             data = self._before[first:end].tobytes()
             found.append(Content(self.number, first * _WORD, data, at_once))
         return found
 
     def close(self) -> None:
-        """Give it back to the inner transport. Idempotent."""
+        """Return it to the inner transport. Idempotent."""
         if self._now is not None:
             self._on_close(self)
-            self._now = None  # else its owner could not release the view
+            self._now = None  # otherwise its owner could not release the view
         self._inner.close()
 
 
 class RecordingWindow:
-    """A window that reports, and has memory looked at around each access."""
+    """A window that reports each access, and has memory compared before and after it."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class RecordingWindow:
 
 
 class RecordingInterrupts:
-    """The inner transport's, with memory looked at before and after each wait."""
+    """The inner transport's interrupts, with memory compared before and after each wait."""
 
     def __init__(self, inner: Interrupts, looked: Callable[[bool], None]) -> None:
         self._inner = inner
@@ -193,9 +193,9 @@ class RecordingTransport(TransportLife):
         path: str | Path | None = None,
         now: Callable[[], float] | None = None,
     ) -> None:
-        """path: a file to write the recording into when this is closed. BadArgument where that
-        cannot be; `inner` stays the caller's then. now: seconds; without it the recording has no
-        times."""
+        """path: a file that the recording is written to when this is closed. BadArgument if it
+        cannot be; the caller then still owns `inner`. now: returns seconds; without it the
+        recording has no times."""
         file = _opened(Path(path)) if path is not None else None
         super().__init__(inner.name)
         self.inner = inner
@@ -213,10 +213,10 @@ class RecordingTransport(TransportLife):
         self._observing = False
         self._now = now
         self._begin = self._noted = now() if now is not None else 0.0
-        self._entries_lock = threading.Lock()  # waits come from threads of their own
+        self._entries_lock = threading.Lock()  # waits come from separate threads
         self.traits = inner.traits
         self.clock = WatchedClock(inner.clock, self.looked)
-        # ORDER: from the bottom. The inner transport takes all memory back at once.
+        # ORDER: called from the last one up. The inner transport frees all memory at once.
         self.at_end(self._let_go)
         if file is not None:
             self.at_end(functools.partial(self._write, file), drop=file.close)
@@ -229,8 +229,8 @@ class RecordingTransport(TransportLife):
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """While a driver brings the device up on this thread: its stages, and how it failed. After
-        each stage `observer` looks at the device, where there is one."""
+        """Record the stages while a driver brings the device up on this thread, and how it failed.
+        After each stage `observer` inspects the device, if there is one."""
         thread = threading.get_ident()
 
         def on_event(event: trace.Event) -> None:
@@ -277,7 +277,8 @@ class RecordingTransport(TransportLife):
         self.recording.entries.append(long_write(access))
 
     def _look(self, *, at_once: bool = False) -> bool:
-        """Record what became of the shared memory since the last look; whether anything did."""
+        """Record the changes of the shared memory since the last comparison; return whether there
+        were any."""
         with self._entries_lock:
             found = [
                 change
@@ -289,8 +290,8 @@ class RecordingTransport(TransportLife):
 
     @contextmanager
     def _around(self) -> Iterator[None]:
-        """Tell what the driver did before an access from what the device did on it. Around an
-        observer's accesses nothing is told."""
+        """Record separately what the driver did before an access and what the device did on it.
+        Records nothing around an observer's accesses."""
         if self._observing:
             yield
             return
@@ -299,13 +300,14 @@ class RecordingTransport(TransportLife):
         self._look(at_once=True)
 
     def looked(self, found: bool) -> None:
-        """The driver waits, see Clock.looked: later changes are recorded separately."""
+        """Note that the driver polls, see Clock.looked: later changes are recorded separately."""
         if not self.closed and self._look():
             self.recording.entries.append(Wait())
 
     @property
     def interrupts(self) -> RecordingInterrupts | None:
-        """The inner transport's. Waits are not recorded, what they waited for is."""
+        """The inner transport's. Waits are not recorded, but the changes that they waited for
+        are."""
         found = self.inner.interrupts
         if self._interrupts is None and found is not None:
             self._interrupts = RecordingInterrupts(found, self.looked)
@@ -347,7 +349,7 @@ class RecordingTransport(TransportLife):
         return self.inner.batch()
 
     def reset(self, kind: ResetKind) -> None:
-        """Reset; a refusal is recorded too, since drivers go on by another way."""
+        """Reset; a refusal is recorded too, since drivers then continue another way."""
         with self._around():
             try:
                 self.inner.reset(kind)
@@ -362,15 +364,15 @@ class RecordingTransport(TransportLife):
         return take_culprit(self.inner, address=address, pc=pc)
 
     def facts(self) -> dict[str, object]:
-        """The inner transport's."""
+        """Return the inner transport's facts."""
         return self.inner.facts()
 
     def sensors(self) -> Sequence[Sensor]:
-        """The inner transport's."""
+        """Return the inner transport's sensors."""
         return self.inner.sensors()
 
     def present(self) -> bool:
-        """Return whether the device answers; recorded where that changes."""
+        """Return whether the device responds; recorded when that changes."""
         found = self.inner.present()
         if found != self._present and not self.closed:
             self._present = found
@@ -379,7 +381,7 @@ class RecordingTransport(TransportLife):
 
     def _write(self, file: TextIO) -> None:
         error = sys.exc_info()[1]
-        if self._opening and error is not None:  # a driver gives up outside of its stages
+        if self._opening and error is not None:  # a driver that gives up outside its stages
             self._fail(error)
         try:
             with file:

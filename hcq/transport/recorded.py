@@ -3,11 +3,11 @@
     seen = RecordedTransport(recording, at=120)     after access number 120; default: the end
     seen.window(5).read32(0x3780)                   the last value read or written there by then
 
-Every place serves the last value that the recording has for it by then, whether the driver read or
-wrote it; everything else raises NotRecorded, which names the place. A reset makes all values before
-it unknown. Where a register chooses what others mean (a bank, an index), their values are kept for
-each choice; see Banks. Nothing is written to a device: writes are refused, but for those registers
-and configuration space, whose writes change only what this object serves.
+Every place serves the last value recorded for it by then, whether the driver read or wrote it. All
+other places raise NotRecorded, which names the place. A reset makes all earlier values unknown. If
+a register selects the meaning of others (a bank, an index), their values are kept for each
+selection; see Banks. Writes are rejected, except to such selectors and to configuration space; they
+change only what this object serves.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def _no_reset(window: int, offset: int, value: int) -> bool:
 
 @dataclass(frozen=True)
 class Banks:
-    """Registers that choose what others mean. window: the BAR that they are in; selectors: their
-    places; of: the selectors of a register, () for one that always means the same. resets: whether
-    a value written to a register has firmware reset the chip."""
+    """Registers that select the meaning of others. window: the BAR that they are in; selectors:
+    their places; of: the selectors of a register, () if its meaning is fixed. resets: whether a
+    value written to a register makes firmware reset the chip."""
 
     window: int = CONFIG - 1  # none
     selectors: frozenset[Place] = frozenset()
@@ -50,7 +50,7 @@ class Banks:
     resets: Callable[[int, int, int], bool] = _no_reset
 
     def ends_life(self, entry: Entry) -> bool:
-        """Return whether the device lost its state by this entry: it was reset."""
+        """Return whether the device lost its state by this entry, a reset."""
         if isinstance(entry, Reset):
             return not entry.refusal
         if not isinstance(entry, Access) or not entry.is_write or entry.value is None:
@@ -60,7 +60,7 @@ class Banks:
 
 @dataclass
 class _Bytes:
-    """Bytes of a window that are known, by pages: content, and 1 for each byte that is known."""
+    """Known bytes of a window, by pages: content, and 1 for each byte that is known."""
 
     pages: dict[int, tuple[bytearray, bytearray]] = field(default_factory=dict)
 
@@ -84,7 +84,7 @@ class _Bytes:
                 mask[first:last] = bytes(last - first)
 
     def get(self, offset: int, size: int) -> tuple[bytes, int]:
-        """The bytes, and how many from the first on are known."""
+        """Return the bytes, and how many of them are known, from the first on."""
         found, at = bytearray(), 0
         while at < size:
             page, start = divmod(offset + at, _PAGE)
@@ -102,7 +102,7 @@ class _Bytes:
 
 
 class _State:
-    """What is known between two resets."""
+    """The known state between two resets."""
 
     def __init__(self) -> None:
         self.windows: dict[int, _Bytes] = {}
@@ -113,10 +113,11 @@ class _State:
 
 
 def entries_until(recording: Recording, *, at: int | None = None, stage: str = "") -> list[Entry]:
-    """The entries up to access number `at`, or to the end of a boot stage; by default all.
+    """Return the entries up to access number `at`, or to the end of a boot stage; by default all.
 
-    Accesses (reads and writes, block writes included) are counted from 1, as `ugpu trace show`
-    numbers them. BadArgument for a number or a stage that the recording lacks, and for both.
+    Accesses (reads and writes, including block writes) are counted from 1, as `ugpu trace show`
+    numbers them. BadArgument for a number or a stage that the recording lacks, and if both are
+    given.
     """
     if at is not None and stage:
         raise BadArgument(f"expected an access number or a stage, got {at} and {stage!r}")
@@ -177,7 +178,7 @@ class RecordedWindow:
 
 
 class _StoppedClock(Clock):
-    """Time of a recorded state, in which nothing changes: a wait is over after its last look."""
+    """Time of a recorded state, in which nothing changes: a wait ends after its last poll."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -190,7 +191,7 @@ class _StoppedClock(Clock):
 
 
 class RecordedTransport(TransportLife):
-    """Serves the state at one moment of a recording; see the module. name_of: what people call a
+    """Serves the state at one moment of a recording; see the module. name_of: returns the name of a
     place, for errors."""
 
     def __init__(
@@ -264,7 +265,7 @@ class RecordedTransport(TransportLife):
         return tuple(found)
 
     def content(self, window: int, offset: int, size: int) -> bytes:
-        """The bytes at a place; NotRecorded names the first that is not known."""
+        """Return the bytes at a place; NotRecorded names the first unknown one."""
         self.check_open()
         place = window, offset
         if window == self._banks.window and size == _WORD and self._banks.of(*place):
@@ -303,8 +304,8 @@ class RecordedTransport(TransportLife):
 
     @contextmanager
     def constants(self) -> Iterator[None]:
-        """Serve inside also what was recorded before the last reset: for values that no reset
-        changes, such as the chip's description of itself."""
+        """Inside the block, also serve values recorded before the last reset: for values that no
+        reset changes, such as the chip's discovery table."""
         self._constant = True
         try:
             yield
@@ -312,14 +313,14 @@ class RecordedTransport(TransportLife):
             self._constant = False
 
     def choose(self, window: int, offset: int, value: int) -> None:
-        """Set a register that chooses what others mean; NotSupported for any other."""
+        """Set a register that selects the meaning of others; NotSupported for any other."""
         self.check_open()
         if (window, offset) not in self._banks.selectors:
             self.refuse_write(window, offset)
         self._state.known(window).put(offset, value.to_bytes(_WORD, "little"))
 
     def refuse_write(self, window: int, offset: int) -> None:
-        """Raise NotSupported: a recording is not changed."""
+        """Raise NotSupported: a recording cannot be changed."""
         raise NotSupported(f"a recording cannot be written: {self._name(window, offset)}")
 
     # ---- hcq.transport.base.Transport --------------------------------------------------------
@@ -346,5 +347,5 @@ class RecordedTransport(TransportLife):
         raise NotSupported("a recording cannot be reset")
 
     def present(self) -> bool:
-        """Return whether the device answered at that moment."""
+        """Return whether the device responded at that moment."""
         return self._present and not self.closed

@@ -20,17 +20,17 @@
     look ends
     failed FirmwareRejected PSP refuses SOS (image=SOS, status=0xf)
 
-`memory`: what allocation number 0 holds from there on, where it changed between the entry before
-and the entry after; the device's doing or the driver's. `answer`: the same, but it was so when the
-entry before it ended, so it is the device's. `wait`: the driver waited, and what is above was there
-when it looked; what follows came later. `present`: from here on the device
-does not answer, or does again. `stage`: a step of coming up begins; `failed`: it ended so; `at`:
-how many seconds after the recording began what follows was; all three are for people. `look`: the
-accesses in it are an observer's, not the driver's; a replay leaves them out. Before all entries may
-stand `command` (JSON), the program that was recorded, and `firmware NAME`, an image that the driver
-read, with its bytes. Long data is packed (zlib, base64); of long writes only the
-digest is kept, which is enough to hold a driver to them, but for those that pack well, such as page
-tables. Every line ends with a newline: a last line without one was cut off.
+`memory`: new content of allocation number 0 from that offset on, written by the device or the
+driver between the previous entry and the next one. `answer`: the same, but the content was there
+when the previous entry ended, so the device wrote it. `wait`: the driver waited; the changes above
+were there when it polled, those below came later. `present`: from here on the device does not
+respond, or responds again. `stage`: a step of bring-up begins; `failed`: its error; `at`: time of
+the following entries, in seconds after the recording began; all three are for people. `look`: the
+accesses in it are an observer's, not the driver's; a replay leaves them out. Two kinds of line may
+come before all entries: `command` (JSON), the program that was recorded, and `firmware NAME`, an
+image that the driver read, with its bytes. Long data is packed (zlib, base64). Of a long write only
+the digest is kept, which is enough to check a driver, unless the data packs well, as page tables
+do. Every line ends with a newline: a last line without one is incomplete.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from hcq.memory import BusAddr
 from hcq.transport.base import DmaSegment, PciIdentity, ResetKind
 from hcq.transport.trace import CONFIG, Access
 
-LONG = 256  # bytes from which data is packed, and a write kept as its digest
-KEPT = 1 << 14  # bytes of a write up to which its data is kept where it packs well
+LONG = 256  # bytes from which data is packed, and a write is kept as its digest
+KEPT = 1 << 14  # bytes of a write up to which its data is kept if it packs well
 _SHOWN = 80  # characters of a line in an error
 _WELL = 4  # times smaller than its data
-LARGEST = 1 << 30  # bytes of one entry; a recording that unpacks to more is refused
+LARGEST = 1 << 30  # bytes of one entry; a recording that unpacks to more is rejected
 
 
 @dataclass(frozen=True)
 class LongWrite:
-    """A block written to a window, by its SHA-256 in hexadecimal; data: None where only that is
+    """A block written to a window, by its SHA-256 in hexadecimal; data: None if only the digest is
     kept."""
 
     window: int
@@ -78,8 +78,8 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Content:
-    """Content of memory number `number` at `offset` when the next entry begins; at_once: when the
-    entry before it ended already, so that the driver did not write it."""
+    """Content of memory number `number` at `offset` when the next entry begins; at_once: already
+    when the previous entry ended, so that the driver did not write it."""
 
     number: int
     offset: int
@@ -96,7 +96,7 @@ class Free:
 
 @dataclass(frozen=True)
 class Reset:
-    """A reset; refusal: the class of the error and its text, where it was refused."""
+    """A reset; refusal: the class and text of the error, if it was refused."""
 
     kind: ResetKind
     refusal: str = ""
@@ -109,7 +109,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Presence:
-    """The device answers from this entry on, or stops answering."""
+    """The device responds from this entry on, or stops responding."""
 
     present: bool
 
@@ -138,21 +138,21 @@ class Moment:
 
 @dataclass(frozen=True)
 class Look:
-    """The accesses from one that begins to one that does not are an observer's; see `driven`."""
+    """Begin or end of an observer's accesses; see `driven`."""
 
     begins: bool
 
 
-Mark = Stage | Failure | Moment  # what is for people, and is not repeated
+Mark = Stage | Failure | Moment  # for people, and not repeated
 Entry = Access | LongWrite | Allocation | Content | Free | Reset | Wait | Presence | Look | Mark
 
 
 @dataclass
 class Recording:
-    """Entries in order, with what is needed to stand in for the device. interrupts: vectors that
-    it offers; 0 where the driver has to poll. firmware: images that the driver read, by name.
-    command: the program that was recorded, where it was one. cut: the number of the incomplete
-    last line, of a file that was cut off; 0 for a whole one."""
+    """Entries in order, with what is needed to replace the device. interrupts: number of its
+    vectors; 0 if the driver must poll. firmware: images that the driver read, by name. command: the
+    program that was recorded, if it was one. cut: the number of the incomplete last line of a
+    truncated file; 0 if complete."""
 
     identity: PciIdentity
     windows: dict[int, int] = field(default_factory=dict)  # BAR index -> size in bytes
@@ -163,7 +163,7 @@ class Recording:
     cut: int = 0
 
     def save(self) -> str:
-        """As text, see the module's docstring."""
+        """Return it as text, see the module's docstring."""
         one = self.identity
         lines = [
             f"identity {one.vendor:04x}:{one.device:04x} {one.revision:#x} "
@@ -180,8 +180,8 @@ class Recording:
 
     @staticmethod
     def load(text: str, *, partial: bool = False) -> Recording:
-        """Read what `save` wrote; BadArgument names the line that is wrong. partial: leave out the
-        last line of a file that was cut off, and say so in `cut`; else such a file is refused."""
+        """Read the output of `save`; BadArgument names the faulty line. partial: leave out the last
+        line of a truncated file, and set `cut`; otherwise such a file is rejected."""
         recording: Recording | None = None
         lines, cut = text.splitlines(), 0
         if lines and not text.endswith("\n"):
@@ -222,8 +222,9 @@ class Recording:
 
 
 def driven(entries: Iterable[Entry]) -> list[Entry]:
-    """The entries without an observer's accesses: what the driver did, and what it saw. Memory that
-    changed while the observer looked is the driver's to see later."""
+    """Return the entries without an observer's accesses: the driver's accesses, and what it saw.
+    Memory that changed during the observer's accesses is recorded as if the driver sees it
+    later."""
     found: list[Entry] = []
     looking = False
     for entry in entries:
@@ -237,7 +238,7 @@ def driven(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def long_write(access: Access) -> Access | LongWrite:
-    """A completed access as it is kept."""
+    """Return a completed access in the form that is kept."""
     if not access.is_write or access.data is None or access.width < LONG:
         return access
     kept = access.data if access.width <= KEPT else None
@@ -252,7 +253,7 @@ def _long_write(window: int, offset: int, width: int, data: bytes, kept: bytes |
 
 
 def _short(line: str) -> str:
-    """A line in an error: packed data may be long."""
+    """Return a line for an error, shortened: packed data may be long."""
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
 
 

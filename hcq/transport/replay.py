@@ -1,21 +1,21 @@
 """Recordings as transports: a driver runs on one without a device.
 
-The driver is held to the recorded order: each access, allocation and reset must be the next one,
-and reads give what was read then. Interrupts that are waited for come at once.
+The driver must repeat the recorded order: each access, allocation and reset must be the next one,
+and reads return the recorded values. A wait for an interrupt returns immediately.
 
-Memory shared by DMA changes as it did. What the device had written when an access ended is in place
-when it ends. Later changes, by the device or the driver, appear when they were seen: when the
-driver waits (`clock.looked`, or `interrupts.wait`), what had changed when it looked then is in
-place for its next look; and before each entry all that had changed before it. Until then the driver
-finds what it wrote itself, so that it may read that back and go on from it; and a word that it
-waits for, takes back and waits for again is seen each time. At every entry memory must hold what it
-held then, byte
-for byte: a driver that writes something else is told where. Not seen is that it leaves something
-unwritten. A driver that looks at memory in a loop of its own, with none of these, waits for ever.
+Memory shared by DMA changes as in the recording. Content that the device had written when an access
+ended is in place when the access ends. Later changes, by the device or the driver, appear when they
+were seen. When the driver waits (`clock.looked`, or `interrupts.wait`), the changes that its
+recorded poll saw are in place for its next poll. Before each entry, all changes recorded before it
+are in place. Until then the driver finds its own writes, so that it can read them back and continue
+from there. A word that it waits for, resets and waits for again is seen each time. At every entry
+memory must match the recording byte for byte: if a driver writes something else, the error says
+where. A write that the driver leaves out is not detected. A driver that polls memory in its own
+loop, without any of these calls, waits forever.
 
-A driver that uses a register by the clock, and not because of anything it did (a health check, or
-the taking in of reports while it waits), does so more or less often from run to run; such places
-are named as `by_clock`, and are outside the order: reads give what was last read, writes are taken.
+Some registers are accessed depending on time, not on the driver's earlier accesses (a health check,
+or collecting reports while it waits), so more or less often from run to run. Such places are named
+as `by_clock`, and are outside the order: reads return the last value read, writes are accepted.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class ReplayMemory:
         self.view = memoryview(bytearray(entry.size))
         self.segments = entry.segments
         self._now = np.frombuffer(self.view, np.uint64)
-        self._recorded = np.zeros_like(self._now)  # what it held, so far
+        self._recorded = np.zeros_like(self._now)  # recorded content so far
         self._owner = owner
         self._closed = False
 
     def change(self, entry: Content) -> None:
-        """Let it be changed as it was; but what the driver has written by now is its own, and stays
+        """Apply a recorded change, except to bytes that the driver has written by now, which stay
         to be compared."""
         first, end = entry.offset, entry.offset + len(entry.data)
         now, recorded = (
@@ -76,7 +76,7 @@ class ReplayMemory:
         recorded[:] = data
 
     def compare(self) -> None:
-        """TransportError unless it holds what it held in the recording."""
+        """Raise TransportError unless its content matches the recording."""
         if np.array_equal(self._now, self._recorded):
             return
         place = int(np.flatnonzero(self._now != self._recorded)[0])
@@ -89,7 +89,7 @@ class ReplayMemory:
         )
 
     def close(self) -> None:
-        """Take it from the device; idempotent."""
+        """Unshare it from the device; idempotent."""
         if not self._closed:
             self._closed = True
             self._owner.free(self)
@@ -166,7 +166,7 @@ class ReplayInterrupts:
 
 
 class ReplayTransport(TransportLife):
-    """Stands in for a recorded device. `finish` raises unless all of the recording was used."""
+    """Replaces a recorded device. `finish` raises unless all of the recording was used."""
 
     def __init__(
         self,
@@ -176,8 +176,8 @@ class ReplayTransport(TransportLife):
         by_clock: Collection[tuple[int, int]] = (),
         clock: Clock | None = None,
     ) -> None:
-        """by_clock: (window, offset) of registers that are used outside the order. clock: default
-        is real time."""
+        """by_clock: (window, offset) of registers that are accessed outside the order. clock:
+        default: real time."""
         super().__init__(name)
         _check_contents(recording)
         self.traits = Traits(any_order=False, counts_interrupts=False)
@@ -195,7 +195,7 @@ class ReplayTransport(TransportLife):
             self._interrupts = ReplayInterrupts(recording.interrupts, self._show_next)
         self._memories: dict[int, ReplayMemory] = {}
         self._allocated = 0
-        self._user = threading.get_ident()  # the thread that drives it
+        self._user = threading.get_ident()  # the driver's thread
         self._present = True
         self.clock = WatchedClock(clock or Clock(), self.looked)
         self.opened()
@@ -203,7 +203,7 @@ class ReplayTransport(TransportLife):
     # ---- order -------------------------------------------------------------------------------
 
     def read(self, access: Access) -> Access:
-        """The recorded read that `access` repeats."""
+        """Return the recorded read that `access` repeats."""
         if self._is_clocked(access):
             clocked = self._last_clocked(access)
             if clocked is not None and clocked.width == access.width:
@@ -246,8 +246,8 @@ class ReplayTransport(TransportLife):
             return wanted
 
     def looked(self, found: bool) -> None:
-        """Show a driver that waits what had changed when it looked the next time then. See
-        Clock.looked; other threads may wait for other things."""
+        """Show a waiting driver the changes that its next recorded poll saw. See Clock.looked;
+        other threads may wait for other things."""
         if not found and not self.closed and self._user == threading.get_ident():
             self._show_next()
 
@@ -256,8 +256,8 @@ class ReplayTransport(TransportLife):
             self._go_on(to_wait=True)
 
     def _go_on(self, *, to_wait: bool = False) -> None:
-        """Apply the entries that the driver does not repeat: all up to the next access, or
-        up to where the driver looked for something."""
+        """Apply the entries that the driver does not repeat: all up to the next access, or up to
+        the driver's next poll."""
         entries = self._entries
         while self.position < len(entries):
             entry = entries[self.position]
@@ -275,7 +275,7 @@ class ReplayTransport(TransportLife):
                 return
 
     def _answer(self) -> None:
-        """What the device had done when the entry ended."""
+        """Apply what the device had done when the entry ended."""
         entries = self._entries
         while self.position < len(entries):
             entry = entries[self.position]
@@ -285,7 +285,8 @@ class ReplayTransport(TransportLife):
             self.position += 1
 
     def _last_clocked(self, access: Access) -> Access | None:
-        """The last read of a place outside the order before the next entry that is in it."""
+        """Return the last read of a place outside the order that comes before the next entry in the
+        order."""
         place = (access.window, access.offset)
         found = self._clocked.get(place)
         for position in range(self.position, len(self._entries)):
@@ -304,7 +305,7 @@ class ReplayTransport(TransportLife):
         self._memories[entry.number].change(entry)
 
     def finish(self) -> None:
-        """TransportError if an entry of the recording was not repeated."""
+        """Raise TransportError if an entry of the recording was not repeated."""
         self._go_on()
         if self.position < len(self._entries):
             first = str(self._entries[self.position])[:200]
@@ -330,7 +331,7 @@ class ReplayTransport(TransportLife):
         return self._windows[index]
 
     def allocate_dma(self, size: int, *, contiguous: bool = False) -> ReplayMemory:
-        """The next allocation of the recording, which must have that size."""
+        """Repeat the next allocation of the recording, which must have that size."""
         if size <= 0:
             raise BadArgument("the size of DMA memory must be positive", size=size)
         size = -(-size // PAGE) * PAGE
@@ -346,7 +347,7 @@ class ReplayTransport(TransportLife):
 
     @property
     def interrupts(self) -> ReplayInterrupts | None:
-        """None where the device had none."""
+        """The interrupts; None if the device had none."""
         self.check_open()
         return self._interrupts
 
@@ -358,7 +359,7 @@ class ReplayTransport(TransportLife):
             raise (DeviceBusy if name == "DeviceBusy" else NotSupported)(text)
 
     def present(self) -> bool:
-        """Return whether the device answered at this point of the recording."""
+        """Return whether the device responded at this point of the recording."""
         with self.lock:
             entries = self._entries
             if self.position < len(entries) and isinstance(entries[self.position], Presence):
@@ -367,7 +368,7 @@ class ReplayTransport(TransportLife):
 
 
 def _check_contents(recording: Recording) -> None:
-    """BadArgument unless all contents lie in memory that is there by then."""
+    """Raise BadArgument unless all contents lie in memory that exists at that point."""
     sizes: dict[int, int] = {}
     for position, entry in enumerate(recording.entries):
         if isinstance(entry, Allocation):
@@ -389,8 +390,8 @@ def _check_value(value: int, bits: int) -> None:
 
 
 def _same(entry: Entry, wanted: Entry) -> bool:
-    """Return whether a driver did what was recorded; of a read, and of an allocation's place, the
-    recording knows more."""
+    """Return whether a driver's entry matches the recorded one. For a read, and for an allocation's
+    place, only the recording has the result."""
     if isinstance(entry, Allocation) and isinstance(wanted, Allocation):
         return (entry.number, entry.size) == (wanted.number, wanted.size)
     if isinstance(entry, Reset) and isinstance(wanted, Reset):

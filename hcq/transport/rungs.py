@@ -1,8 +1,8 @@
 """Rungs of the ladder (hcq.ladder) outside of the chip: secondary bus reset, D3cold, remove and
-rescan. Each has a precondition, an action and a proof; none is begun on what others use.
+rescan. Each has a precondition, an action and a proof; none is begun on a device in use by others.
 
 A rung is for a card that no process has open: its configuration space, its power and its place on
-the bus are given back as they were, and its driver boots it again.
+the bus are restored, and its driver boots it again.
 
 Source: PCI Express Base Specification 6.0 (6.6.1: conventional reset; 5.3: power management), Linux
 Documentation/power/pci.rst, Documentation/ABI/testing/sysfs-bus-pci (d3cold_allowed, power_state,
@@ -36,8 +36,8 @@ from hcq.transport.pci_function import BRIDGE, PciFunction
 from hcq.transport.pci_path import below, slot_port
 from hcq.uapi import constants
 
-# PCI Express Base Specification 6.0, 6.6.1: reset held for 1 ms at least, 100 ms of quiet after it;
-# a function may ask for more time until 1 s has passed.
+# PCI Express Base Specification 6.0, 6.6.1: reset held for 1 ms at least, then no access for 100
+# ms; a function may request more time until 1 s has passed.
 RESET_HOLD_S, RESET_QUIET_S, RESET_LIMIT_S = 0.002, 0.1, 1.0
 # TIMEOUT: of the platform's power switch and the kernel's bus scan; our choice
 _POWER_LIMIT_S, _SCAN_LIMIT_S = 5.0, 5.0
@@ -48,7 +48,7 @@ _AUTOPROBE = "sys/bus/pci/drivers_autoprobe"
 
 
 class FunctionReset:
-    """Have the kernel reset the function alone, where it has a function-level reset."""
+    """Have the kernel reset the function alone, if it has a function-level reset."""
 
     name = "function-level reset"
     level = Level.FLR
@@ -70,7 +70,7 @@ class FunctionReset:
         check_rights(self._function.folder / "reset")
 
     def act(self) -> None:
-        """See Rung. The method is chosen for this reset alone."""
+        """See Rung. The reset method is chosen for this reset only."""
         system, folder = self._function.system, self._function.folder
         former = self._function.attribute("reset_method") or "default"
         try:
@@ -88,8 +88,8 @@ class FunctionReset:
 
 
 class BusReset:
-    """Reset all below the port that the card is plugged into; for a card with a switch of its own
-    that is the port above the switch, as a reset inside of it does not reach its firmware."""
+    """Reset everything below the port that the card is plugged into. For a card with its own switch
+    that is the port above the switch, as a reset inside the switch does not reach its firmware."""
 
     name = "bus reset"
     level = Level.BUS
@@ -118,8 +118,8 @@ class BusReset:
 
 
 def reset_below(port: PciFunction, hit: list[PciFunction], clock: Clock) -> None:
-    """Pulse a port's secondary bus reset; configuration space of `hit`, those nearer to the port
-    first, is saved before and restored after, whatever happens in between."""
+    """Pulse a port's secondary bus reset. Configuration space of `hit`, listed from the port down,
+    is saved before and restored after, whatever happens in between."""
     with contextlib.ExitStack() as stack:
         bridge = stack.enter_context(_config(port))
         opened = [stack.enter_context(_config(one)) for one in hit]
@@ -131,10 +131,10 @@ def reset_below(port: PciFunction, hit: list[PciFunction], clock: Clock) -> None
             _pulse(bridge, clock)
             clock.sleep(RESET_QUIET_S)
         finally:
-            # ORDER: from the port down, as each bridge must route before what is below it answers.
+            # ORDER: from the port down: each bridge must route before functions below it respond.
             for config, kept in zip(opened, saved, strict=True):
                 _await(port, config, clock)
-                with contextlib.suppress(DeviceLost):  # the proof says that it does not answer
+                with contextlib.suppress(DeviceLost):  # the proof reports that it does not respond
                     kept.restore(config.write)
 
 
@@ -149,7 +149,7 @@ def _await(port: PciFunction, config: ConfigFile, clock: Clock) -> None:
 
 
 def _pulse(bridge: ConfigFile, clock: Clock) -> None:
-    """Hold the secondary bus in reset; it is let go whatever happens in between."""
+    """Hold the secondary bus in reset; it is released whatever happens in between."""
     regs = constants("pci_regs")
     control = bridge.read(regs.PCI_BRIDGE_CONTROL, 2)
     try:
@@ -163,7 +163,7 @@ def _pulse(bridge: ConfigFile, clock: Clock) -> None:
 
 
 class ColdCycle:
-    """Have the platform take the power of the card's port away and give it back, by runtime power
+    """Have the platform switch the power of the card's port off and on, by runtime power
     management: every function of the card and the port are allowed to sleep, then woken."""
 
     name = "D3cold cycle"
@@ -177,7 +177,7 @@ class ColdCycle:
         self._reached = ""
 
     def _chain(self) -> list[PciFunction]:
-        """From the functions up to the port, in the order in which they fall asleep."""
+        """Return the functions and the port, in the order in which they fall asleep."""
         port = _port_of(self._function)
         return [*reversed(below(port)), port]
 
@@ -211,7 +211,7 @@ class ColdCycle:
                 )
             self._reached = port.power_state
         finally:
-            with contextlib.ExitStack() as stack:  # each of them, whatever happens to another
+            with contextlib.ExitStack() as stack:  # all of them, even if one raises
                 for one, control in zip(chain, former, strict=True):
                     path = one.folder / "power/control"
                     stack.callback(write, one.system, path, control)
@@ -233,7 +233,8 @@ class ColdCycle:
 
 
 class RemoveRescan:
-    """Take the card off the bus and have the kernel find it again: new addresses, new windows."""
+    """Remove the card from the bus and have the kernel find it again: new addresses, new
+    windows."""
 
     name = "remove and rescan"
     level = Level.RESCAN
@@ -260,7 +261,7 @@ class RemoveRescan:
                 self._bring_back(port, held)
 
     def _bring_back(self, port: PciFunction, held: list[tuple[PciFunction, str]]) -> None:
-        """Have the kernel find the card, and give its functions to the drivers they had."""
+        """Have the kernel find the card, and give its functions back to their former drivers."""
         rescan_below(port)
         self._clock.wait_until(
             lambda: all(one.folder.is_dir() for one in (self._function, *dict(held))),
@@ -286,7 +287,7 @@ class RemoveRescan:
 
 @contextmanager
 def _no_driver_probes(function: PciFunction) -> Iterator[None]:
-    """Keep the vendor's driver from taking a card in the moment in which it is found."""
+    """Keep the vendor's driver from taking a card at the moment when it is found."""
     system = function.system
     former = system.read_text(_AUTOPROBE) or "1"
     write(system, system.path(_AUTOPROBE), "0")
@@ -296,7 +297,7 @@ def _no_driver_probes(function: PciFunction) -> Iterator[None]:
         write(system, system.path(_AUTOPROBE), former)
 
 
-# ---- what they share ---------------------------------------------------------------------------
+# ---- shared functions --------------------------------------------------------------------------
 
 
 def _port_of(function: PciFunction) -> PciFunction:
@@ -307,7 +308,7 @@ def _port_of(function: PciFunction) -> PciFunction:
 
 
 def _check_free(one: PciFunction, what: str) -> None:
-    """DeviceBusy for a function that a kernel driver holds or a process uses."""
+    """Raise DeviceBusy for a function that a kernel driver holds or a process uses."""
     if one.base_class == BRIDGE:
         return
     if one.driver not in (None, VFIO_DRIVER, "pci-stub"):
@@ -320,7 +321,7 @@ def _check_free(one: PciFunction, what: str) -> None:
 
 
 def _proof(function: PciFunction, before: PciIdentity) -> dict[str, object]:
-    """The way to the card is open, and it is the same card."""
+    """Prove that the path to the card is open, and that it is the same card."""
     preflight.before(function, narrow_link=True)
     after = function.identity()
     if after != before:

@@ -1,5 +1,5 @@
-"""Detection of a suspend of the host while a device was open: its power was off and its state is
-lost, although it answers.
+"""Detection of a suspend of the host while a device was open: the device was without power and has
+lost its state, although it responds.
 
 Source: Linux Documentation/ABI/testing/sysfs-power (suspend_stats/success). UNSURE: hibernation is
 not counted there; a machine that hibernates with a card open would settle what is.
@@ -14,7 +14,7 @@ REASON = "the host was suspended and its power was off; close it and open it aga
 
 
 class Suspends:
-    """Counts suspends since its creation. A host without that count reports none."""
+    """Counts suspends since its creation. On a host without that counter it reports none."""
 
     def __init__(self, system: System) -> None:
         self._system = system

@@ -1,8 +1,9 @@
 """A PCI function through Linux's sysfs files alone: no IOMMU protection, no interrupts.
 
-For a machine without VFIO, and for what VFIO does not do: taking a function off the bus and back,
-resizing a BAR. Source: Linux Documentation/ABI/testing/sysfs-bus-pci, Documentation/PCI/sysfs-pci.
-DMA works only where bus addresses are physical addresses (hcq.transport.physical).
+For a machine without VFIO, and for operations that VFIO lacks: removing a function from the bus and
+finding it again, resizing a BAR. Source: Linux Documentation/ABI/testing/sysfs-bus-pci,
+Documentation/PCI/sysfs-pci. DMA works only where bus addresses are physical addresses
+(hcq.transport.physical).
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ _SUDO = "run as root: sysfs shows registers to root alone"
 class SysfsTransport(TransportLife):
     """One function through its sysfs files. See hcq.transport.base.Transport.
 
-    No kernel driver may hold the function. Opening enables it (BARs decode, bus mastering does not)
-    and closing ends bus mastering. Writes to configuration space reach the hardware unfiltered.
+    No kernel driver may hold the function. Opening enables it (BARs decode; bus mastering stays
+    off) and closing ends bus mastering. Writes to configuration space reach the hardware
+    unfiltered.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class SysfsTransport(TransportLife):
     ) -> None:
         """Open the function at `address`. reach_bits: width of the bus addresses that it can emit;
         least_bars: bytes that each named BAR must have; narrow_link: see hcq.transport.preflight;
-        clock: default is real time."""
+        clock: default: real time."""
         self.system = system if system is not None else System()
         self.function = PciFunction.find(self.system, address)
         super().__init__(f"pci:{self.function.address}")
@@ -87,7 +89,7 @@ class SysfsTransport(TransportLife):
         try:
             self._config = pci_config.ConfigFile(self.system, descriptor)
             self.identity: PciIdentity = read_identity(self.name, self._config.read)
-            # ORDER: closing does this from the bottom: no DMA before memory goes.
+            # ORDER: closing does this from the last one up: DMA ends before memory is freed.
             self.at_end(self._free_parts, drop=self._close_windows)
             self.at_end(self._silence)
             self._write_attribute("enable", "1")
@@ -101,19 +103,19 @@ class SysfsTransport(TransportLife):
     # ---- configuration space and windows -----------------------------------------------------
 
     def config_read(self, offset: int, width: int = 4) -> int:
-        """Read configuration space; all ones when the function is gone."""
-        with self.lock:  # or its descriptor might be another file's by now
+        """Read configuration space; all ones if the function is gone."""
+        with self.lock:  # otherwise its descriptor might belong to another file by now
             self.check_open()
             return self._config.read(offset, width)
 
     def config_write(self, offset: int, value: int, width: int = 4) -> None:
-        """Write configuration space, unfiltered: a wrong BAR takes the function off the bus."""
+        """Write configuration space, unfiltered: a wrong BAR removes the function from the bus."""
         with self.lock:
             self.check_open()
             self._config.write(offset, value, width)
 
     def present(self) -> bool:
-        """Return whether the function answers in configuration space and has kept its power since
+        """Return whether the function responds in configuration space and has kept its power since
         it was opened."""
         with self.lock:
             if self._suspends.happened:
@@ -158,8 +160,8 @@ class SysfsTransport(TransportLife):
     # ---- memory and interrupts ---------------------------------------------------------------
 
     def allocate_dma(self, size: int, *, contiguous: bool = False) -> PhysicalMemory:
-        """Allocate locked memory at its physical addresses; AccessDenied where an IOMMU translates
-        them, or the system keeps them secret, OutOfMemory where the device does not reach it."""
+        """Allocate locked memory at its physical addresses; AccessDenied if an IOMMU translates
+        them, or the system hides them; OutOfMemory if the device cannot reach them."""
         size = rounded(size)
         with self.lock:
             self.check_open()
@@ -186,7 +188,7 @@ class SysfsTransport(TransportLife):
 
     @property
     def interrupts(self) -> None:
-        """None: sysfs delivers no interrupts; the driver polls."""
+        """None: sysfs does not deliver interrupts; the driver polls."""
         self.check_open()
 
     # ---- reset and hot-plug ------------------------------------------------------------------
@@ -195,7 +197,7 @@ class SysfsTransport(TransportLife):
         """Reset the function by the kernel's choice, or the bus through the bridge above it.
 
         Configuration space is saved and restored in both cases. A bus reset is refused with
-        DeviceBusy when other functions sit on that bus.
+        DeviceBusy if there are other functions on that bus.
         """
         self.check_open()
         if kind is ResetKind.FUNCTION:
@@ -210,7 +212,7 @@ class SysfsTransport(TransportLife):
             raise DeviceLost(f"{self.name} does not respond after a {kind.value} reset")
 
     def _bridge_alone(self) -> PciFunction:
-        """The bridge above, when nothing else would be reset with us."""
+        """Return the bridge above, if its reset affects nothing else."""
         bridge = self.function.parent
         if bridge is None:
             raise NotSupported(f"{self.name} is on a root bus: there is no bridge to reset it")
@@ -229,7 +231,7 @@ class SysfsTransport(TransportLife):
         return bridge
 
     def remove(self) -> None:
-        """Take the function off the bus, as an orderly unplug does, and close the transport.
+        """Remove the function from the bus, as an orderly unplug does, and close the transport.
 
         `rescan` finds it again.
         """
@@ -241,8 +243,8 @@ class SysfsTransport(TransportLife):
     def resize(self, index: int, size: int) -> None:
         """Change the size of BAR `index` (Resizable BAR). Its window must not be open.
 
-        BadArgument for a size that the function does not offer; HostError when the bridges above
-        have no room, and then the former size stands again.
+        BadArgument for a size that the function does not support; HostError if the bridges above
+        have no room, in which case the former size is restored.
         """
         with self.lock:
             self.check_open()

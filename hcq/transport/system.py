@@ -1,6 +1,6 @@
 """The system calls of transports, in one class, so that tests can replace the kernel.
 
-`root` stands for "/": a made-up tree of /sys, /proc and /dev below another folder is a machine.
+`root` stands for "/": a test's tree of /sys, /proc and /dev below another folder acts as a machine.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _MAP_HUGETLB = 0x40000  # Linux include/uapi/asm-generic/mman-common.h
 
 @contextlib.contextmanager
 def _as_the_kernel() -> Iterator[None]:
-    """Python refuses some sizes and offsets of a mapping by itself; have it say so as Linux does
-    for those that it lets through."""
+    """Convert errors: Python itself rejects some sizes and offsets of a mapping; raise for these
+    the same error that Linux raises for others."""
     try:
         yield
     except (ValueError, OverflowError) as error:
@@ -36,7 +36,7 @@ def _as_the_kernel() -> Iterator[None]:
 
 
 def check_files(error: OSError, what: object) -> None:
-    """Raise OutOfMemory where `what` did not open because no more files may be open."""
+    """Raise OutOfMemory if `what` did not open because no more files may be open."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         raise OutOfMemory(
             f"cannot open {what}: too many open files", remedy=FILES_REMEDY
@@ -44,13 +44,13 @@ def check_files(error: OSError, what: object) -> None:
 
 
 class System:
-    """One machine's kernel. Every method is one system call and raises OSError as it does."""
+    """One machine's kernel. Every method is one system call and raises OSError as the call does."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
 
     def path(self, name: str) -> Path:
-        """A path given from the root, such as "sys/bus/pci"."""
+        """Return a path given from the root, such as "sys/bus/pci"."""
         return self.root / name
 
     @property
@@ -65,7 +65,7 @@ class System:
         os.close(descriptor)
 
     def ioctl(self, descriptor: int, request: int, argument: bytearray | memoryview | int) -> int:
-        """The call's result; `argument` is written in place."""
+        """Return the call's result; `argument` is written in place."""
         return fcntl.ioctl(descriptor, request, argument)
 
     def pread(self, descriptor: int, size: int, offset: int) -> bytes:
@@ -81,7 +81,8 @@ class System:
             return mmap.mmap(descriptor, size, mmap.MAP_SHARED, access, offset=offset)
 
     def anonymous(self, size: int, *, huge: bool = False) -> mmap.mmap:
-        """Zero-filled private memory; `huge` takes it from the reserved huge pages, or fails."""
+        """Map zero-filled private memory; `huge` takes it from the reserved huge pages, or
+        fails."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_MAP_HUGETLB if huge else 0)
         with _as_the_kernel():
             return mmap.mmap(-1, size, flags, mmap.PROT_READ | mmap.PROT_WRITE)
@@ -97,16 +98,16 @@ class System:
         return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def poll(self, descriptors: Sequence[int], limit_s: float) -> list[int]:
-        """Those that are readable within `limit_s`."""
+        """Return the descriptors that become readable within `limit_s`."""
         poller = select.poll()
         for descriptor in descriptors:
             poller.register(descriptor, select.POLLIN)
         return [descriptor for descriptor, _ in poller.poll(max(0.0, limit_s) * 1e3)]
 
     def read_text(self, name: str) -> str | None:
-        """A small text file, stripped; None when it is not there or cannot be read."""
+        """Return a small text file, stripped; None if it does not exist or cannot be read."""
         try:
-            # A FIFO in its place must not hold us up.
+            # A FIFO in its place must not block us.
             descriptor = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             with open(descriptor, encoding="ascii", errors="replace") as file:
                 return file.read().strip()
@@ -114,7 +115,7 @@ class System:
             return None
 
     def write_text(self, path: Path, text: str) -> None:
-        """One write to an attribute file, as sysfs wants it."""
+        """Write an attribute file in one call, as sysfs requires."""
         descriptor = self.open(path, os.O_WRONLY | os.O_NONBLOCK)
         try:
             os.write(descriptor, text.encode("ascii"))

@@ -19,15 +19,15 @@ _WORD = struct.Struct("<I")
 
 
 class SystemMapping:
-    """Mapped memory of a device file. See NodeMapping; `close` leaves the memory mapped for as long
-    as views of it are held elsewhere, and then it goes with the last of them."""
+    """Mapped memory of a device file. See NodeMapping; after `close` the memory stays mapped as
+    long as other code holds views of it, and is unmapped with the last of them."""
 
     def __init__(self, mapping: mmap.mmap, size: int) -> None:
         self.size = size
         self._map = mapping
         self._closed = False
         view = memoryview(mapping)[:size]
-        # memoryview of a cast format copies exactly one item: one aligned access of its width.
+        # A memoryview with a cast format copies exactly one item: one aligned access of its width.
         self._words = view[: size & ~3].cast("I")
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
         self.view: memoryview | None = view
@@ -125,8 +125,8 @@ class SystemNode:
         return SystemNode(self.name, self.system)
 
     def abandon(self) -> None:
-        """In a forked child: drop its copies of files and mappings, which the driver does not get
-        to know of, as the parent has them too."""
+        """Drop the copies of files and mappings in a forked child. The kernel driver does not
+        notice, as the parent has them too."""
         self._lock = threading.Lock()
         self.close()
 

@@ -1,6 +1,5 @@
-"""A transport around another one that reports every access. Decoding registers is the listener's
-business; memory shared by DMA is reached without any access, so that is not seen.
-"""
+"""A transport around another one that reports every access. Decoding registers is left to the
+listener. Memory shared by DMA is used without accesses, so its use is not seen."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ Listener = Callable[[Access], None]
 
 
 class TracingWindow:
-    """A window that reports. See TracingTransport."""
+    """A window that reports its accesses. See TracingTransport."""
 
     def __init__(self, inner: Window, listener: Listener) -> None:
         self._inner = inner
@@ -92,7 +91,7 @@ class TracingTransport(TransportLife):
         self.traits = inner.traits
         self.clock = inner.clock
         self.at_end(inner.close)
-        self.identity: PciIdentity = inner.identity  # who sits behind it
+        self.identity: PciIdentity = inner.identity  # of the function behind it
         self._windows: dict[int, TracingWindow] = {}
 
     @property
@@ -125,11 +124,11 @@ class TracingTransport(TransportLife):
         self.inner.reset(kind)
 
     def facts(self) -> dict[str, object]:
-        """The inner transport's."""
+        """Return the inner transport's facts."""
         return self.inner.facts()
 
     def sensors(self) -> Sequence[Sensor]:
-        """The inner transport's."""
+        """Return the inner transport's sensors."""
         return self.inner.sensors()
 
     def present(self) -> bool:

@@ -1,7 +1,7 @@
 """VFIO: a PCI function that the kernel assigns to this process, its DMA confined by the IOMMU.
 
 Source: Linux include/uapi/linux/vfio.h, Documentation/driver-api/vfio.rst,
-drivers/vfio/pci/vfio_pci_core.c. The function must be in vfio-pci's hands (hcq.transport.binding).
+drivers/vfio/pci/vfio_pci_core.c. The function must be bound to vfio-pci (hcq.transport.binding).
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ NO_IOMMU_WARNING = (
 
 
 def _nothing() -> None:
-    """No end of its own: it is among those of the kernel."""
+    """Do nothing: the real call is among those in the kernel's stack (_kernel_ends)."""
 
 
 class VfioTransport(TransportLife):
     """One function through VFIO's container and group. See hcq.transport.base.Transport.
 
-    Opening enables memory decoding but no bus mastering, which is the driver's to ask for in the
-    command register; closing ends it, so that the device stops before its memory is freed. For a
-    function that no longer answers `close` returns before the kernel has given it back.
-    `on_removal` is called once, in a thread of its own, when the system asks for the device back
-    (orderly unplug, or unbinding); from then on `present` is False, interrupt waits end at once,
-    and the kernel waits until the transport is closed.
+    Opening enables memory decoding but not bus mastering, which the driver enables in the command
+    register; closing ends it, so that the device stops before its memory is freed. For a function
+    that no longer responds, `close` returns before the kernel has released it. `on_removal` is
+    called once, in a separate thread, when the system requests the device back (orderly unplug, or
+    unbinding). From then on `present` is False, interrupt waits end immediately, and the kernel
+    waits until the transport is closed.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class VfioTransport(TransportLife):
 
         reach_bits: width of the bus addresses that the device can emit. least_bars: bytes that each
         named BAR must have at least. iommufd: open the device's own node in an address space of
-        iommufd, not its group; None takes the group where the kernel has groups. no_iommu: accept a
+        iommufd, not its group; None: use the group if the kernel has groups. no_iommu: accept a
         device that no IOMMU confines; a warning says what that means. narrow_link: see
-        hcq.transport.preflight. on_close: run after closing
-        (to bind the former driver again). What can be checked is checked before anything is opened;
-        the errors name their remedies.
+        hcq.transport.preflight. on_close: called after closing (to bind the former driver again).
+        Everything that can be checked is checked before anything is opened; the errors name their
+        remedies.
         """
         self.system = system if system is not None else System()
         self.function = PciFunction.find(self.system, address)
@@ -109,9 +109,9 @@ class VfioTransport(TransportLife):
         if no_iommu:
             log.warning(NO_IOMMU_WARNING, self.name)
         self.space = self._open_space(iommufd, no_iommu)
-        # ORDER: closing does this from the bottom: the device falls silent before its memory goes,
-        # and the former driver comes back when this process has nothing open.
-        self._kernel_ends = contextlib.ExitStack()  # from closing the descriptor on
+        # ORDER: closing does this from the last one up: the device stops before its memory is
+        # freed, and the former driver is bound when this process has nothing open.
+        self._kernel_ends = contextlib.ExitStack()  # calls from closing the descriptor on
         self._lost = False
         self.at_end(self._end_in_kernel)
         if on_close is not None:
@@ -140,19 +140,20 @@ class VfioTransport(TransportLife):
     # ---- configuration space -----------------------------------------------------------------
 
     def config_read(self, offset: int, width: int = 4) -> int:
-        """Read configuration space as VFIO shows it; all ones when the function is gone."""
-        with self.lock:  # or its descriptor might be another file's by now
+        """Read configuration space as VFIO shows it; all ones if the function is gone."""
+        with self.lock:  # otherwise its descriptor might belong to another file by now
             self.check_open()
             return self._config.read(offset, width)
 
     def config_write(self, offset: int, value: int, width: int = 4) -> None:
-        """Write configuration space; VFIO keeps back what is the kernel's (BARs, interrupts)."""
+        """Write configuration space; VFIO blocks writes to fields that the kernel owns (BARs,
+        interrupts)."""
         with self.lock:
             self.check_open()
             self._config.write(offset, value, width)
 
     def present(self) -> bool:
-        """Return whether the function answers, has not been requested back by the system, and has
+        """Return whether the function responds, has not been requested back by the system, and has
         kept its power since it was opened."""
         with self.lock:
             if self.closed or self.removal_requested:
@@ -165,7 +166,7 @@ class VfioTransport(TransportLife):
     # ---- windows -----------------------------------------------------------------------------
 
     def window(self, index: int) -> MappedWindow | FileWindow:
-        """Open BAR `index`; mapped where the kernel allows it."""
+        """Open BAR `index`; mapped if the kernel allows it."""
         with self.lock:
             self.check_open()
             if index not in self._windows:
@@ -228,7 +229,7 @@ class VfioTransport(TransportLife):
         return MappedMemory(host, bus, self._release)
 
     def _release(self, memory: MappedMemory) -> None:
-        # ORDER: the device loses the pages before they go back to the system.
+        # ORDER: the device loses access to the pages before they are freed.
         with self.lock:
             if memory in self._memory:
                 self._memory.remove(memory)
@@ -262,8 +263,8 @@ class VfioTransport(TransportLife):
 
     def _deliver(self, index: int, eventfds: Sequence[int]) -> None:
         if len(eventfds) > 1:
-            # vfio_pci_intrs.c: a block of vectors is set up as a whole, and not made larger (MSI
-            # cannot, MSI-X could since Linux 6.5). From "none" on, the new block is what counts.
+            # vfio_pci_intrs.c: a block of vectors is set up as a whole, and not enlarged (MSI
+            # cannot, MSI-X could since Linux 6.5). After "none", the new block takes effect.
             self._device.deliver(index, ())
         self._device.deliver(index, eventfds)
 
@@ -302,8 +303,8 @@ class VfioTransport(TransportLife):
     def reset(self, kind: ResetKind) -> None:
         """Reset the function, or its bus; configuration space is restored by the kernel.
 
-        FUNCTION is whatever the kernel finds best for this function alone. BUS resets everything
-        below the bridge: DeviceBusy when that would hit a function which is not in our hands.
+        FUNCTION is the method that the kernel chooses for this function alone. BUS resets
+        everything below the bridge: DeviceBusy if that would affect a function that we do not hold.
         """
         self.check_open()
         if kind is ResetKind.FUNCTION:
@@ -328,7 +329,8 @@ class VfioTransport(TransportLife):
         return Container(self.system, self.function, no_iommu=no_iommu)
 
     def _enable(self) -> None:
-        """Have the function decode its BARs. A mapped BAR that is off ends the process (SIGBUS)."""
+        """Have the function decode its BARs. Accessing a mapped BAR that is off ends the process
+        (SIGBUS)."""
         regs = constants("pci_regs")
         state = pci_config.power_state(self._config.read)
         if state:
@@ -347,8 +349,8 @@ class VfioTransport(TransportLife):
             log.info("%s is gone; bus mastering need not be disabled", self.name)
 
     def _end_in_kernel(self) -> None:
-        """Give the function back. The kernel resets it first, and takes seconds for one that does
-        not answer: `close` does not wait for that."""
+        """Give the function back. The kernel resets it first, which takes seconds if it does not
+        respond: `close` does not wait for that."""
         if self._lost:
             close_late(self.name, self._kernel_ends.close)
         else:

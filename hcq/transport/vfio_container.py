@@ -1,7 +1,7 @@
-"""VFIO's container and group: an IOMMU address space, and the way to a device in it.
+"""VFIO's container and group: an IOMMU address space, and access to a device in it.
 
-Source: Linux include/uapi/linux/vfio.h and Documentation/driver-api/vfio.rst. The order is the
-kernel's: open group, check that it is viable, join the container, set the IOMMU, get the device.
+Source: Linux include/uapi/linux/vfio.h and Documentation/driver-api/vfio.rst. The kernel prescribes
+the order: open group, check that it is viable, join the container, set the IOMMU, get the device.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ IOMMU_REMEDY = (
     "add intel_iommu=on (Intel) to the kernel command line, or enable the IOMMU (AMD-Vi, VT-d) in "
     "the firmware setup, and reboot"
 )
-_INFO_ROOM = 4096  # capabilities of VFIO_IOMMU_GET_INFO follow the structure; it says if more
+_INFO_ROOM = 4096  # VFIO_IOMMU_GET_INFO: structure and capabilities; it reports if more is needed
 _ALL_ADDRESSES = (0, (1 << 64) - 1)
 
 
@@ -59,8 +59,8 @@ def ask(system: System, descriptor: int, request: int, argument: bytearray | int
 
 
 def capabilities(buffer: bytearray, first: int) -> dict[int, int]:
-    """Offsets by id of a chain of vfio_info_cap_header; a chain that loops or leaves the buffer
-    ends."""
+    """Return offsets by id of a chain of vfio_info_cap_header. The chain ends if it loops or leaves
+    the buffer."""
     header = structs("vfio").vfio_info_cap_header
     found: dict[int, int] = {}
     place = first
@@ -97,7 +97,7 @@ def open_node(system: System, name: str, what: str, nodes_of: PciFunction | None
 class Container:
     """An address space of the IOMMU (type 1). Owns its descriptor and its group's.
 
-    `no_iommu` opens the container in the mode where nothing translates: bus addresses are physical
+    `no_iommu` opens the container in the mode without translation: bus addresses are physical
     addresses, and `map` is not available.
     """
 
@@ -118,15 +118,15 @@ class Container:
             self.close()
             raise
 
-    # ---- the device's way in -----------------------------------------------------------------
+    # ---- access to the device ----------------------------------------------------------------
 
     @property
     def proofs(self) -> Sequence[int]:
-        """Descriptors that prove ownership to a hot reset: the group's."""
+        """Descriptors that prove ownership for a hot reset: the group's."""
         return (self._group,)
 
     def device(self, function: PciFunction) -> int:
-        """The descriptor of a device of the group; the caller closes it."""
+        """Return the descriptor of a device of the group; the caller closes it."""
         name = bytearray(function.address.encode("ascii") + b"\0")
         try:
             return self.system.ioctl(self._group, self._constants.VFIO_GROUP_GET_DEVICE_FD, name)
@@ -144,7 +144,7 @@ class Container:
     # ---- memory ------------------------------------------------------------------------------
 
     def map(self, virtual: int, bus: int, size: int) -> None:
-        """Let the device reach [virtual, +size) of this process at [bus, +size)."""
+        """Let the device access [virtual, +size) of this process at [bus, +size)."""
         flags = self._constants.VFIO_DMA_MAP_FLAG_READ | self._constants.VFIO_DMA_MAP_FLAG_WRITE
         buffer = bytearray(structs("vfio").vfio_iommu_type1_dma_map.size)
         fill(buffer, "vfio_iommu_type1_dma_map", flags=flags, vaddr=virtual, iova=bus, size=size)
@@ -264,7 +264,7 @@ class Container:
             raise not_viable(function)
 
     def _read_info(self) -> None:
-        """Learn which bus addresses may be used (VFIO_IOMMU_GET_INFO and its capabilities)."""
+        """Read which bus addresses may be used (VFIO_IOMMU_GET_INFO and its capabilities)."""
         buffer = bytearray(_INFO_ROOM)
         while True:
             info = fill(buffer, "vfio_iommu_type1_info")

@@ -23,7 +23,7 @@ _BUS_LIMIT = 256  # functions on one bus
 
 @dataclass(frozen=True)
 class Region:
-    """A BAR or configuration space: where it is in the descriptor. `whole`: may be mapped in one
+    """A BAR or configuration space: its place in the descriptor. `whole`: may be mapped in one
     piece."""
 
     size: int
@@ -32,7 +32,7 @@ class Region:
 
 
 class VfioDevice:
-    """One open device; owns the descriptor from the start. Errors name it by `name`."""
+    """One open device; owns the descriptor from the start. `name` identifies it in errors."""
 
     def __init__(self, system: System, descriptor: int, function: PciFunction) -> None:
         self.system = system
@@ -59,7 +59,7 @@ class VfioDevice:
         return int(info.flags)
 
     def region(self, index: int) -> Region:
-        """Region `index` of vfio.h; size 0 where there is none."""
+        """Return region `index` of vfio.h; size 0 if there is none."""
         buffer = bytearray(_REGION_ROOM)
         request = self._constants.VFIO_DEVICE_GET_REGION_INFO
         what = f"{self.name}: VFIO does not describe region {index}"
@@ -77,20 +77,20 @@ class VfioDevice:
         return Region(info.size, info.offset, mappable and not holes)
 
     def interrupt_count(self, index: int) -> int:
-        """Return the number of vectors of an interrupt index that are delivered by eventfds; 0
-        where there is none."""
+        """Return the number of vectors of an interrupt index that are delivered by eventfds; 0 if
+        there is none."""
         buffer = bytearray(structs("vfio").vfio_irq_info.size)
         info = fill(buffer, "vfio_irq_info", index=index)
         try:
             self.system.ioctl(self.descriptor, self._constants.VFIO_DEVICE_GET_IRQ_INFO, buffer)
         except OSError:
-            return 0  # Linux gives EINVAL for events that the function cannot have
+            return 0  # Linux returns EINVAL for events that the function cannot have
         deliverable = info.flags & self._constants.VFIO_IRQ_INFO_EVENTFD
         return int(info.count) if deliverable else 0
 
     def deliver(self, index: int, eventfds: Sequence[int]) -> None:
-        """Have the vectors of an interrupt index, from 0 on, signal an eventfd each; none at all
-        ends their delivery."""
+        """Have each vector of an interrupt index, from 0 on, signal one of the eventfds; without
+        eventfds, delivery ends."""
         names = self._constants
         buffer = bytearray(structs("vfio").vfio_irq_set.size)
         for eventfd in eventfds:
@@ -116,10 +116,9 @@ class VfioDevice:
 
     def reset_bus(self, proofs: Sequence[int]) -> None:
         """Reset everything below the bridge. proofs: descriptors of the groups owned by this
-        process; none
-        for a device that was opened by its own node.
+        process; none for a device that was opened by its own node.
 
-        Functions of other groups (a card's audio, where the slot separates them) count as ours when
+        Functions of other groups (a card's audio, if the slot separates them) count as ours if
         vfio-pci holds them and no process has their group open; DeviceBusy names those that do not.
         """
         with contextlib.ExitStack() as opened:
@@ -148,7 +147,8 @@ class VfioDevice:
         ask(self.system, self.descriptor, request, buffer, what)
 
     def _companions(self) -> list[tuple[PciFunction, bool]]:
-        """Functions that a bus reset hits, and whether each is of our group or space."""
+        """Return the functions that a bus reset affects, and whether each is in our group or
+        space."""
         names = self._constants
         head = structs("vfio").vfio_pci_hot_reset_info
         entry = structs("vfio").vfio_pci_dependent_device

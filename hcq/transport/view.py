@@ -16,7 +16,7 @@ Write = Callable[[int, bytes | bytearray | memoryview], None]
 
 class RemoteView:
     """`size` bytes from `start` on. read(offset, size) and write(offset, data) do the accesses and
-    keep to the memory's own alignment."""
+    handle the memory's own alignment."""
 
     __slots__ = ("_closed", "_read", "_size", "_start", "_write")
 
@@ -47,11 +47,11 @@ class RemoteView:
         return self._read(self._start, self._size) if self._size else b""
 
     def tobytes(self) -> bytes:
-        """The content, read in one access."""
+        """Return the content, read in one access."""
         return bytes(self)
 
     def release(self) -> None:
-        """End this view; slices of it go on."""
+        """End this view; its slices stay usable."""
         self._closed = True
 
     def _bounds(self, part: slice) -> tuple[int, int]:
@@ -68,13 +68,13 @@ class RemoteView:
         return f"<RemoteView {self._size} bytes>"
 
 
-#: memory that a host reaches, by loads and stores or by messages
+#: memory that a host accesses, by loads and stores or by messages
 HostView = memoryview | RemoteView
 
 
 def widened(read: Read, write: Write, align: int = 4) -> tuple[Read, Write]:
-    """Accesses of any offset and size, for memory that takes whole units of `align` bytes alone: a
-    write of a part reads the unit first."""
+    """Return accesses of any offset and size, for memory that only accepts whole units of `align`
+    bytes: a write of part of a unit reads the unit first."""
 
     def read_any(offset: int, size: int) -> bytes:
         start = offset - offset % align

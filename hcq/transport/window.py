@@ -1,4 +1,4 @@
-"""Windows: a BAR that is mapped into this process, and one reached by file reads and writes."""
+"""Windows: a BAR that is mapped into this process, and one accessed by file reads and writes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def _check_value(value: int, bits: int) -> None:
 class MappedWindow:
     """A BAR in our address space: each access is one load or store of its width.
 
-    `close` unmaps; any thread may call it, and accesses after it raise Closed. An access to a
-    function that has left the bus gives all ones.
+    `close` unmaps; any thread may call it, and accesses after it raise Closed. Reading a function
+    that has left the bus returns all ones.
     """
 
     __slots__ = ("_bytes", "_longs", "_map", "_words", "index", "size")
@@ -40,7 +40,7 @@ class MappedWindow:
         self.index = index
         self.size = size
         self._map = mapping
-        # memoryview of a cast format copies exactly one item: one aligned access of its width.
+        # A memoryview with a cast format copies exactly one item: one aligned access of its width.
         self._bytes = memoryview(mapping)[:size]
         self._words = self._bytes[: size & ~3].cast("I")
         self._longs = self._bytes[: size & ~7].cast("Q")
@@ -120,11 +120,11 @@ class MappedWindow:
 
 
 class FileWindow:
-    """A BAR reached by pread and pwrite on a descriptor, where it may not be mapped.
+    """A BAR accessed by pread and pwrite on a descriptor, for a BAR that may not be mapped.
 
-    Slower by a system call an access. The kernel makes a 64-bit access of two halves where it knows
-    no better (Linux drivers/vfio/pci/vfio_pci_rdwr.c before 6.11). The descriptor is the caller's,
-    and is not used any more once `close` has returned.
+    Slower by a system call per access. The kernel may split a 64-bit access into two halves (Linux
+    drivers/vfio/pci/vfio_pci_rdwr.c before 6.11). The caller owns the descriptor, which is not used
+    any more once `close` has returned.
     """
 
     __slots__ = ("_base", "_closed", "_descriptor", "_lock", "_system", "index", "size")
@@ -174,9 +174,9 @@ class FileWindow:
         self._write(offset, source)
 
     def close(self) -> None:
-        """Refuse further accesses, and let one that is under way end; idempotent."""
+        """Reject further accesses, and wait for one that is in progress; idempotent."""
         self._closed = True
-        # TIMEOUT: in a forked child it may be under way for ever, in a thread that is not here.
+        # TIMEOUT: in a forked child it may never end, as its thread does not exist there.
         if self._lock.acquire(timeout=1.0):
             self._lock.release()
 

@@ -3,7 +3,7 @@
     info = structs("vfio").vfio_device_info.new(argsz=24)
     request = constants("vfio").VFIO_DEVICE_GET_INFO
 
-Written by `make regen`, as am/regs is.
+Written by `make regen`, like am/regs.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Lane memory: what PASS lanes load, store and change at once, by native functions."""
+"""Lane memory: native functions by which PASS lanes load, store and change memory at once."""

@@ -1,10 +1,10 @@
-"""Memory access of any kind: a loop over the lanes, and byte by byte where an access splits.
+"""Memory access of any kind: a loop over the lanes, byte by byte where an access splits.
 
-Data of accesses of more than four bytes a lane passes through columns, of which the caller says
-where they are: column c holds dword c of every lane. Narrower data is in the first IO column of the
-worker context (see `hcq.emu.context`).
-Every access looks at the worker's TLB; a miss calls the refill function of the address space, which
-answers with a host address even for a fault, so that nothing here can leave mapped memory.
+Data of accesses of more than four bytes a lane passes through columns, whose address the caller
+gives: column c holds dword c of every lane. Narrower data is in the first IO column of the worker
+context (see `hcq.emu.context`). Every access uses the worker's TLB. A miss calls the refill
+function of the address space, which returns a host address even for a fault, so that no access can
+leave mapped memory.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from hcq.emu.tlb import NAMES, PAGE, pages_of, row_at, translate_ir
 
 SIZES = (1, 2, 4, 8, 12, 16)
 PREFIX = "ugpu_"
-LDS_SPACE = 65536  # bytes of the buffer behind every workgroup's local memory
+LDS_SPACE = 65536  # bytes of the buffer for every workgroup's local memory
 
 
 def _lane_host(access: Access, size: int) -> str:
-    """Define host_<access>_<size>: where a lane's access may be done, or 0 when it splits."""
+    """Define host_<access>_<size>: the host address of a lane's access, or 0 if the access
+    splits."""
     e, name = Text(), NAMES[access]
     page, offset = pages_of(e, "%address")
     tag, delta = row_at(e, "%tlb", offset, access)
@@ -62,7 +63,7 @@ def move(store: bool, size: int, suffix: str = "") -> str:
 
 
 def columns(size: int, into_rows: bool) -> str:
-    """Return the lines that turn columns into rows of 16 bytes, or back."""
+    """Return the lines that transpose columns into rows of 16 bytes, or back."""
     if size <= 4:
         return ""
     count = size // 4
@@ -98,12 +99,14 @@ def columns(size: int, into_rows: bool) -> str:
 
 
 def rows_of(size: int) -> tuple[int, int]:
-    """Return where the rows of an access lie in the context, and the bytes from one to the next."""
+    """Return the offset of an access's rows in the context, and the bytes from one row to the
+    next."""
     return (context.IO, 4) if size <= 4 else (context.ROWS, 16)
 
 
 def data_parameter(size: int) -> str:
-    """Return the parameter that says where the columns are, for what does not use the first."""
+    """Return the parameter for the address of the columns, for accesses that do not use the first
+    one."""
     return "" if size <= 4 else ", ptr %data"
 
 
@@ -155,7 +158,7 @@ done:
 
 
 def _crossing(store: bool) -> str:
-    """Define the byte-by-byte access used where an access lies in two pages."""
+    """Define the byte-by-byte access used if an access lies in two pages."""
     verb = "store" if store else "load"
     kind = "write" if store else "read"
     widen = "" if store else "  store i8 0, ptr %b2\n  store i8 0, ptr %b3\n"

@@ -1,6 +1,6 @@
 """Native functions for the memory that a group shares.
 
-Addresses beyond the group's allocation read zero and are not written.
+Reads beyond the group's allocation return zero; writes there are dropped.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ HOST_SIZES = (4, 8)
 
 
 def _safe_offsets(size: int) -> str:
-    """Return lines giving %safe: each lane's offset into the buffer, or of spare space behind;
-    %in.a.row: whether all lanes follow the first, at %start; %low and %high: halves of %safe."""
+    """Return lines that define %safe: each lane's offset into the buffer, or that of spare space
+    after it; %in.a.row: whether all lanes follow the first, at %start; %low and %high: halves of
+    %safe."""
     return f"""
 {field("lds", context.SHARED, "ptr")}{field("lds.size", context.SHARED_SIZE, "i64")}
   %limit = trunc i64 %lds.size to i32
@@ -51,7 +52,7 @@ def _safe_offsets(size: int) -> str:
 
 
 def _pointers(e: Rows, halves: tuple[int, ...]) -> list[str]:
-    """Return where the lanes of some halves make their access, by the offsets in %list."""
+    """Return the addresses that the lanes of some halves access, by the offsets in %list."""
     found = []
     for lane in (16 * half + k for half in halves for k in range(16)):
         place = e.value(f"getelementptr i32, ptr %list, i64 {lane}")
@@ -63,7 +64,7 @@ def _pointers(e: Rows, halves: tuple[int, ...]) -> list[str]:
 def _load_wide(size: int) -> str:
     """Define the load of more than four bytes a lane, into the columns at %data.
 
-    Lanes 16..31 often read what lanes 0..15 do: operands of matrix instructions are so.
+    Lanes 16..31 often read the same data as lanes 0..15: operands of matrix instructions do.
     """
     row, halves, every = Rows("r"), Rows("h"), Rows("e")
     load_block(row, size, ["%start"])
@@ -99,8 +100,8 @@ every:
 def _store_wide(size: int) -> str:
     """Define the store of more than four bytes a lane, from the columns at %data.
 
-    Tiles are stored in pieces of a row: by each four lanes side by side, or (turned tiles) by each
-    four lanes that are eight apart. Those pieces are stored at once.
+    Tiles are stored in pieces of a row: either by four adjacent lanes, or (transposed tiles) by
+    four lanes that are eight apart. Each of those pieces is stored at once.
     """
     row, pieces, every = Rows("r"), Rows("p"), Rows("e")
     store_block(row, size, ["%start"])
@@ -135,8 +136,8 @@ every:
 
 
 def _lanes_in_runs(size: int) -> str:
-    """Return lines giving %piece.good: lanes that are enabled and inside, and follow the first of
-    their run. Runs may overlap: they are stored in the order of their lanes."""
+    """Return lines that define %piece.good: lanes that are enabled and inside, and follow the first
+    of their run. Runs may overlap: they are stored in the order of their lanes."""
     return f"""
   %piece.first = shufflevector {VECTOR} %addresses, {VECTOR} poison, {VECTOR} {run_starts()}
   %piece.steps = add {VECTOR} %piece.first, {lanes([lane % RUN * size for lane in range(32)])}
@@ -146,8 +147,9 @@ def _lanes_in_runs(size: int) -> str:
 
 
 def _lanes_apart(size: int) -> str:
-    """Return lines giving %piece.good: lanes that are enabled and inside, and follow the one eight
-    lanes before, where no piece reaches into the next: among these no order can be seen."""
+    """Return lines that define %piece.good: lanes that are enabled and inside, and follow the lane
+    eight before, if no piece reaches into the next one: then the order of the stores cannot be
+    observed."""
     eighth = lanes([lane % 8 for lane in range(32)])
     after = lanes([min(lane + 1, 7) if lane < 8 else 0 for lane in range(32)])
     first_seven = " ".join(f"i1 {int(lane >= 7)}," for lane in range(32))[:-1]
@@ -227,8 +229,8 @@ every:
 
 
 def _hosts(size: int) -> str:
-    """Define lds_hosts_<size>(context, addresses, lanes): where aligned accesses of the enabled
-    lanes are. Beyond the allocation that is a place of the lane's own, which holds zero."""
+    """Define lds_hosts_<size>(context, addresses, lanes): the host addresses of aligned accesses of
+    the enabled lanes. Beyond the allocation each lane has its own place, which holds zero."""
     wide = f"<{PASS} x i64>"
     return f"""
 define {wide} @{PREFIX}lds_hosts_{size}(ptr %context, {VECTOR} %addresses, i32 %lanes) noinline {{

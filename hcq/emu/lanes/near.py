@@ -1,9 +1,8 @@
 """Vector memory access that a kernel's own fast path did not cover.
 
-`near` functions take a base and 32-bit offsets. When all enabled lanes lie in one page, they need
-one look at the TLB and one gather or scatter.
-`far` functions take 64-bit addresses; equal high halves
-make them near. Everything else is left to `runs`.
+`near` functions take a base and 32-bit offsets. If all enabled lanes lie in one page, they need one
+TLB look-up and one gather or scatter. `far` functions take 64-bit addresses; with equal high halves
+they use the `near` path. Every other access is left to `runs`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def _signature(store: bool, size: int, addresses: str) -> tuple[str, str]:
 
 
 def _one_page(size: int, store: bool) -> str:
-    """Return code that goes to %near with %host (of the first lane) and %step, or to %general.
+    """Return code that branches to %near with %host (of the first lane) and %step, or to %general.
 
     %step is each lane's distance from the first enabled lane. Saturating limits keep lanes that are
     4 GB apart from looking close.
@@ -110,7 +109,7 @@ def _near_small(store: bool, size: int) -> str:
     gather += f"<32 x i1> %mask, {VECTOR} zeroinitializer)"
     if size == 4:
         return _pointers("%step", "%host") + f"  %v = {gather}\n  ret {VECTOR} %v\n"
-    # Aligned dwords do not leave the page; the wanted bytes are shifted down.
+    # Aligned dwords do not leave the page; the requested bytes are shifted down.
     return f"""
   %odd.start = and i64 %host.i, 3
   %odd.32 = trunc i64 %odd.start to i32
@@ -128,7 +127,7 @@ def _near_small(store: bool, size: int) -> str:
 
 
 def _narrow_stores(size: int) -> str:
-    """Store bytes or words lane by lane; lanes switched off repeat into spare memory."""
+    """Store bytes or words lane by lane; disabled lanes repeat into spare memory."""
     kind = f"i{8 * size}"
     lines = [_pointers("%step", "%host")]
     lines.append(f"  %spare = getelementptr i8, ptr %context, i64 {context.SPARE}\n")
@@ -191,7 +190,7 @@ each:
 
 
 def _run_pointers(e: Rows) -> list[str]:
-    """Return where each run of lanes begins."""
+    """Return the address where each run of lanes begins."""
     found = []
     for lane in range(0, 32, RUN):
         step = e.value(f"extractelement {VECTOR} %step, i32 {lane}")
@@ -206,7 +205,7 @@ def _listed(e: Rows, lane: int) -> str:
 
 
 def _general(store: bool, size: int) -> str:
-    """Return code that hands all addresses %wide to what looks at them one by one."""
+    """Return code that passes all addresses %wide to the functions that process them one by one."""
     verb = "store" if store else "load"
     column = f"  %column = getelementptr i8, ptr %context, i64 {context.IO}\n"
     data = data_parameter(size)

@@ -1,10 +1,12 @@
-"""Accesses of all lanes of which each eight lie one behind the other: rows of a tile of an array.
+"""Accesses of all lanes in which each eight lanes are contiguous: rows of a tile of an array.
 
-Eight lanes then need one look at the TLB, and their row is moved at once. The rows may lie in pages
-of their own. What is not so, a page that is not in the TLB included, goes on at %plain.
+Eight lanes then need one TLB look-up, and their row is moved at once. Each row may lie in a
+different page. All other accesses, including those to a page that is not in the TLB, continue at
+%plain.
 
-A load in a loop goes on by equal steps: the host is told of the rows that are next if it does. A
-load is known by where its columns are, which no other load of the wave has at that time.
+A load in a loop usually advances by equal steps: the host prefetches the rows that come next in
+that case. A load is identified by the address of its columns, which no other load of the wave has
+at that time.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ _COLUMNS_SHIFT = 9  # of the columns of the widest load
 
 
 def _row(e: Rows, lane: int, size: int, access: Access) -> tuple[str, str]:
-    """Return where the row that begins with a lane is, and a number that is zero if it is there."""
+    """Return the address of the row that begins with a lane, and a number that is zero if its page
+    is in the TLB."""
     bytes_ = ROW * size
     offset = e.value(f"extractelement {_VECTOR} %offsets, i32 {lane}")
     wraps = e.value(f"icmp ugt i32 {offset}, {(1 << 32) - bytes_}")
@@ -39,8 +42,8 @@ def _row(e: Rows, lane: int, size: int, access: Access) -> tuple[str, str]:
 
 
 def _announce(e: Rows, hosts: list[str], size: int) -> None:
-    """Have the host fetch rows as far ahead as this load has moved since it last ran, if that is
-    where the next are; addresses that are none do no harm."""
+    """Prefetch rows as far ahead as this load has moved since it last ran, in case the next rows
+    are there; invalid addresses do no harm."""
     columns = e.value("ptrtoint ptr %data to i64")
     number = e.value(f"and i64 {e.value(f'lshr i64 {columns}, {_COLUMNS_SHIFT}')}, {VISITS - 1}")
     offset = e.value(f"add i64 {e.value(f'shl i64 {number}, 3')}, {VISITED}")
@@ -57,7 +60,8 @@ def _announce(e: Rows, hosts: list[str], size: int) -> None:
 
 
 def octets_ir(store: bool, size: int) -> str:
-    """Return the lines that make the access, of %base + %offsets, where it is so; else %plain."""
+    """Return the lines that make the access, at %base + %offsets, if it has this form; else
+    %plain."""
     look, move = Rows("ol"), Rows("om")
     found = [
         _row(look, lane, size, Access.WRITE if store else Access.READ) for lane in range(0, 32, ROW)

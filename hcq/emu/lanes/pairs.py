@@ -1,8 +1,8 @@
-"""Two loads from local memory that together read 32 bytes a lane, as matrix operands are read.
+"""Two loads from local memory that together read 32 bytes a lane, as for matrix operands.
 
-Where lanes 16..31 read what lanes 0..15 do, and it is equally far from each lane to the second
-after it (so do the rows and the columns of a fragment lie), 16 rows of 32 bytes are turned into
-eight columns in one go. All else is two loads of `local`.
+If lanes 16..31 read the same data as lanes 0..15, and the distance to the second lane after is the
+same for each lane (as for the rows and columns of a fragment), 16 rows of 32 bytes are transposed
+into eight columns in one step. All other accesses are two loads of `local`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _turned(e: Rows, halves: tuple[int, ...]) -> None:
         far = e.value(f"mul i64 %stride, {lane // 2}")
         at = e.value(f"getelementptr i8, ptr %start{lane % 2}, i64 {far}")
         rows.append(e.value(f"load <8 x i32>, ptr {at}, align 1"))
-    # A vector holds lanes k and k + 4; turned, its parts are columns c, c + 4, c, c + 4.
+    # A vector holds lanes k and k + 4; transposed, its parts are columns c, c + 4, c, c + 4.
     parts = []
     for eight in (0, 8):
         vectors = [e.joined(8, [rows[eight + k], rows[eight + 4 + k]]) for k in range(4)]
@@ -55,9 +55,9 @@ def _start(lane: int) -> str:
 
 
 def pairs_ir() -> tuple[str, set[str]]:
-    """Return the IR of `lds_load_pair(context, addresses, low, high)`: of every lane, 16 bytes at
-    its address to the columns at `low`, the 16 bytes behind them to those at `high`; and of
-    `lds_load_fragment`, which may leave lanes 16..31 of the columns as they were."""
+    """Return the IR of `lds_load_pair(context, addresses, low, high)`: it loads, for every lane, 16
+    bytes at its address to the columns at `low`, and the following 16 bytes to those at `high`; and
+    of `lds_load_fragment`, which may leave lanes 16..31 of the columns as they were."""
     return _function(NAME, (0, 1)) + _function(FRAGMENT, (0,)), set()
 
 

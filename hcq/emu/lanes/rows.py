@@ -1,9 +1,10 @@
-"""Between rows and columns: a row is what one lane moves, a column is a register of all lanes.
+"""Transposition of rows and columns: a row is the data of one lane, a column is a register of all
+lanes.
 
 The lines here move `size` bytes (8, 12 or 16) a lane between memory and the columns at %data. Lanes
-are moved by 16: four lanes' rows fill a vector, and two rounds of interleaving turn four vectors of
-rows into the four columns, or back. Every 128-bit part of a vector keeps to itself, which is what
-hosts do fastest.
+are moved 16 at a time: four lanes' rows fill a vector, and two rounds of interleaving transpose
+four vectors of rows into the four columns, or back. Data stays within each 128-bit part of a
+vector, which is fastest on hosts.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ def numbers(first: int) -> str:
 
 
 class Rows(Text):
-    """Lines that move rows and columns, which lie at %data."""
+    """Lines that move rows and columns; the columns are at %data."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__(prefix=prefix + ".")
 
     def pick(self, count: int, a: str, b: str, order: list[int], element: str = "i32") -> str:
-        """Pick elements out of two vectors of `count`; -1: any."""
+        """Select elements from two vectors of `count`; -1: any."""
         kind = f"<{count} x {element}>"
         picked = ", ".join("i32 poison" if k < 0 else f"i32 {k}" for k in order)
         return self.value(f"shufflevector {kind} {a}, {kind} {b}, <{len(order)} x i32> <{picked}>")
 
     def joined(self, count: int, parts: list[str], element: str = "i32") -> str:
-        """Put vectors of `count` elements one behind the other; their number is a power of two."""
+        """Concatenate vectors of `count` elements; their number is a power of two."""
         while len(parts) > 1:
             whole = list(range(2 * count))
             parts = [
@@ -54,7 +55,8 @@ class Rows(Text):
         return self.pick(16, a, b, order)
 
     def turned(self, a: str, b: str, c: str, d: str) -> list[str]:
-        """Turn rows into columns in each 128-bit part of four vectors, or columns into rows."""
+        """Transpose rows into columns in each 128-bit part of four vectors, or columns into
+        rows."""
         found = []
         for upper in (False, True):
             first, second = self.interleaved(a, b, 1, upper), self.interleaved(c, d, 1, upper)
@@ -62,7 +64,7 @@ class Rows(Text):
         return found
 
     def column(self, number: int, half: int) -> str:
-        """Return where 16 lanes of a column are."""
+        """Return the address of 16 lanes of a column."""
         offset = number * context.IO_COLUMN + 64 * half
         return self.value(f"getelementptr i8, ptr %data, i64 {offset}")
 
@@ -116,7 +118,7 @@ def _rows_of(e: Rows, words: int, columns: list[str]) -> list[str]:
 
 
 def load_block(e: Rows, size: int, parts: list[str]) -> None:
-    """Load all lanes' rows that lie one behind the other in each of `parts`, equally many; put
+    """Load all lanes' rows, which are contiguous in each of `parts` and equally many in each; put
     them into the columns."""
     words, each = size // 4, 8 * size // len(parts)
     loaded = [e.value(f"load <{each} x i32>, ptr {at}, align 1") for at in parts]
@@ -128,7 +130,7 @@ def load_block(e: Rows, size: int, parts: list[str]) -> None:
 
 
 def store_block(e: Rows, size: int, parts: list[str]) -> None:
-    """Store the columns as rows that lie one behind the other in each of `parts`."""
+    """Store the columns as rows that are contiguous in each of `parts`."""
     words, each = size // 4, 8 * size // len(parts)
     columns = [
         e.value(f"load <32 x i32>, ptr {e.column(number, 0)}, align 64") for number in range(words)

@@ -1,8 +1,9 @@
-"""Accesses to several pages whose lanes come in runs: each four lanes' addresses follow each other.
+"""Accesses to several pages whose lanes come in runs: the addresses of each four lanes are
+contiguous.
 
-So do tiles of arrays: some lanes for each row, each row in a page of its own. Four lanes then need
-one look at the TLB, and are moved at once. All else, a page that is not in the TLB included, is
-left to the loops over lanes of `calls`.
+Tiles of arrays have this form: some lanes for each row, each row in its own page. Four lanes then
+need one TLB look-up, and are moved at once. All other accesses, including those to a page that is
+not in the TLB, are left to the loops over lanes of `calls`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def _move(e: Rows, store: bool, size: int, pointers: list[str]) -> None:
 
 
 def _looked_up(e: Rows, access: Access) -> tuple[list[str], str]:
-    """Look the runs' pages up in the TLB; return where the runs are, and a number that is zero when
+    """Look the runs' pages up in the TLB; return the runs' addresses, and a number that is zero if
     all pages were found."""
     order = ", ".join(f"i32 {first}" for first in range(0, 32, RUN))
     starts = e.value(f"shufflevector {WIDE} %addresses, {WIDE} poison, <8 x i32> <{order}>")

@@ -1,12 +1,12 @@
-"""Duration of polling for a message before sleeping.
+"""Decide how long to poll for a message before sleeping.
 
-To sleep and be woken takes two processes on two cores 10 to 20 us each for every message, more than
-the message itself; to look again and again takes none of that while it has success, and a core's
-time while it has not. So looking is bounded, is left alone for a while where it was
-in vain, and is never done where no thread could answer meanwhile.
+With two processes on two cores, sleeping and waking take 10 to 20 us each for every message, more
+than the message itself. Polling avoids this when it succeeds, and wastes a core's time when it does
+not. So polling is bounded, pauses for a while after it was in vain, and is never done if no other
+thread could answer meanwhile.
 
-We never give up the core between two looks: among busy processes sched_yield(2) hands it away for
-milliseconds.
+The poll never yields the core between two tries: among busy processes sched_yield(2) gives it away
+for milliseconds.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import struct
 import time
 from collections.abc import Callable
 
-# TIMEOUT: what a peer takes that has to be woken for a message first, twice over; our choice.
+# TIMEOUT: twice the time that a peer takes if a message must wake it first; our choice.
 LIMIT_S = 100e-6
-LONGEST_REST = 128  # messages in a row that are slept for after a look in vain
-# A look that succeeds saves about a quarter of what one in vain costs.
+LONGEST_REST = 128  # messages in a row without polling, after polling in vain
+# Polling that succeeds saves about a quarter of the cost of polling in vain.
 _SUCCESS, _FAILURE = 1, 4
-_BORNE = 12  # failures less successes until one of them is followed by a rest
+_BORNE = 12  # failures less successes from which on a failure is followed by a rest
 _MOST_DOUBT = _BORNE + LONGEST_REST.bit_length()
 _PEER = struct.Struct("=iII")  # asm-generic/socket.h, SO_PEERCRED: process, user, group
 
@@ -35,19 +35,19 @@ class Attention:
     def __init__(
         self, ready: Callable[[], object], clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """`ready` says without waiting whether something came."""
+        """`ready` returns, without waiting, whether something has arrived."""
         self._ready = ready
         self._clock = clock
         self._doubt = 0  # grows with failures, shrinks with successes
-        self._resting = 0  # messages still to be slept for
+        self._resting = 0  # messages still to be received without polling
 
     def look(self) -> None:
-        """Return once something came, or when it is time to sleep until it does."""
+        """Return once something has arrived, or when it is time to sleep until it does."""
         if self._resting:
             self._resting -= 1
             return
         ready, clock = self._ready, self._clock
-        if ready():  # it came before we looked, so that nothing was gained
+        if ready():  # it arrived before the first poll, so polling gained nothing
             return
         end = clock() + LIMIT_S
         while clock() < end:
@@ -61,15 +61,15 @@ class Attention:
 
 
 def sleep_at_once() -> None:
-    """In place of `Attention.look`, where looking cannot pay."""
+    """Replace `Attention.look` if polling cannot pay off."""
 
 
 def attention_to(connection: socket.socket) -> Callable[[], None]:
     """Return the function to call before a blocking receive on `connection`: it polls, or does
     nothing.
 
-    None where this process has one core, and none where the peer is a thread of it: that one needs
-    the interpreter which the look would hold.
+    It does nothing if this process has one core, or if the peer is one of its threads: that thread
+    needs the interpreter, which the poll would hold.
     """
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     peer, _, _ = _PEER.unpack(credentials)

@@ -1,7 +1,8 @@
 """The client side: a function of a vfio-user server as a transport.
 
-Register writes are posted, as on the bus: they are sent at once, in order, and nothing is awaited;
-a read waits for its answer and so for all writes before it. `batch` sends many in one message.
+Register writes are posted, as on the bus: they are sent immediately and in order, without waiting
+for a reply. A read waits for its answer and so for all writes before it. `batch` sends many writes
+in one message.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from hcq.uapi import constants
 
 log = logging.getLogger(__name__)
 
-REACH_BITS = 44  # of the bus addresses we hand out: what every supported chip can emit
-# TIMEOUT: no command takes so long but a reset of a busy device; our choice.
+REACH_BITS = 44  # of the bus addresses we allocate: every supported chip can emit them
+# TIMEOUT: only a reset of a busy device takes this long; our choice.
 ANSWER_LIMIT_S = 30.0
 _COMMAND, _MASTER = 0x04, 0x4
 
@@ -54,7 +55,7 @@ class ServedClock(Clock):
         self._connection = connection
 
     def work(self) -> Work:
-        """Ask the server. NONE for one that cannot say, or is gone."""
+        """Query the server. NONE if it does not support the query, or is gone."""
         if not self._connection.peer.model_work:
             return Work.NONE
         try:
@@ -67,9 +68,9 @@ class ServedClock(Clock):
 class VfioUserTransport(TransportLife):
     """A device that another process serves. See hcq.transport.base.Transport.
 
-    DMA memory is shared with the server, which maps it; with `share_memory=False` it stays ours and
-    the server asks for it by messages (slow; not every device can work so). A process forked off
-    cannot use it: everything raises Closed there.
+    DMA memory is shared with the server, which maps it. With `share_memory=False` it stays private
+    and the server accesses it by messages (slow; not every device supports this). A forked child
+    cannot use the transport: every method raises Closed there.
     """
 
     def __init__(
@@ -80,10 +81,10 @@ class VfioUserTransport(TransportLife):
         reach_bits: int = REACH_BITS,
         limit_s: float = ANSWER_LIMIT_S,
     ) -> None:
-        """Connect to the server at `path`, which answers within `limit_s`.
+        """Connect to the server at `path`, which must answer within `limit_s`.
 
-        DeviceNotFound if none is there, DeviceBusy if it has a client, TransportError if it does
-        not keep to the protocol.
+        DeviceNotFound if there is none, DeviceBusy if it has a client, TransportError if it
+        violates the protocol.
         """
         super().__init__(f"vfio-user:{path}")
         self._share_memory = share_memory
@@ -93,7 +94,7 @@ class VfioUserTransport(TransportLife):
         self._memories = Memories()
         self._connection = Connection(_connect(path), self.name, self._memories, limit_s)
         self.clock = ServedClock(self._connection)
-        # ORDER: closing does this from the bottom: no DMA before memory goes.
+        # ORDER: closing does this from the last one up: DMA ends before memory is freed.
         self.at_end(self._free_parts)
         self.at_end(self._connection.close, drop=self._forked)
         self.at_end(self._silence)
@@ -125,7 +126,7 @@ class VfioUserTransport(TransportLife):
         return int.from_bytes(self._connection.read(Region.CONFIG, offset, width), "little")
 
     def config_write(self, offset: int, value: int, width: int = 4) -> None:
-        """Write 1, 2 or 4 bytes; returns when it is done."""
+        """Write 1, 2 or 4 bytes; return when the write is done."""
         self.check_open()
         pci_config.check_access(offset, width)
         if not 0 <= value < 1 << 8 * width:
@@ -133,7 +134,7 @@ class VfioUserTransport(TransportLife):
         self._connection.write(Region.CONFIG, offset, value.to_bytes(width, "little"))
 
     def present(self) -> bool:
-        """Return whether the server is connected and its device answers."""
+        """Return whether the server is connected and its device responds."""
         if self.closed:
             return False
         try:
@@ -144,7 +145,7 @@ class VfioUserTransport(TransportLife):
     # ---- windows -----------------------------------------------------------------------------
 
     def window(self, index: int) -> MessageWindow | SharedWindow | MappedWindow:
-        """Open BAR `index`; mapped where the server shares its memory."""
+        """Open BAR `index`; mapped if the server shares its memory."""
         with self.lock:
             self.check_open()
             if not 0 <= index <= 5:
@@ -166,7 +167,7 @@ class VfioUserTransport(TransportLife):
     # ---- memory ------------------------------------------------------------------------------
 
     def allocate_dma(self, size: int, *, contiguous: bool = False) -> ClientAllocation:
-        """Allocate memory that the device reaches; always one run on the bus."""
+        """Allocate memory that the device can access; always one run on the bus."""
         if size <= 0:
             raise BadArgument("the size of DMA memory must be positive", size=size)
         size = -(-size // PAGE) * PAGE
@@ -198,7 +199,7 @@ class VfioUserTransport(TransportLife):
             memory.close_descriptor()
 
     def _release(self, memory: ClientAllocation) -> None:
-        # ORDER: the server lets go of the pages before they, and their bus address, are used again.
+        # ORDER: the server unmaps the pages before they, and their bus address, are used again.
         with self.lock:
             if not self._memories.remove(memory):
                 return
@@ -234,7 +235,7 @@ class VfioUserTransport(TransportLife):
         return count if flags & constants("vfio").VFIO_IRQ_INFO_EVENTFD else 0
 
     def _deliver(self, index: int, events: Sequence[int]) -> None:
-        """Send the server an eventfd for each vector, as many in a message as it takes."""
+        """Send the server an eventfd for each vector, as many per message as it accepts."""
         names = constants("vfio")
         flags = names.VFIO_IRQ_SET_DATA_EVENTFD | names.VFIO_IRQ_SET_ACTION_TRIGGER
         room = max(1, self._connection.peer.descriptors)
@@ -244,8 +245,8 @@ class VfioUserTransport(TransportLife):
             self._connection.call(Command.DEVICE_SET_IRQS, (payload,), descriptors=some)
 
     def reset(self, kind: ResetKind) -> None:
-        """Reset the device. The protocol has one reset, which stands for the function's and for
-        its bus's, as nothing else is on that bus."""
+        """Reset the device. The protocol has one reset, used for both the function and its bus, as
+        nothing else is on that bus."""
         self.check_open()
         if kind is ResetKind.POWER:
             raise NotSupported("vfio-user cannot power off a device; restart its server")
@@ -268,7 +269,7 @@ class VfioUserTransport(TransportLife):
     def _silence(self) -> None:
         if not self._connection.alive:
             return
-        with contextlib.suppress(UgpuError):  # the server may be gone; then all is stopped
+        with contextlib.suppress(UgpuError):  # the server may be gone; then everything is stopped
             head = self._connection.read(Region.CONFIG, _COMMAND, 2)
             command = int.from_bytes(head, "little")
             if command != 0xFFFF:

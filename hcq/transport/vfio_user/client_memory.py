@@ -1,4 +1,4 @@
-"""Memory of a client that the device of a server reaches."""
+"""Memory of a client that the device of a server can access."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hcq.transport.vfio_user.files import sealed_memory
 
 
 class ClientAllocation:
-    """A run of bus addresses on a file of its own. See hcq.transport.base.DmaMemory."""
+    """A run of bus addresses backed by its own file. See hcq.transport.base.DmaMemory."""
 
     def __init__(
         self, address: int, size: int, release: Callable[[ClientAllocation], None]
@@ -35,7 +35,7 @@ class ClientAllocation:
             self.descriptor = -1
 
     def close(self) -> None:
-        """Take it from the device and free it. Idempotent."""
+        """Unshare it from the device and free it. Idempotent."""
         if not self._closed:
             self._closed = True
             try:
@@ -44,7 +44,7 @@ class ClientAllocation:
                 self.discard()
 
     def discard(self) -> None:
-        """Free it here, or leave that to the last array that still looks at it."""
+        """Free it here, or leave that to the last array that still uses it."""
         self._closed = True
         self.close_descriptor()
         with contextlib.suppress(BufferError):
@@ -79,12 +79,12 @@ class Memories:
             memory.discard()
 
     def read(self, address: int, size: int) -> bytes:
-        """BadArgument unless one allocation holds it all."""
+        """Read memory of the client; BadArgument unless one allocation contains it all."""
         with self._lock:
             return bytes(self._find(address, size))
 
     def write(self, address: int, data: bytes) -> None:
-        """BadArgument unless one allocation holds it all."""
+        """Write memory of the client; BadArgument unless one allocation contains it all."""
         with self._lock:
             self._find(address, len(data))[:] = data
 

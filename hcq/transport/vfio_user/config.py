@@ -1,9 +1,9 @@
-"""Configuration space as a server presents it; fields that belong to the host are not writable.
+"""Configuration space as a server presents it; fields that belong to the host are read-only.
 
-A client, and a guest behind it, sizes and places BARs as it likes; the device keeps the addresses
-that its own platform gave it. The kernel's VFIO does the same (Linux drivers/vfio/pci/
-vfio_pci_config.c, vfio_bar_restore and vfio_exp_config_write). Interrupt pins are hidden, since
-only messages are delivered, and so are the Resizable BAR capability's means.
+A client, and a guest behind it, may size and place BARs freely; the device keeps the addresses that
+its own platform assigned. The kernel's VFIO does the same (Linux
+drivers/vfio/pci/vfio_pci_config.c, vfio_bar_restore and vfio_exp_config_write). Interrupt pins are
+hidden, since only messages are delivered, and so are the registers of the Resizable BAR capability.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class ServedConfig:
         self._rebar = self._find_extended(_REBAR_CAPABILITY)
 
     def bar_size(self, index: int) -> int:
-        """Bytes of a BAR; 0 where there is none."""
+        """Return the bytes of a BAR; 0 if there is none."""
         return self._sizes[index]
 
     def read(self, offset: int, size: int) -> bytes:
-        """Read; BadArgument outside."""
+        """Read bytes; BadArgument outside."""
         self._check(offset, size)
         plain = size in (1, 2, 4) and offset % size == 0 and not _BARS <= offset <= _PIN
         if plain:
@@ -43,7 +43,7 @@ class ServedConfig:
         return bytes(self._byte(at) for at in range(offset, offset + size))
 
     def write(self, offset: int, data: bytes) -> None:
-        """Write; BadArgument outside. Each naturally aligned piece is one access."""
+        """Write bytes; BadArgument outside. Each naturally aligned piece is one access."""
         self._check(offset, len(data))
         while data:
             width = next(w for w in (4, 2, 1) if offset % w == 0 and w <= len(data))
@@ -106,7 +106,7 @@ class ServedConfig:
         return sizes
 
     def _find(self, wanted: int) -> int:
-        """Offset of a capability; a place no write can have where there is none."""
+        """Return the offset of a capability; if there is none, an offset that no write can have."""
         at, seen = self._transport.config_read(0x34, 1) & 0xFC, 0
         while at >= 0x40 and seen < 48:
             word = self._word(at)

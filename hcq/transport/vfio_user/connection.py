@@ -27,10 +27,10 @@ from hcq.transport.vfio_user.attention import attention_to
 from hcq.transport.vfio_user.wire import Channel, Command, Disconnected, Message
 
 MESSAGE_LIMIT_S = 30.0  # TIMEOUT: as for the main socket, see client.ANSWER_LIMIT_S
-# TIMEOUT: a thread that was woken needs a time slice to leave; one within a batch may take longer.
+# TIMEOUT: a woken thread needs a time slice to leave; one within a batch may take longer.
 CLOSE_LIMIT_S = 5.0
 BATCH_LIMIT = 256  # writes in one message
-READ_AHEAD = 3  # messages of a block asked for before the first is here
+READ_AHEAD = 3  # messages of a block requested before the first has arrived
 _READ, _WRITE = int(Command.REGION_READ), int(Command.REGION_WRITE)
 _HEAD, _ACCESS = wire.HEADER.size, wire.REGION_ACCESS.size
 _PLACE = _HEAD + _ACCESS
@@ -104,7 +104,7 @@ class Connection:
     def call_for_descriptors(
         self, command: Command, parts: Sequence[bytes]
     ) -> tuple[bytes, list[int]]:
-        """The same, for an answer with descriptors, which are the caller's to close."""
+        """Execute a command whose answer carries descriptors; the caller closes them."""
         answer = self._call(command, parts)
         return answer.payload, answer.descriptors
 
@@ -175,10 +175,10 @@ class Connection:
         return message.payload[_ACCESS:]
 
     def read_many(self, region: int, offset: int, size: int) -> bytes:
-        """Read a block in as many messages as it takes; the server prepares one while the one
-        before it is on its way."""
+        """Read a block in as many messages as needed; the server prepares one while the previous
+        one is in flight."""
         limit = min(self.peer.transfer, wire.DEFAULT_TRANSFER)
-        # Received to where it stays: what getvalue gives is what the view was of, not a copy.
+        # Received into its final place: getvalue returns the memory of the view, not a copy.
         content = io.BytesIO(bytes(size))
         asked: deque[tuple[int, int]] = deque()  # number of a request, its place in the block
         with self._lock, content.getbuffer() as room:
@@ -210,7 +210,7 @@ class Connection:
             if wire.HEADER.unpack_from(head) == expected:
                 try:
                     self._channel.receive_into(room)
-                except TransportError as error:  # within a message: nothing after it makes sense
+                except TransportError as error:  # within a message: the rest cannot be parsed
                     self._fail(error)
                 return
         self._channel.hold(head)
@@ -223,7 +223,7 @@ class Connection:
             self._fail(TransportError(f"{self._name} does not answer"))
 
     def _skip_answers(self, numbers: Iterable[int]) -> None:
-        """Take the answers that are still to come off the stream, after one that was a refusal."""
+        """Receive and drop the remaining answers, after one that was a refusal."""
         for number in numbers:
             if self.alive:
                 with contextlib.suppress(UgpuError, Disconnected, OSError):
@@ -357,7 +357,7 @@ class Connection:
         raise DeviceLost(f"the server of {self._name} has disconnected") from error
 
     def _fail(self, error: TransportError) -> NoReturn:
-        """The stream cannot be trusted any more."""
+        """Mark the stream as unusable and raise the error."""
         if self._closed:
             raise Closed(f"{self._name} was closed") from error
         self.alive = False
@@ -368,7 +368,7 @@ class Connection:
         """Close the connection and wake all waiters."""
         self._closed = True
         self.alive = False
-        # RACE: who waits here leaves before its descriptor is closed, and perhaps used anew.
+        # RACE: waiters leave before the descriptor is closed, and perhaps reused.
         self._channel.shut()
         left = self._lock.acquire(timeout=CLOSE_LIMIT_S)
         self._channel.close()
@@ -382,7 +382,7 @@ class Connection:
             self._twin.close()
 
     def forked(self) -> None:
-        """In a child process: close without a message to the server."""
+        """Close in a child process, without a message to the server."""
         self._lock = threading.RLock()
         self._closed, self.alive = True, False
         self._channel.socket.close()
@@ -391,7 +391,7 @@ class Connection:
 
 
 def _refusal(name: str, command: int, number: int) -> Exception:
-    """The error that a server's errno stands for."""
+    """Return the error for a server's errno."""
     title = Command(command).name
     reason = wire.errno_name(number)
     if number == errno.EBUSY and command == Command.DEVICE_RESET:

@@ -1,7 +1,6 @@
-"""Eventfds of a client, which deliver interrupts to it. It keeps them too, and may do anything to
-them, so a write must not be trusted to return: eventfd(2) blocks where the count is at its largest
-and O_NONBLOCK is off, and that flag is of the file, the client's as much as ours.
-"""
+"""Eventfds of a client, which deliver interrupts to it. The client keeps them too, and may do
+anything to them, so a write may not return: eventfd(2) blocks if the count is at its maximum and
+O_NONBLOCK is off, and that flag belongs to the file, which the client shares with us."""
 
 from __future__ import annotations
 
@@ -26,8 +25,9 @@ class Events:
         self._closed = False
 
     def assign(self, start: int, count: int, events: list[int]) -> None:
-        """Give vectors their eventfds, which are taken out of `events`; without any they are taken
-        away. BadArgument for a descriptor that is not an eventfd, or a wrong number of them."""
+        """Assign eventfds to vectors, and remove them from `events`; without events, remove those
+        of the vectors. BadArgument for a descriptor that is not an eventfd, or a wrong number of
+        them."""
         if events and len(events) != count:
             raise BadArgument(f"expected {count} descriptors for interrupts, got {len(events)}")
         for event in events:
@@ -52,13 +52,13 @@ class Events:
             event = self._events[vector] if vector < len(self._events) else None
             if event is None:
                 return
-            # The client may have switched it back since the last time.
+            # The client may have changed the flag since the last time.
             os.set_blocking(event, False)
             ready = select.poll()
             ready.register(event, select.POLLOUT)
             if ready.poll(0):
-                # RACE: a client that fills it and has it block between here and the write holds
-                # this thread up until `release`.
+                # RACE: a client that fills the count and makes it block between here and the write
+                # blocks this thread until `release`.
                 self._written = event
                 try:
                     with contextlib.suppress(BlockingIOError):
@@ -67,11 +67,11 @@ class Events:
                     self._written = None
 
     def release(self) -> None:
-        """Let a thread go on that the client holds up in `signal`: the count is taken away."""
+        """Release a thread that the client blocks in `signal`: the count is reset."""
         with self._releasing:
             event = self._written
             if event is not None:
-                with contextlib.suppress(OSError):  # nothing was there, or the kernel is too old
+                with contextlib.suppress(OSError):  # the count was 0, or the kernel is too old
                     os.preadv(event, [bytearray(8)], -1, os.RWF_NOWAIT)
 
     def close(self) -> None:

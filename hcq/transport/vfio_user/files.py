@@ -1,7 +1,7 @@
 """Files that a peer shares: checked, mapped, and unmapped without leaving a hole.
 
-Engines of a model may be about to touch memory of a client while that client takes it back or
-dies. Its pages are therefore never unmapped: anonymous memory takes their place, in one step.
+A model's engines may be about to access a client's memory while the client takes it back or dies.
+Its pages are therefore never unmapped: anonymous memory replaces them, in one step.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # asm-generic/mman-common.h
 _FAILED = ctypes.c_void_p(-1).value
 _TMPFS = 0x01021994  # linux/magic.h, TMPFS_MAGIC
-# Of one client. The kernel lets a process have 65,530 mappings (vm.max_map_count), and we make two
-# a file; addresses end at 2^47, of which a client's files may take this much for each power of two.
+# Limits of one client. A process may have 65,530 mappings (vm.max_map_count), and we make two per
+# file; addresses end at 2^47, of which a client's files may take this much for each power of two.
 MOST_FILES = 8192
 MOST_BYTES = 1 << 41
 
@@ -40,7 +40,8 @@ _mmap.argtypes = (
 
 
 def sealed_memory(name: str, size: int) -> int:
-    """A descriptor of new zeroed memory whose size can never change; the caller closes it."""
+    """Return a descriptor of new zeroed memory whose size can never change; the caller closes
+    it."""
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, size)
@@ -54,12 +55,12 @@ def sealed_memory(name: str, size: int) -> int:
 
 
 def check_shared(descriptor: int, offset: int, size: int) -> None:
-    """BadArgument unless the bytes are there and stay there.
+    """Raise BadArgument unless the bytes exist and will stay.
 
     A file that its owner can shrink would end our process at the next access (SIGBUS), so only
-    memory that is sealed against it is taken: memfd_create(2), F_SEAL_SHRINK. Nor is memory of huge
-    pages (MFD_HUGETLB): where none is free for an untouched page, touching it ends us
-    alike, and the client says how many are free.
+    memory that is sealed against shrinking is accepted: memfd_create(2), F_SEAL_SHRINK. Memory of
+    huge pages (MFD_HUGETLB) is not accepted either: if none is free for an untouched page, touching
+    it also ends our process, and the client controls how many are free.
     """
     if offset % PAGE or size % PAGE or size <= 0 or offset < 0:
         raise BadArgument("shared memory must be whole pages", offset=offset, size=size)
@@ -79,7 +80,7 @@ def check_shared(descriptor: int, offset: int, size: int) -> None:
 
 
 def _file_system(descriptor: int) -> int:
-    """What statfs(2) calls f_type, the first member of its structure on all 64-bit processors."""
+    """Return f_type of statfs(2), the first member of its structure on all 64-bit processors."""
     room = (ctypes.c_ulong * 32)()
     if _library.fstatfs(ctypes.c_int(descriptor), room):
         raise BadArgument("the file's status cannot be read", reason=ctypes.get_errno())
@@ -96,16 +97,17 @@ class _File:
 
 
 class _Places:
-    """Addresses that files had once, and that anonymous memory holds until the next file comes
-    that fits. Of the whole process, as addresses are: what a client leaves, another takes. Lengths
-    are powers of two, so that what clients leave does not grow with the lengths they think of."""
+    """Addresses of former file mappings, held by anonymous memory until the next file that fits.
+    They belong to the whole process, as addresses do: one client's former addresses are used for
+    another. Lengths are powers of two, so that the number of leftover addresses does not grow with
+    the variety of lengths that clients choose."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._free: dict[int, deque[int]] = {}
 
     def take(self, length: int) -> int:
-        """The place that was left longest ago, or a new one; OutOfMemory."""
+        """Return the address that has been free longest, or a new one; OutOfMemory."""
         with self._lock:
             places = self._free.get(length)
             if places:
@@ -121,7 +123,7 @@ _PLACES = _Places()
 
 
 def _map(address: int, length: int, flags: int, descriptor: int) -> int:
-    """Map anew, or over what is at `address`."""
+    """Map at a new address, or over the mapping at `address`."""
     access = mmap.PROT_READ | mmap.PROT_WRITE
     flags |= _MAP_NORESERVE | (_MAP_FIXED if address else 0)
     found = _mmap(address or None, length, access, flags, descriptor, 0)
@@ -135,7 +137,7 @@ def _map(address: int, length: int, flags: int, descriptor: int) -> int:
 
 class SharedFiles:
     """Files of one client, each mapped once and whole: a client that maps single pages of its
-    memory (as under a virtual IOMMU) does not cost a mapping each."""
+    memory (as under a virtual IOMMU) does not cost one mapping per page."""
 
     def __init__(self) -> None:
         self._files: dict[tuple[int, int, bool], _File] = {}
@@ -144,8 +146,8 @@ class SharedFiles:
     def map(
         self, descriptor: int, offset: int, size: int, *, writable: bool
     ) -> tuple[int, tuple[int, int, bool]]:
-        """(host address of the region, key to give to `release`). The descriptor stays the
-        caller's. BadArgument for a region that is not there, OutOfMemory for no address space."""
+        """Return (host address of the region, key for `release`). The caller keeps the descriptor.
+        BadArgument for a region that does not exist, OutOfMemory without address space."""
         check_shared(descriptor, offset, size)
         status = os.fstat(descriptor)
         key = (status.st_dev, status.st_ino, writable)
@@ -166,7 +168,7 @@ class SharedFiles:
                 files=len(self._files), size=length,
             )  # fmt: skip
         address = _PLACES.take(place)
-        # Memory that the device may only read is a private copy: a stray write ends there.
+        # Memory that the device may only read is mapped as a private copy: it absorbs stray writes.
         try:
             _map(address, length, mmap.MAP_SHARED if writable else mmap.MAP_PRIVATE, descriptor)
         except BaseException:
@@ -176,7 +178,7 @@ class SharedFiles:
         return _File(address, length)
 
     def release(self, key: tuple[int, int, bool]) -> None:
-        """One region of a file is no longer used; the last one gives the file back."""
+        """Release one region of a file; releasing the last one unmaps the file."""
         file = self._files[key]
         file.users -= 1
         if file.users:

@@ -1,7 +1,7 @@
 """The holder of a served device: a file next to the socket names the client's process.
 
-An error reply of the protocol is a header alone (QEMU docs/interop/vfio-user.rst) and cannot
-say so. The server writes the file when a client is attached; a client that is refused reads it.
+An error reply of the protocol is only a header (QEMU docs/interop/vfio-user.rst) and cannot name
+the process. The server writes the file when a client is attached; a refused client reads it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def _file(path: Path) -> Path:
 
 
 def write_holder(path: Path, connection: socket.socket) -> None:
-    """Note the process at the other end of `connection` beside the socket at `path`; nothing is
-    noted where the system does not tell, or the file cannot be written."""
+    """Write the process at the other end of `connection` into a file beside the socket at `path`;
+    does nothing if the system does not report the process, or the file cannot be written."""
     with contextlib.suppress(OSError):
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, _, _ = _CREDENTIALS.unpack(raw)
@@ -36,7 +36,7 @@ def write_holder(path: Path, connection: socket.socket) -> None:
 
 
 def read_holder(path: Path) -> str:
-    """Return the holder recorded beside a socket; "" where there is none."""
+    """Return the holder recorded beside a socket; "" if there is none."""
     try:
         with _file(path).open("rb") as file:
             text = file.read(_MOST_BYTES).decode("utf-8", "replace")
@@ -46,6 +46,6 @@ def read_holder(path: Path) -> str:
 
 
 def remove_holder(path: Path) -> None:
-    """Remove the note, when the server ends."""
+    """Remove the file, when the server ends."""
     with contextlib.suppress(OSError):
         _file(path).unlink()

@@ -1,4 +1,4 @@
-"""Memory that a client lets the device reach: bus address ranges, none over another."""
+"""Memory that a client lets the device access: bus address ranges that do not overlap."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _TOP = 1 << 64
 class _Range:
     address: int
     size: int
-    key: tuple[int, int, bool] | None  # of its file; None where no memory was shared
+    key: tuple[int, int, bool] | None  # of its file; None if no memory was shared
 
 
 class ClientMemory:
-    """The DMA maps of one client, told to its model."""
+    """The DMA maps of one client, which are passed to its model."""
 
     def __init__(self, model: DeviceModel) -> None:
         self._model = model
@@ -43,7 +43,7 @@ class ClientMemory:
     def map(
         self, address: int, size: int, descriptor: int | None, offset: int, *, writable: bool
     ) -> None:
-        """Map a range that overlaps no other; the descriptor stays the caller's."""
+        """Map a range that overlaps no other; the caller keeps the descriptor."""
         if (address | size) % PAGE or not size or address + size > _TOP:
             raise BadArgument("bus memory must be whole pages", address=address, size=size)
         host, key = None, None
@@ -73,12 +73,12 @@ class ClientMemory:
         self._drop(0, len(self._starts))
 
     def _drop(self, first: int, last: int) -> None:
-        """Unmap these; an error is raised once all are gone."""
+        """Unmap these ranges; an error is raised after all are unmapped."""
         taken = [self._ranges.pop(start) for start in self._starts[first:last]]
         del self._starts[first:last]
         with contextlib.ExitStack() as left:
             for one in reversed(taken):
                 if one.key is not None:
                     left.callback(self._files.release, one.key)
-                # ORDER: the model forgets the memory before its pages go.
+                # ORDER: the model drops the memory before its pages are unmapped.
                 left.callback(self._model.unmap_dma, one.address, one.size)

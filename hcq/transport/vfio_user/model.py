@@ -16,8 +16,8 @@ MOST_VECTORS = 32  # MSI has no more
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """A BAR, or its first `size` bytes, as memory that a client maps. The descriptor stays the
-    model's; its file must be sealed against shrinking (hcq.transport.vfio_user.files)."""
+    """A BAR, or its first `size` bytes, as memory that a client maps. The model keeps the
+    descriptor; its file must be sealed against shrinking (hcq.transport.vfio_user.files)."""
 
     descriptor: int
     offset: int
@@ -25,14 +25,14 @@ class SharedMemory:
 
 
 class Client(Protocol):
-    """The client that is attached, to its model. Any thread may call."""
+    """The attached client, as its model sees it. Any thread may call."""
 
     def interrupt(self, vector: int = 0) -> None:
-        """Send a message interrupt; nothing happens while the client wants none."""
+        """Send a message interrupt; does nothing while the client has it disabled."""
         ...
 
     def read_memory(self, address: int, size: int) -> bytes:
-        """Read memory that the client did not share, by a message to it. TransportError where it
+        """Read memory that the client did not share, by a message to it. TransportError if it
         refuses, or is gone."""
         ...
 
@@ -45,22 +45,23 @@ class DeviceModel(Protocol):
     """A device behind a server. Called from one thread; `detach` follows each `attach`.
 
     Addresses are the client's bus addresses, in whole pages. The device's state outlives its
-    clients; when one goes, its memory and interrupts are taken back.
+    clients; when a client disconnects, its memory and interrupts are taken back.
     """
 
     vectors: int  # message interrupts (MSI) that it can send; 0 for none
 
     def attach(self, client: Client) -> Transport:
-        """A client has connected. Return its access to the device, which `detach` closes."""
+        """Attach a client that has connected. Return its access to the device, which `detach`
+        closes."""
         ...
 
     def detach(self) -> None:
-        """The client is gone: stop DMA and drop its memory."""
+        """Stop DMA and drop the client's memory: the client is gone."""
         ...
 
     def map_dma(self, address: int, size: int, host: int | None) -> None:
-        """The client's memory at a bus address lies at `host` in this process; None when it must be
-        asked for by `Client.read_memory`."""
+        """Map the client's memory at a bus address, which lies at `host` in this process; None if
+        it must be read by `Client.read_memory`."""
         ...
 
     def unmap_dma(self, address: int, size: int) -> None:
@@ -68,15 +69,15 @@ class DeviceModel(Protocol):
         ...
 
     def shared(self, bar: int) -> SharedMemory | None:
-        """Memory behind a BAR that clients may map; None where each access counts."""
+        """Return memory behind a BAR that clients may map; None if each access counts."""
         ...
 
 
 class TransportModel:
     """Any transport as a model: its windows, configuration space, reset and interrupts.
 
-    A transport has no way to let its device reach another process's memory, so that what a client
-    maps is only noted. Closing the transport stays the owner's.
+    A transport cannot let its device access another process's memory, so a client's maps are only
+    recorded. The owner still closes the transport.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -103,7 +104,7 @@ class TransportModel:
         return self.transport
 
     def _pass_on(self, interrupts: Interrupts, vector: int, client: Client) -> None:
-        with contextlib.suppress(UgpuError):  # closed or lost: there will be no more
+        with contextlib.suppress(UgpuError):  # closed or lost: no more will come
             while not self._stop.is_set():
                 if interrupts.wait(0.1, vector):
                     client.interrupt(vector)
@@ -115,10 +116,10 @@ class TransportModel:
         self._threads = []
 
     def map_dma(self, address: int, size: int, host: int | None) -> None:
-        """Nothing can use it."""
+        """Do nothing: the device cannot use the memory."""
 
     def unmap_dma(self, address: int, size: int) -> None:
-        """Nothing used it."""
+        """Do nothing: the device did not use the memory."""
 
     def shared(self, bar: int) -> SharedMemory | None:
         return None

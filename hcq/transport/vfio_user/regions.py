@@ -1,4 +1,4 @@
-"""Windows of a client: BARs reached by messages, and BARs whose memory the server shares."""
+"""Windows of a client: BARs accessed by messages, and BARs whose memory the server shares."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LARGEST_INFO = 1 << 16  # bytes of a region's description, capabilities include
 def open_window(
     connection: Connection, name: str, index: int
 ) -> MessageWindow | SharedWindow | MappedWindow:
-    """BAR `index`; BadArgument if there is none."""
+    """Open BAR `index`; BadArgument if there is none."""
     info, descriptors = _region_info(connection, index)
     try:
         size, offset, flags = info[4], info[5], info[1]
@@ -31,7 +31,7 @@ def open_window(
             check_shared(descriptors[0], offset, shared)
             mapping = mmap.mmap(descriptors[0], shared, offset=offset)
         except (BadArgument, OSError):
-            # Memory that may vanish under us, or does not map; by messages it is reached safely.
+            # Memory that may disappear, or cannot be mapped; messages access it safely.
             return MessageWindow(connection, index, size)
     finally:
         wire.close_all(descriptors)
@@ -43,7 +43,8 @@ def open_window(
 
 
 def _region_info(connection: Connection, index: int) -> tuple[tuple[int, ...], list[int]]:
-    """A region's description, of which the last item is its capabilities' bytes, and files."""
+    """Return a region's description, whose last item is the bytes of its capabilities, and
+    files."""
     room = wire.REGION_INFO.size
     while True:
         request = wire.REGION_INFO.pack(room, 0, index, 0, 0, 0)
@@ -67,7 +68,7 @@ def _region_info(connection: Connection, index: int) -> tuple[tuple[int, ...], l
 
 
 def _first_area(payload: bytes, info: tuple[int, ...]) -> tuple[int, ...]:
-    """(offset, size) of each area that may be mapped, flattened; nothing where all may be."""
+    """Return (offset, size) of each area that may be mapped, flattened; empty if all may be."""
     names = constants("vfio")
     if not info[1] & names.VFIO_REGION_INFO_FLAG_CAPS:
         return ()
@@ -90,7 +91,7 @@ def _first_area(payload: bytes, info: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _shared_size(info: tuple[int, ...], size: int) -> int:
-    """Bytes from the region's start that can be mapped; areas elsewhere are not used."""
+    """Return the bytes from the region's start that can be mapped; areas elsewhere are not used."""
     areas = info[6:]
     if not areas:
         return size
@@ -160,14 +161,14 @@ class MessageWindow:
         self._connection.post_many(self.index, offset, view)
 
     def close(self) -> None:
-        """Nothing of its own to release; the connection ends with the transport."""
+        """Do nothing; the connection ends with the transport."""
 
     def __repr__(self) -> str:
         return f"<MessageWindow BAR {self.index}, {self.size} bytes>"
 
 
 class SharedWindow:
-    """A BAR whose first part is shared memory and whose rest is reached by messages."""
+    """A BAR whose first part is shared memory and whose rest is accessed by messages."""
 
     def __init__(self, shared: MappedWindow, rest: MessageWindow) -> None:
         self._shared = shared

@@ -1,7 +1,7 @@
 """The server's side of a connection: receives commands, and sends its own.
 
-A client may give us a second socket's end for our commands (twin-socket mode). Without one they
-share the main socket: then the answer arrives between the client's commands, which wait meanwhile.
+A client may pass a second socket for the server's commands (twin-socket mode). Without one they use
+the main socket: then the answer arrives between the client's commands, which wait meanwhile.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from hcq.errors import TransportError
 from hcq.transport.vfio_user import wire
 from hcq.transport.vfio_user.wire import Channel, Disconnected, Message
 
-ANSWER_LIMIT_S = 10.0  # TIMEOUT: a client that serves no DMA for so long is broken; our choice
+ANSWER_LIMIT_S = 10.0  # TIMEOUT: a client that serves no DMA for this long is broken; our choice
 
 
 class Requests:
-    """Serves a client's commands in one thread, and asks the client from any."""
+    """Serves a client's commands in one thread, and sends commands to the client from any
+    thread."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -35,7 +36,7 @@ class Requests:
         self._thread: threading.Thread | None = None
 
     def use_twin(self, connection: socket.socket) -> None:
-        """Send our commands on `connection`, which this owns from now on."""
+        """Send the server's commands on `connection`, which this object owns from now on."""
         self._twin = Channel(connection, ANSWER_LIMIT_S)
 
     def serve(self, handle: Callable[[Message], None]) -> None:
@@ -50,7 +51,7 @@ class Requests:
                 handle(message)
 
     def ask(self, command: int, parts: Sequence[bytes]) -> bytes:
-        """The payload of the client's answer; TransportError if it refuses or is gone."""
+        """Return the payload of the client's answer; TransportError if it refuses or is gone."""
         with self._asking:
             number = next(self._numbers) & 0xFFFF
             try:
@@ -95,7 +96,7 @@ class Requests:
             self._answered.notify_all()
 
     def close(self) -> None:
-        """End all waiting; the main channel stays its owner's."""
+        """End all waits; the main channel still belongs to its owner."""
         with self._answered:
             self._ended = True
             self._answered.notify_all()

@@ -1,7 +1,8 @@
 """The server: a socket on which one client at a time uses a model of a device.
 
-Source: QEMU docs/interop/vfio-user.rst. Where QEMU's client differs from the text we take what it
-does: an unmap names any range, as in the kernel's VFIO, not only one that was mapped.
+Source: QEMU docs/interop/vfio-user.rst. Where QEMU's client differs from the text, the server
+accepts the client's behaviour: an unmap may name any range, as in the kernel's VFIO, not only one
+that was mapped.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from hcq.transport.vfio_user.wire import Channel, Disconnected
 
 log = logging.getLogger(__name__)
 
-# TIMEOUT: a message that was begun is whole within this, or its sender is gone; our choice.
+# TIMEOUT: for the rest of a message that has begun; after that its sender is gone; our choice.
 MESSAGE_LIMIT_S = 10.0
-PROBE_LIMIT_S = 1.0  # TIMEOUT: a server that listens has room for one more, or is in use
-# TIMEOUT: what a client's end takes the model, on a busy host; our choice.
+PROBE_LIMIT_S = 1.0  # TIMEOUT: a listening server has room for one more, or is in use
+# TIMEOUT: how long the model takes to detach a client, on a busy host; our choice.
 END_LIMIT_S = 30.0
-# TIMEOUT: the kernel has told of a dead client's end by then; who asks meanwhile may be its heir.
+# TIMEOUT: by then the kernel has reported the end of a dead client, whose successor may be waiting.
 TAKEOVER_LIMIT_S = 0.2
 
 
 class Server:
-    """Offers `model` on a UNIX socket. A second client is refused (EBUSY) while one is there.
+    """Serves `model` on a UNIX socket. A second client is refused (EBUSY) while one is connected.
 
     The device's state is kept between clients. Owns the socket file, which must not be in use.
     """
@@ -99,7 +100,8 @@ class Server:
     def _start(
         self, run: Callable[..., None], args: tuple[object, ...], name: str, peer: socket.socket
     ) -> threading.Thread | None:
-        """A started thread; None where the system starts none: then the peer is hung up on."""
+        """Return a started thread; None if the system cannot start one: then the connection is
+        closed."""
         thread = threading.Thread(target=run, args=args, name=name, daemon=True)
         try:
             start(thread)
@@ -111,7 +113,7 @@ class Server:
 
     @property
     def session(self) -> Session | None:
-        """The client that is attached, if any."""
+        """The attached client, if any."""
         session = self._session
         return None if session is None or session.ended.is_set() else session
 
@@ -144,7 +146,7 @@ def _listen(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(str(path))
-        os.chmod(path, 0o600)  # who may connect may have the device write to memory it shares
+        os.chmod(path, 0o600)  # a client can make the device write to memory that it shares
         listener.listen(4)
     except OSError as error:
         listener.close()
@@ -172,8 +174,8 @@ def _clear(path: Path) -> None:
 
 
 def _refuse(connection: socket.socket) -> None:
-    """Tell a second client that the device is taken, when it asks. In a thread of its own: that may
-    be a while after it came, on a busy host."""
+    """Reply to a second client that the device is taken, once it sends a message. Runs in a
+    separate thread: on a busy host that may be some time after it connected."""
     channel = Channel(connection, MESSAGE_LIMIT_S)
     try:
         first = channel.receive(patient=False)

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 Reply = tuple[Sequence[bytes | memoryview], Sequence[int]]
 Outcome = TypeVar("Outcome")
-DETACH_LIMIT_S = 20.0  # TIMEOUT: of a client that has gone, on a host that is busy; our choice
+DETACH_LIMIT_S = 20.0  # TIMEOUT: for a client that has disconnected, on a busy host; our choice
 _WIDTHS = frozenset((1, 2, 4, 8))  # of single register writes
 _DONE: Reply = ((), ())
 _WORD, _LONG = struct.Struct("<I"), struct.Struct("<Q")
@@ -80,7 +80,7 @@ class Session:
             Command.DEVICE_RESET: self._reset,
             Command.MODEL_WORK: self._model_work,
         }
-        # Nearly all messages, and each is waited for; what is not plain goes the way of the others.
+        # Nearly all messages, and the client waits for each; unusual ones take the general path.
         self._registers: dict[int, Callable[[Message], bytes | None]] = {
             _READ: self._read_register,
             _WRITE: self._write_register,
@@ -89,7 +89,8 @@ class Session:
     # ---- life --------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until the client goes, or `stop`. Afterwards nothing of it is left."""
+        """Serve until the client disconnects, or `stop`. Afterwards all its resources are
+        released."""
         memory: ClientMemory | None = None
         try:
             self._transport = self.model.attach(self)
@@ -112,13 +113,13 @@ class Session:
                 log.exception("a client was not cleaned up completely")
 
     def _leave(self, memory: ClientMemory | None) -> None:
-        with contextlib.ExitStack() as left:  # all of it, whatever one of them raises
+        with contextlib.ExitStack() as left:  # all of them, even if one raises
             left.callback(self.ended.set)
             if memory is not None:
                 left.callback(memory.clear)
             if self._transport is not None:
                 left.callback(self.model.detach)
-            # ORDER: before the model, whose threads it may be holding up.
+            # ORDER: before the model, whose threads the client may be blocking.
             left.callback(self._events.close)
             left.callback(self._requests.close)
             left.callback(self.channel.close)
@@ -170,7 +171,7 @@ class Session:
     # ---- commands ----------------------------------------------------------------------------
 
     def _handle(self, message: Message) -> None:
-        """Do a command and answer it."""
+        """Execute a command and answer it."""
         try:
             register = self._registers.get(message.command)
             whole = None if register is None else self._attempt(register, message)
@@ -281,7 +282,7 @@ class Session:
         ), ()
 
     def _room(self, message: Message, layout: struct.Struct) -> tuple[int, ...]:
-        """A request's fields; its argsz must leave room for the fixed part of the reply."""
+        """Return a request's fields; its argsz must leave room for the fixed part of the reply."""
         fields = wire.unpack(layout, message.payload)
         if fields[0] < layout.size:
             raise Refused(errno.EINVAL, f"argsz {fields[0]} is too small for the reply")
@@ -365,7 +366,8 @@ class Session:
     # ---- regions -----------------------------------------------------------------------------
 
     def _read_register(self, message: Message) -> bytes | None:
-        """The whole answer; None unless it is a plain read of a register that was used before."""
+        """Return the whole answer; None unless it is a plain read of a register that was used
+        before."""
         if len(message.payload) != _PLACE.size or message.flags & wire.NO_REPLY:
             return None
         offset, region, count = _PLACE.unpack(message.payload)
@@ -378,7 +380,7 @@ class Session:
         )
 
     def _write_register(self, message: Message) -> bytes | None:
-        """An empty reply; None unless it is a plain posted write."""
+        """Return an empty reply; None unless it is a plain posted write."""
         if len(message.payload) != _POSTED.size or not message.flags & wire.NO_REPLY:
             return None
         offset, region, count, value = _POSTED.unpack(message.payload)
@@ -407,7 +409,7 @@ class Session:
         entries = memoryview(message.payload)[wire.WRITE_COUNT.size :]
         if len(entries) != count * wire.WRITE_ENTRY.size:
             raise Refused(errno.EINVAL, f"{count} writes in {len(entries)} bytes")
-        # ORDER: all is checked before the first is done, so that a refusal has had no effect.
+        # ORDER: all are checked before the first is done, so that a refusal has no effect.
         writes = list(wire.WRITE_ENTRY.iter_unpack(entries))
         sizes = self._sizes
         for offset, region, size, _ in writes:

@@ -1,4 +1,4 @@
-"""The version message: what two peers agree on. Source: vfio-user.rst, "VFIO_USER_VERSION"."""
+"""The version message, by which two peers negotiate. Source: vfio-user.rst, "VFIO_USER_VERSION"."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _LARGEST_JSON = 4096
 
 @dataclass(frozen=True)
 class Capabilities:
-    """A peer's limits; the protocol's defaults where it stated none.
+    """A peer's limits; the protocol's defaults if it states none.
 
-    transfer: bytes of one read or write. descriptors: per message. named: the names it gave at all,
+    transfer: bytes of one read or write. descriptors: per message. named: the names in its message,
     since an answer may only repeat those. model_work: the command of that name, which is our own.
     """
 
@@ -65,7 +65,7 @@ def parse(payload: bytes) -> tuple[int, int, Capabilities]:
 
 
 def build(capabilities: Mapping[str, Any]) -> bytes:  # Any: JSON values
-    """The payload of our version message."""
+    """Return the payload of our version message."""
     text = json.dumps({"capabilities": dict(capabilities)}).encode() + b"\0"
     return wire.VERSION.pack(wire.MAJOR, wire.MINOR) + text
 

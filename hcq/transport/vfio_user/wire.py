@@ -1,7 +1,7 @@
 """Messages of vfio-user: their layouts, and a channel that sends and receives them whole.
 
-Source: QEMU docs/interop/vfio-user.rst, sections "Header" and those of the single commands. Numbers
-are in the host's byte order, which is little-endian on all hosts that we run on.
+Source: QEMU docs/interop/vfio-user.rst, section "Header" and those of the commands. Numbers are in
+the host's byte order, which is little-endian on all supported hosts.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ REPLY, NO_REPLY, ERROR = 0x1, 0x10, 0x20
 TYPE_MASK = 0xF
 DMA_READABLE, DMA_WRITEABLE = 1, 2
 UNMAP_ALL = 2  # VFIO_DMA_UNMAP_FLAG_ALL of linux/vfio.h; QEMU sends it
-DEFAULT_TRANSFER = 1 << 20  # max_data_xfer_size where a peer names none
-LARGEST_TRANSFER = 16 << 20  # what we agree to, whatever a peer asks for
-DEFAULT_DESCRIPTORS = 1  # max_msg_fds where a peer names none
-LARGEST_DESCRIPTORS = 8  # QEMU refuses a peer that wants more than 16
+DEFAULT_TRANSFER = 1 << 20  # max_data_xfer_size if a peer names none
+LARGEST_TRANSFER = 16 << 20  # the most that we agree to, whatever a peer requests
+DEFAULT_DESCRIPTORS = 1  # max_msg_fds if a peer names none
+LARGEST_DESCRIPTORS = 8  # QEMU refuses a peer that requests more than 16
 MAJOR, MINOR = 0, 0
 _HEAD = HEADER.size
 _ROOM = socket.CMSG_SPACE(4 * LARGEST_DESCRIPTORS)
-# Plain numbers: to combine members of an enumeration takes as long as a system call.
+# Plain numbers: combining members of an enumeration takes as long as a system call.
 _CUT = int(socket.MSG_CTRUNC)
 _CLOSED_BY_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 _NO_SIGNAL = int(socket.MSG_NOSIGNAL)
@@ -80,8 +80,8 @@ class Command(enum.IntEnum):
     DEVICE_FEATURE = 16
     MIG_DATA_READ = 17
     MIG_DATA_WRITE = 18
-    # Not of the protocol: what the server's model is busy with (hcq.clock.Work, a MODEL_WORK). Sent
-    # only where both sides named the capability "model_work".
+    # Not in the protocol: the work of the server's model (hcq.clock.Work, a MODEL_WORK). Sent only
+    # if both sides named the capability "model_work".
     MODEL_WORK = 0xF001
 
 
@@ -133,15 +133,15 @@ class Message:
 
 
 def close_all(descriptors: Iterable[int]) -> None:
-    """Close file descriptors that came with a message; those that are closed already do not
-    matter."""
+    """Close file descriptors that came with a message; those already closed are ignored."""
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)
 
 
 def unpack(layout: struct.Struct, payload: bytes, *, exact: bool = False) -> tuple[int, ...]:
-    """The fixed part of a payload; TransportError if it is too short, or longer than `exact`."""
+    """Return the fixed part of a payload; TransportError if it is too short, or longer than
+    `exact`."""
     if len(payload) < layout.size or (exact and len(payload) != layout.size):
         raise TransportError(
             "the payload has the wrong size", size=len(payload), needed=layout.size
@@ -152,8 +152,8 @@ def unpack(layout: struct.Struct, payload: bytes, *, exact: bool = False) -> tup
 class Channel:
     """A connected socket that carries messages. Sending and receiving may be in two threads.
 
-    Descriptors belong to the message whose first byte carries them: so the header is received by
-    itself, and descriptors that ride on any later byte are dropped by the kernel.
+    Descriptors belong to the message whose first byte carries them. So the header is received
+    separately, and the kernel drops descriptors attached to any later byte.
     """
 
     def __init__(
@@ -162,9 +162,9 @@ class Channel:
         limit_s: float,
         look: Callable[[], None] = sleep_at_once,
     ) -> None:
-        """Own `connection`. A message that was begun must be whole within `limit_s` seconds, and a
-        peer that reads nothing for so long is given up. `look` is called before each message that
-        is waited for, see hcq.transport.vfio_user.attention."""
+        """Own `connection`. A message that has begun must be complete within `limit_s` seconds, and
+        a peer that reads nothing for that long is given up. `look` is called before waiting for
+        each message, see hcq.transport.vfio_user.attention."""
         self.socket = connection
         self._look = look
         self.largest = LARGEST_TRANSFER + 4096  # bytes of a payload
@@ -194,7 +194,7 @@ class Channel:
         error: int = 0,
         descriptors: Sequence[int] = (),
     ) -> None:
-        """Send one message; OSError when the peer is gone, TransportError when it reads nothing."""
+        """Send one message; OSError if the peer is gone, TransportError if it reads nothing."""
         size = HEADER.size + sum(len(part) for part in parts)
         head = HEADER.pack(number, command, size, flags, error)
         try:
@@ -239,8 +239,8 @@ class Channel:
             sent = max(0, sent - len(part))
 
     def receive(self, *, patient: bool = True) -> Message:
-        """The next message. Disconnected at the peer's orderly end, TransportError for an end or a
-        stall within a message, and for a header that cannot be. Waits for its beginning without
+        """Return the next message. Disconnected at the peer's orderly end, TransportError for an
+        end or a stall within a message, and for an invalid header. Waits for its beginning without
         limit, unless not `patient`."""
         head, descriptors = self._head(patient)
         try:
@@ -256,7 +256,7 @@ class Channel:
         return Message(number, command, flags, error, payload, descriptors)
 
     def _head(self, patient: bool) -> tuple[bytes, list[int]]:
-        """A header and the descriptors that came with it, which are the caller's."""
+        """Return a header and the descriptors that came with it, which the caller owns."""
         if self._held:
             return self._rest(b"", _HEAD), []
         self._look()
@@ -281,7 +281,7 @@ class Channel:
         return head if len(head) == _HEAD else self._rest(head, _HEAD), []
 
     def _rest(self, begun: bytes, size: int) -> bytes:
-        """`size` bytes in all, of which `begun` are there."""
+        """Return `size` bytes in all, of which `begun` have arrived."""
         if self._held:
             taken = self._held[: size - len(begun)]
             self._held = self._held[len(taken) :]
@@ -296,7 +296,8 @@ class Channel:
         return bytes(content)
 
     def _receive_some(self, size: int) -> bytes:
-        """Up to `size` bytes, nearly always all, without the copy that `receive_into` costs."""
+        """Return up to `size` bytes, nearly always all, without the copy that `receive_into`
+        costs."""
         try:
             some = self.socket.recv(size, _WHOLE)
         except BlockingIOError as stalled:
@@ -306,7 +307,7 @@ class Channel:
         return some
 
     def receive_into(self, room: memoryview) -> None:
-        """Fill `room` with bytes of the message that was begun."""
+        """Fill `room` with bytes of the message that has begun."""
         while room:
             try:
                 count = self.socket.recv_into(room, len(room), _WHOLE)
@@ -317,8 +318,8 @@ class Channel:
             room = room[count:]
 
     def answer(self, size: int) -> bytes:
-        """At most `size` bytes of what comes next, for a reply that is expected to have that size
-        and to carry no descriptors; what is not such a reply goes back by `hold`."""
+        """Return at most `size` of the next bytes, for a reply that is expected to have that size
+        and to carry no descriptors. If it is not such a reply, give the bytes back by `hold`."""
         if self._held:
             return b""
         self._look()
@@ -334,7 +335,7 @@ class Channel:
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close; senders have returned before the descriptor is closed."""
+        """Close the socket; senders have returned before the descriptor is closed."""
         self.shut()
         with self._sending:
             self.socket.close()
@@ -349,5 +350,5 @@ def _descriptors(carried: Iterable[tuple[int, int, bytes]]) -> list[int]:
 
 
 def errno_name(number: int) -> str:
-    """EINVAL and so on, for messages to people."""
+    """Return the name of an errno, such as EINVAL, for messages to people."""
     return errno.errorcode.get(number, str(number))
