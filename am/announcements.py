@@ -1,9 +1,10 @@
 """Notifications of the SMU to the driver: throttling, a fan that does not turn, the power source.
 
-It raises one interrupt (client MP1, source 0xFE) and names the event in the first data word. Each
-is an event `smu` on the bus (hcq.trace). Source: Linux 6.12 smu_v13_0.c (smu_v13_0_set_irq_state,
-smu_v13_0_irq_process), smu_v13_0_0_ppt.c (smu_v13_0_0_get_thermal_temperature_range: the offset of
-the limit), and amdgpu_smu.h of later kernels (SMU_IH_INTERRUPT_CONTEXT_ID_*: names of the events).
+The SMU raises one interrupt (client MP1, source 0xFE) and names the event in the first data word.
+Each notification is an event `smu` on the bus (hcq.trace). Source: Linux 6.12 smu_v13_0.c
+(smu_v13_0_set_irq_state, smu_v13_0_irq_process), smu_v13_0_0_ppt.c
+(smu_v13_0_0_get_thermal_temperature_range: the offset of the limit), and amdgpu_smu.h of later
+kernels (SMU_IH_INTERRUPT_CONTEXT_ID_*: names of the events).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _NAMES = {
     AC: "mains", DC: "battery", THROTTLING: "throttling", FAN_ABNORMAL: "fan abnormal",
     FAN_RECOVERY: "fan recovery",
 }  # fmt: skip
-_QUIET_S = 60.0  # between two log lines about throttling, our choice; the counter has all
+_QUIET_S = 60.0  # between two log lines about throttling, our choice; the counter counts all
 
 
 class Announcements:
@@ -42,18 +43,18 @@ class Announcements:
 
     @batched
     def start(self) -> None:
-        """Have events announced. The SMU runs, and forgot them with its last reset."""
+        """Enable announcements, which a reset disables. The SMU runs."""
         self.fan_abnormal = self.on_battery = False
         mp1 = self.chip.mp1
         mp1.MP1_SMN_IH_SW_INT.update(ID=TO_DRIVER, VALID=0)
         mp1.MP1_SMN_IH_SW_INT_CTRL.update(INT_MASK=0)
 
     def stop(self) -> None:
-        """Have nothing announced any more."""
+        """Disable announcements."""
         self.chip.mp1.MP1_SMN_IH_SW_INT_CTRL.update(INT_MASK=1)
 
     def take(self, device: str, event: int) -> bool:
-        """Acknowledge an event and note it; whether it concerns the limit of the temperature.
+        """Acknowledge an event and note it; return whether it concerns the temperature limit.
 
         ORDER: the acknowledgement first; the SMU announces nothing before it.
         """
@@ -86,7 +87,7 @@ class Announcements:
         log.warning("%s: the SMU lowers clocks: %s", device, why)
 
     def _supplied(self, device: str, *, battery: bool) -> None:
-        """Have the next change announced too (smu_v13_0_ack_ac_dc_interrupt)."""
+        """Note the power source, and enable its next report (smu_v13_0_ack_ac_dc_interrupt)."""
         self.on_battery = battery
         log.warning("%s runs on %s", device, "a battery" if battery else "the mains")
         try:

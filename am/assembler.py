@@ -50,7 +50,7 @@ class Assembler:
         return offset
 
     def data_symbol(self, offset: int, symbol: Symbol, width: int) -> None:
-        """Bytes [offset, offset+width) of the data take the value of `symbol`."""
+        """Set bytes [offset, offset+width) of the data to the value of `symbol`."""
         if width not in (1, 2, 4, 8) or offset % min(width, 4):
             raise BadArgument(
                 "a patched argument must have 1, 2, 4 or 8 bytes and be aligned to its size",
@@ -66,7 +66,7 @@ class Assembler:
             self.words.append(0)
 
     def data_points_to(self, offset: int, target: int) -> None:
-        """Eight bytes of data at `offset` take the device address of the data block `target`."""
+        """Set eight bytes of data at `offset` to the device address of the data block `target`."""
         self._data_relocations += Reference(offset, 8, Symbol("data", addend=target)).relocations(0)
 
     def finish(self, *, align_words: int, filler: int) -> CommandBuffer:

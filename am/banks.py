@@ -1,8 +1,8 @@
-"""Which registers of a recorded chip choose what others mean, for reading its state.
+"""Banks: the registers of a recorded chip that select what others mean, to read its state.
 
 Sources: Linux 6.12 gfx_v11_0.c, soc21.c (soc21_grbm_select: GRBM_GFX_CNTL; GRBM_GFX_INDEX;
-SQ_IND_INDEX), nbio_v4_3.c (index and data pairs), amdgpu_device.c (MM_INDEX, MM_DATA).
-How firmware is told to reset the chip: see am.smu and am.psp.
+SQ_IND_INDEX), nbio_v4_3.c (index and data pairs), amdgpu_device.c (MM_INDEX, MM_DATA). For the
+requests that make firmware reset the chip, see am.smu and am.psp.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from am.regs import constants
 from hcq.transport.recorded import Banks, Place
 from hcq.transport.recording import Recording
 
-# Patterns of names, and the registers that choose what they mean.
+# Patterns of names, and the registers that select what they mean.
 _CHOSEN_BY: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("CP_HQD_*", "CP_MQD_*", "CP_GFX_HQD_*", "CP_MEC_RS64_PRGRM_CNTR_START*", "SH_MEM_*"),
      ("GRBM_GFX_CNTL",)),
@@ -29,7 +29,7 @@ _MM_INDEX, _MM_DATA, _MM_INDEX_HI = 0x0, 0x4, 0x18  # bytes; see am.chip.Vram
 
 
 def banks(recording: Recording) -> Banks:
-    """The selectors of a recording's chip; none for one that has no facts."""
+    """Return the selectors of a recording's chip; none for a chip without facts."""
     facts = chips.find(recording.identity.vendor, recording.identity.device)
     if facts is None:
         return Banks()
@@ -82,7 +82,7 @@ def banks(recording: Recording) -> Banks:
 
 
 def _reset_orders(facts: ChipFacts) -> dict[str, frozenset[int]]:
-    """What is written to the mailboxes of the SMU and the PSP to have them reset the chip."""
+    """Return the values that make the SMU and the PSP reset the chip, by mailbox register."""
     messages = constants(facts.smu.messages)
     names = ("PPSMC_MSG_Mode1Reset", "PPSMC_MSG_Mode2Reset")
     return {

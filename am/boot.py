@@ -1,7 +1,7 @@
 """Boot: named stages that bring the chip from power-on, or from a previous process, to running.
 
-Policy only: which unit when. The sequence is held against the kernel's and a recorded transcript in
-docs/am-bringup.md, and a golden file keeps it from drifting.
+Policy only: which unit starts when. docs/am-bringup.md compares the sequence with the kernel's and
+with a recorded transcript; a golden file keeps it from drifting.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ log = logging.getLogger(__name__)
 
 StageHook = Callable[[str, float], None]
 
-# Scratch registers of the graphics core outlive a process, but no reset: register 7 says that this
-# driver set the chip up (and which layout of its carve-out), register 6 whether it left cleanly.
+# Scratch registers of the graphics core outlive a process but not a reset. Register 7 records that
+# this driver set the chip up (and which layout of its carve-out), register 6 whether it left
+# cleanly.
 TAG = 0x75470001
 LEFT_CLEAN, IN_USE = 0, 1
 _TMR_ALIGN = 1 << 20
@@ -49,8 +50,8 @@ _TMR_ALIGN = 1 << 20
 class Stages:
     """Runs stages, measures them, reports them to subscribers. done: (name, seconds) in order.
 
-    An error that leaves a stage gets its name as the fact `stage`: errors, the demo, the ladder of
-    first contact and recordings use the same words (docs/am-bringup.md lists them).
+    An error raised in a stage gets the stage's name as the fact `stage`. Errors, the demo, the
+    ladder of first contact and recordings use the same names (docs/am-bringup.md lists them).
     """
 
     def __init__(
@@ -90,8 +91,8 @@ def wait_ifwi(chip: Chip) -> None:
         size = chip.memory_size_mb()
         seen.update(c2pmsg_33=state, vram_mb=size)
         if state == size == ALL_ONES:
-            # A chip that comes out of a reset is dark for a while; one that was pulled out has lost
-            # its configuration space too.
+            # A chip that comes out of a reset is dark for a while; a chip that was unplugged has
+            # lost its configuration space too.
             if not chip.transport.present():
                 chip.check_present("waiting for the board's firmware")
             return False
@@ -111,7 +112,7 @@ def wait_ifwi(chip: Chip) -> None:
 
 
 def read_discovery(chip: Chip) -> None:
-    """Read, check and adopt the chip's description of itself."""
+    """Read and check the chip's discovery table, and set `chip` up from it."""
     generation = chip.generation
     start = chip.vram.size - generation.discovery_offset
     size = generation.discovery_size
@@ -130,7 +131,7 @@ def read_discovery(chip: Chip) -> None:
 
 
 def first_contact(transport: Transport, facts: ChipFacts, stages: Stages) -> Chip:
-    """Configuration space, IFWI, discovery: the chip with its registers named."""
+    """Set the function up, wait for IFWI, read discovery; return the chip with named registers."""
     with stages.stage("config space"):
         command = enable_function(transport)
         chip = Chip(transport, facts)
@@ -155,8 +156,8 @@ def first_contact(transport: Transport, facts: ChipFacts, stages: Stages) -> Chi
 
 
 def is_warm(chip: Chip, units: Units) -> bool:
-    """Return whether a ugpu process left a chip whose secure OS runs clean; no other state is
-    trusted."""
+    """Return whether a ugpu process left the chip clean, with its secure OS running. A chip in any
+    other state is not trusted."""
     gc = chip.gc
     if not marked(chip) or int(gc.SCRATCH_REG6.read()) != LEFT_CLEAN:
         return False
@@ -170,13 +171,13 @@ def is_warm(chip: Chip, units: Units) -> bool:
 
 def make_fresh(units: Units, stages: Stages) -> None:
     """Bring a chip that is neither warm nor fresh to its bootloader: another driver left it
-    running, a ugpu process died with it, or a boot failed half way. A process that died
-    while it loaded the PSP needs no reset, which would require the slot: `load_firmware` continues
-    where it stopped."""
+    running, a ugpu process died with it, or a boot failed half way. If a process died while it
+    loaded the PSP, no reset is needed (it would require the slot): `load_firmware` continues where
+    the process stopped."""
     if units.psp.alive():
         if not units.smu.running():
-            # It died between the secure OS and the SMU: nothing else runs, no memory is the
-            # firmware's yet, and the secure OS takes a new ring (as Linux has it on resume).
+            # The process died between the secure OS and the SMU: nothing else runs, the firmware
+            # owns no memory yet, and the secure OS takes a new ring (as in Linux on resume).
             return
         with stages.stage("mode1 reset"):
             reset_whole_chip(units)
@@ -186,7 +187,7 @@ def make_fresh(units: Units, stages: Stages) -> None:
 
 
 def mark(chip: Chip, state: int) -> None:
-    """Leave the tag for the next process."""
+    """Write the tag and `state` for the next process."""
     chip.gc.SCRATCH_REG7.write(TAG)
     chip.gc.SCRATCH_REG6.write(state)
 
@@ -200,8 +201,8 @@ def marked(chip: Chip) -> bool:
 
 
 def start_bus_and_hub(units: Units, stages: Stages, *, by_list: bool = False) -> None:
-    """Start doorbells, HDP, MMHUB and interrupts, which every start needs first. by_list: a list of
-    registers sets the interrupts and the rest of the hub up later."""
+    """Start doorbells, HDP, MMHUB and interrupts, which every start needs first. by_list: a
+    register list sets up the interrupts and the rest of the hub later."""
     with stages.stage("NBIO"):
         units.nbio.start()
         if not units.chip.bus.messages:  # the one before the hub's TLB flush is enough
@@ -215,7 +216,7 @@ def start_bus_and_hub(units: Units, stages: Stages, *, by_list: bool = False) ->
 
 
 def start_hubs(units: Units, hubs: Sequence[Hub], *, by_list: bool = False) -> None:
-    """Set memory hubs up on our page tables. by_list: see Hub.start."""
+    """Set up memory hubs with ugpu's page tables. by_list: see Hub.start."""
     place, memory, dummy = units.carveout, units.memory, units.dummy_address
     units.gmc.start(hubs, place, memory.root_entry, memory.end, dummy, by_list=by_list)
 
@@ -239,7 +240,7 @@ def load_components(units: Units, firmware: FirmwareSet, done: int) -> None:
 
 
 def load_firmware(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
-    """PSP from its bootloader to everything loaded. ORDER: the SMU's before the TMR, RLC_G last."""
+    """Load all firmware, beginning at the PSP's bootloader. ORDER: SMU before TMR, RLC_G last."""
     generation, psp = units.chip.generation, units.psp
     psp.forget_staged()
     with stages.stage("PSP bootloader"):
@@ -247,7 +248,7 @@ def load_firmware(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
         try:
             load_components(units, firmware, done)
         except FirmwareError as error:
-            # From the start next time: what is noted may be wrong.
+            # Begin from the start next time: the note may be wrong.
             if done:
                 error.facts["resumed_after"] = done
             psp.forget_components(refused=isinstance(error, FirmwareRejected) or done > 0)
@@ -282,14 +283,14 @@ def tmr_size(units: Units, firmware: FirmwareSet) -> int:
 def start_graphics(
     units: Units, firmware: FirmwareSet | None, stages: Stages, *, by_list: bool = False
 ) -> None:
-    """GFXHUB and the compute engine. firmware: None when the micro engines already run. by_list:
-    most of it, and what was left to a list of registers before (am.lists)."""
+    """Start GFXHUB and the compute engine. firmware: None when the micro engines already run.
+    by_list: a register list does most of this, and what earlier steps left to it (am.lists)."""
     if firmware is not None:
         with stages.stage("RLC autoload"):
             try:
                 units.gfx.wait_autoload()
             except FirmwareError:
-                units.psp.check_unread()  # what was refused says more
+                units.psp.check_unread()  # a refused image explains more
                 raise
         with stages.stage("MEC"):
             units.gfx.start_mec(firmware.mec_start)
@@ -306,7 +307,7 @@ def start_graphics(
 
 
 def cold_boot(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
-    """From power-on state to a chip that waits for queues."""
+    """Bring the chip from its power-on state to waiting for queues."""
     by_list = units.lists is not None
     start_bus_and_hub(units, stages, by_list=by_list)
     load_firmware(units, firmware, stages)
@@ -314,7 +315,7 @@ def cold_boot(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
         try:
             units.smu.start(by_list=by_list)
         except FirmwareError:
-            units.psp.check_unread()  # what was refused says more
+            units.psp.check_unread()  # a refused image explains more
             raise
         if not by_list:
             units.thermal.start()
@@ -330,7 +331,7 @@ def warm_attach(units: Units, stages: Stages) -> None:
 
 
 def prepare(transport: Transport, facts: ChipFacts, classes: UnitClasses, stages: Stages) -> Units:
-    """First contact and the memory plan; nothing of the chip is changed."""
+    """Make first contact and plan the memory. The chip is not changed."""
     try:
         return _prepare(transport, facts, classes, stages)
     except DeviceLost as error:
@@ -361,11 +362,11 @@ def halt(units: Units) -> None:
 
 
 def stop(units: Units) -> None:
-    """Switch off everything that could touch host memory; firmware stays up. Queues are off.
+    """Switch off everything that could access host memory. Firmware stays up; queues are off.
 
-    ORDER: the engines halt before translation goes off under them (gfx_v11_0.c and sdma_v6_0.c,
-    hw_fini, before gart_disable). A graphics core that a reset left without firmware takes no
-    writes, and reaches nothing.
+    ORDER: the engines halt before their translation goes off (gfx_v11_0.c and sdma_v6_0.c, hw_fini,
+    before gart_disable). A graphics core that a reset left without firmware accepts no writes, and
+    accesses nothing.
     """
     loaded = units.gfx.loaded()
     if loaded:
@@ -378,7 +379,7 @@ def stop(units: Units) -> None:
 
 
 def mode1_reset(units: Units) -> None:
-    """Reset the whole chip by its SMU; everything, VRAM too, is lost. Ends at the bootloader.
+    """Reset the whole chip through its SMU; everything is lost, VRAM too. Ends at the bootloader.
 
     NotSupported where the SMU's firmware is too old for it.
     """
@@ -393,7 +394,7 @@ def mode1_reset(units: Units) -> None:
 
 
 def debug_mode1_reset(units: Units) -> None:
-    """The same through the SMU's debug mailbox, which works while its firmware is stuck."""
+    """Reset the whole chip by the SMU's debug mailbox, which works while its firmware is stuck."""
     units.ih.stop()
     _reset_chip(units, units.smu.strike_mode1)
     if units.psp.alive():
@@ -404,7 +405,7 @@ def debug_mode1_reset(units: Units) -> None:
 
 
 def psp_mode1_reset(units: Units) -> None:
-    """The same by the PSP's secure OS, for when the SMU does not answer."""
+    """Reset the whole chip through the PSP's secure OS, for when the SMU does not answer."""
     units.ih.stop()
     _reset_chip(units, units.psp.strike_mode1)
     if units.psp.alive():
@@ -412,7 +413,7 @@ def psp_mode1_reset(units: Units) -> None:
 
 
 def reset_whole_chip(units: Units) -> None:
-    """By the SMU, else by the PSP, else from the slot; raises what the slot says."""
+    """Reset through the SMU, else through the PSP, else from the slot; raises the slot's error."""
     for way in (mode1_reset, debug_mode1_reset, psp_mode1_reset):
         try:
             way(units)
@@ -424,7 +425,7 @@ def reset_whole_chip(units: Units) -> None:
 
 
 def bus_reset(units: Units) -> None:
-    """Reset the chip from its slot; for when the SMU does not. Ends at the bootloader.
+    """Reset the chip from its slot, for when the SMU does not. Ends at the bootloader.
 
     NotSupported where the transport cannot reach the slot.
     """
@@ -432,12 +433,12 @@ def bus_reset(units: Units) -> None:
 
 
 def slot_reset(units: Units, kind: ResetKind) -> None:
-    """The same by any reset that the transport offers."""
+    """Reset the chip by any reset that the transport offers."""
     _reset_chip(units, lambda: units.chip.transport.reset(kind))
 
 
 def _reset_chip(units: Units, strike: Callable[[], None]) -> None:
-    """Keep configuration space over a reset of everything else.
+    """Preserve configuration space across a reset of everything else.
 
     ORDER: no access at all while the chip resets; it would hang the bus on some platforms.
     """
@@ -454,8 +455,8 @@ def _reset_chip(units: Units, strike: Callable[[], None]) -> None:
 
 
 def after_power_loss(units: Units) -> None:
-    """Take up a chip that lost its power, was pulled out and plugged in again, or whose slot
-    another program has reset; configuration space becomes as it was at first contact."""
+    """Take up a chip that lost its power, was unplugged and plugged in again, or whose slot another
+    program has reset. Configuration space is restored to its state at first contact."""
     units.gmc.forget()
     if units.chip.kept is not None:
         units.chip.kept.restore(units.chip.transport.config_write)
@@ -465,11 +466,11 @@ def after_power_loss(units: Units) -> None:
 
 
 def _wait_bootloader(units: Units) -> None:
-    """Wait until a chip that was reset can be booted, from the start."""
+    """Wait until a chip that was reset can be booted from the start."""
     chip = units.chip
     wait_ifwi(chip)
     if chip.mp0.MP0_SMN_C2PMSG_81.read():
-        return  # nothing was reset: the caller knows what that means
+        return  # nothing was reset: the caller handles that
     chip.dark = False
     try:
         chip.wait(

@@ -1,8 +1,9 @@
-"""Card: what the holders of one GPU share: the way to it, its units, firmware and interrupt ring.
+"""Card: the part of one GPU that its holders share: transport, units, firmware, interrupt ring.
 
-A holder is an AmDriver: queues, an address space, programs and failures. The card starts with its
-first holder and is left with its last one; holders between are its tenants. Interrupts go to those
-whose VMID and PASID they carry. Entries of VMID 0 and of MMHUB, where no tenant works, go to all.
+A holder is an AmDriver: queues, an address space, programs and failures. The first holder starts
+the card and the last one leaves it; holders in between are its tenants. An interrupt goes to the
+holders whose VMID and PASID it carries. Entries of VMID 0 and of MMHUB, where tenants do not work,
+go to all.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from hcq.transport.life import absence_of
 if TYPE_CHECKING:
     from am.driver import AmDriver
 
-_PASIDS = 0xFFFF  # they have 16 bits
+_PASIDS = 0xFFFF  # PASIDs have 16 bits
 
 log = logging.getLogger(__name__)
 
-_NOBODY = 0xFFFF  # the vendor id that configuration space without a function reads as
+_NOBODY = 0xFFFF  # vendor id read from configuration space without a function
 
 
 def find_facts(vendor: int, device: int) -> ChipFacts:
-    """Return the facts of the chip with this PCI id: one folder of am/chips has them."""
+    """Return the facts of the chip with this PCI id, from its folder in am/chips."""
     found = chips.find(vendor, device)
     if vendor == _NOBODY:
         raise DeviceLost("the card is no longer on the bus", remedy=advice.LINK)
@@ -60,10 +61,10 @@ def find_facts(vendor: int, device: int) -> ChipFacts:
 class Card:
     """One card. It owns the attachment's transport.
 
-    lock: of all its holders: their submissions and resets exclude each other. holders: those that
-    are open, in the order of opening. stuck: those that were closed and whose queues did not leave
-    the hardware: their seats and their memory stay taken until the card is reset as a whole.
-    target: as the first holder found it. rest: lets its graphics core go off (am.rest).
+    lock: shared by all holders; it excludes their submissions and resets from each other. holders:
+    the open ones, in the order of opening. stuck: closed holders whose queues did not leave the
+    hardware. Their seats and their memory stay taken until the whole card is reset. target: as the
+    first holder found it. rest: lets the graphics core power off (am.rest).
     """
 
     target: TargetSpec
@@ -77,15 +78,15 @@ class Card:
         stages: boot.Stages,
         leave_warm: bool,
     ) -> None:
-        """First contact; nothing of the chip is changed. `start` boots it."""
+        """Make first contact; the chip is not changed. `start` boots it."""
         self.name = name
         self.transport = attachment.transport
         self.recorded = attachment.on_image is not None or not self.transport.traits.any_order
         self.lock = threading.RLock()
         self.holders: list[AmDriver] = []
         self.stuck: list[AmDriver] = []
-        self._shared = False  # there have been tenants
-        self._pasid = 0  # the last one
+        self._shared = False  # the card has had tenants
+        self._pasid = 0  # the last one assigned
         self.firmware_source = firmware
         self.firmware: FirmwareSet | None = None
         self.stages = stages
@@ -106,7 +107,7 @@ class Card:
 
     @property
     def chip(self) -> Chip:
-        """Its registers and memory."""
+        """The card's registers and memory."""
         return self.units.chip
 
     # ---- start -------------------------------------------------------------------------------
@@ -118,7 +119,7 @@ class Card:
         except DeviceLost as error:
             if not self.transport.present():
                 raise
-            # A process that died may have asked for a reset of the chip, which begins only now.
+            # A process that died may have requested a reset of the chip, which begins only now.
             log.warning("%s: %s: waiting for the end of a reset", self.name, error)
             boot.after_power_loss(self.units)
             boot.read_discovery(self.chip)
@@ -146,15 +147,15 @@ class Card:
             except FirmwareError as error:
                 if not error.facts.get("resumed_after"):
                     raise
-                # The boot before noted a component and was cut off before it handed it over.
+                # The previous boot noted a component and was cut off before it sent the component.
                 log.warning("%s: an interrupted boot cannot be continued: %s", self.name, error)
                 boot.make_fresh(units, stages)
                 self.own_memory()
                 self.generation.cold_boot(units, self.firmware, stages)
 
     def _attach(self) -> bool:
-        """Attach to the chip of an earlier ugpu process; False if the chip does not do what a warm
-        one should."""
+        """Attach to the chip of an earlier ugpu process; False if the chip does not behave as a
+        warm one should."""
         self.own_memory()
         try:
             self.generation.warm_attach(self.units, self.stages)
@@ -164,8 +165,8 @@ class Card:
         return True
 
     def needed_firmware(self) -> FirmwareSet:
-        """Return the images, which are looked for where a warm start has done without. ORDER: they
-        are in hand before the chip is reset."""
+        """Return the images; look for them first if a warm start did not need them. ORDER: they
+        must be found before the chip is reset."""
         if self.firmware is None:
             self.firmware = load_firmware(self.firmware_source, self.facts)
         return self.firmware
@@ -173,7 +174,7 @@ class Card:
     # ---- interrupts and presence -------------------------------------------------------------
 
     def drain(self) -> None:
-        """Take the entries of the interrupt ring and give them to the holders."""
+        """Take the entries from the interrupt ring and distribute them to the holders."""
         ih = self._ih
         overflows, entries = ih.overflows, ih.drain()
         if not entries:
@@ -189,17 +190,17 @@ class Card:
                 self._explain(entry)
 
     def _explain(self, entry: Interrupt) -> None:
-        """Take what concerns the whole card once; a failure is one of each holder."""
+        """Handle an entry that concerns the whole card, once. A failure is added to each holder."""
         found = self.units.thermal.explain(self.name, entry.client, entry.source, entry.data[0])
         if found is not None:
             for holder in self.holders:
                 holder.failures.append(type(found)(found.message, **found.facts))
 
     def absent(self) -> UgpuError | None:
-        """The error for a chip that has left, or that another program has reset: no interrupt
-        reports either. All is well where the transport still has it and one register gives the
+        """Return the error for a chip that has left, or that another program has reset; interrupts
+        report neither. The chip is fine where the transport still has it and one register gives the
         secure OS's sign of life, which a reset clears (Linux 6.12 soc21.c,
-        soc21_need_reset_on_init). The transport knows what registers do not tell: the system asked
+        soc21_need_reset_on_init). The transport knows what registers do not show: the system asked
         for the card back, or the host was suspended."""
         sign = self.units.psp.sign_of_life()
         if sign not in (0, ALL_ONES) and self.transport.present():
@@ -233,13 +234,13 @@ class Card:
         return ""
 
     def divides_memory(self, seat: Seat) -> bool:
-        """Return whether a holder in this seat has page tables of its own. Not where its work runs
-        in VMID 0, nor behind a bridge: there a queue in VMID 0 starts those of the holder, and
+        """Return whether a holder in this seat has its own page tables. It has none where its work
+        runs in VMID 0, nor behind a bridge: there a queue in VMID 0 starts the holder's queues, and
         clears their memory by its addresses (am.lists)."""
         return bool(seat.vmid) and self.transport.traits.host_memory and self.units.lists is None
 
     def free_seat(self) -> Seat:
-        """A seat for one more holder; OutOfMemory where there is none. The lock is held."""
+        """Return a seat for one more holder; OutOfMemory if there is none. The lock is held."""
         taken = {holder.seat.index for holder in (*self.holders, *self.stuck)}
         free = next((index for index in range(1, SEATS) if index not in taken), None)
         if free is None:
@@ -255,7 +256,7 @@ class Card:
         return not self.stuck and all(other is holder for other in self.holders)
 
     def check_whole_reset(self, holder: AmDriver) -> None:
-        """NotSupported where a reset of the whole card is not this holder's to make."""
+        """Raise NotSupported if this holder may not reset the whole card."""
         if holder.is_tenant and not self.is_alone(holder):
             raise NotSupported(
                 "it ends the work of other holders of the card; the device that was opened first "
@@ -263,7 +264,7 @@ class Card:
             )
 
     def fail_others(self, holder: AmDriver) -> None:
-        """A reset of the whole card begins: it is a failure of all other holders."""
+        """Set a failure in all other holders: a reset of the whole card begins."""
         for other in self.holders:
             if other is not holder and other.core.failure is None:
                 other.core.failure = ChipError(
@@ -272,14 +273,14 @@ class Card:
                 )
 
     def open_context(self, holder: AmDriver) -> None:
-        """Put a tenant's page tables and its name into force."""
+        """Activate a tenant's page tables and its PASID."""
         seat = holder.seat
         self.units.ih.name(seat.vmid, seat.pasid)
         self.units.gfx.open_vmid(seat.vmid)
         self.units.gmc.open_context(seat.vmid, holder.memory.root_entry)
 
     def leave(self, holder: AmDriver, at_rest: bool) -> None:
-        """A holder goes, and others stay. at_rest: its queues are off. Can be repeated."""
+        """Close a holder while others stay. at_rest: its queues are off. Can be repeated."""
         if at_rest or self.chip.lost():
             try:
                 self._release(holder)
@@ -289,7 +290,7 @@ class Card:
         self._keep_stuck(holder)
 
     def _release(self, holder: AmDriver) -> None:
-        """Take a holder's context away and return its memory; its queues are off, or the card was
+        """Close a holder's context and return its memory. Its queues are off, or the card was
         reset. Can be repeated."""
         if not holder.is_tenant and not holder.has_own_memory:
             for mapping in holder.memory.mappings.values():
@@ -303,8 +304,8 @@ class Card:
         holder.free_memory_of_holder()
 
     def _keep_stuck(self, holder: AmDriver) -> None:
-        """A holder goes whose queues are still on the hardware: another one has failed, and needs a
-        reset that takes them off."""
+        """Keep a closing holder whose queues are still on the hardware. Another holder fails and
+        needs a reset that takes them off."""
         if holder not in self.stuck:
             self.stuck.append(holder)
         for first in [other for other in self.holders if other is not holder][:1]:
@@ -316,14 +317,14 @@ class Card:
             )
 
     def release_stuck(self) -> None:
-        """The card was reset as a whole: nothing of closed holders is on the hardware any more."""
+        """Release closed holders: a reset of the whole card took their queues off the hardware."""
         while self.stuck:
             self._release(self.stuck[-1])
             self.stuck.pop()
 
     def own_memory(self) -> None:
-        """Write the page tables of the firmware and of all holders: VRAM is this process's from now
-        on, or has lost its content."""
+        """Write the page tables of the firmware and of all holders: this process owns VRAM from now
+        on, or VRAM has lost its content."""
         for memory in dict.fromkeys((self.units.memory, *(each.memory for each in self.holders))):
             memory.own()
 
@@ -337,8 +338,8 @@ class Card:
     # ---- leaving -----------------------------------------------------------------------------
 
     def stop(self, *, clean: bool) -> None:
-        """Make this process's memory unreachable; firmware stays, unless it is to go, or what ran
-        did not come to rest."""
+        """Make this process's memory unreachable. The firmware stays up, unless the card is not to
+        be left warm or its work did not come to rest."""
         leave = self.leave_warm and clean
         if leave:
             boot.mark(self.chip, boot.LEFT_CLEAN)
@@ -355,7 +356,7 @@ class Card:
 
 
 def _concerns(entry: Interrupt, holder: AmDriver) -> bool:
-    """Return whether an interrupt entry is a holder's to explain."""
+    """Return whether this holder has to explain an interrupt entry."""
     seat = holder.seat
     if entry.client in WHOLE_CARD:
         return False

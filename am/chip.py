@@ -1,7 +1,7 @@
-"""The chip as one transport reaches it: registers, device memory window, doorbells, presence.
+"""One chip behind one transport: registers, device memory window, doorbells, presence.
 
-Everything that drives a block gets a Chip. Registers are named through the generated tables, at the
-bases that the chip's own discovery table states.
+Every driver of a block gets a Chip. Registers are named through the generated tables, at the bases
+that the chip's own discovery table states.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 ALL_ONES = 0xFFFF_FFFF
-RECENT = 1024  # accesses that are remembered
+RECENT = 1024  # accesses kept for reports
 # Linux 6.12 amdgpu_device.c: generic register wait, usec_timeout.
 REGISTER_LIMIT_S = 0.1
 
 
 class Recorder(Protocol):
-    """Takes accesses to registers in place of the bus. wait: until bits have a value, or another
-    one. keep: `take` gets what the register holds at that point, once all is done. fill, put: write
-    memory in VMID 0, with zeros or these words."""
+    """Takes register accesses in place of the bus. wait: until bits have a value, or any other
+    value (`differs`). keep: `take` gets the register's value at that point, once everything is
+    done. fill, put: write zeros or `words` to memory in VMID 0."""
 
     def read32(self, index: int) -> int: ...
     def write32(self, index: int, value: int) -> None: ...
@@ -54,22 +54,22 @@ class RegisterBus:
 
     The index register is read back before the data access: a posted index write could otherwise
     arrive after it (Linux 6.12 amdgpu_device.c, amdgpu_device_indirect_rreg). Where accesses are
-    messages, they arrive in their order and a microsecond apart at least, and nothing is read back.
+    messages, they arrive in order, at least a microsecond apart, and nothing is read back.
     """
 
     def __init__(self, window: Window, *, messages: bool = False, runs: bool = True) -> None:
-        """messages: each access is one (Traits.register_messages). runs: neighbours are accessed at
-        once, and not each by messages of its own."""
+        """messages: each access is a message (Traits.register_messages). runs: neighbouring
+        registers can be accessed at once, without a message for each."""
         self.window = window
         self.messages = messages
         self.runs = runs
         self._known: dict[int, int] | None = None  # values by index, inside `setting_up`
-        self._aimed: int | None = None  # where the RSMU pair points, inside `setting_up`
+        self._aimed: int | None = None  # address that the RSMU pair is set to, inside `setting_up`
         self._kept: dict[int, int] = {}  # values by index, see `keep`
-        self.selectors: frozenset[int] = frozenset()  # registers that choose what others mean
+        self.selectors: frozenset[int] = frozenset()  # registers that select what others mean
         self.recorder: Recorder | None = None  # see `recorded`
-        # Called before each access while the graphics core may have no power, with the register's
-        # index; None: several. False: it has none, and is left alone (am.rest).
+        # Called with the register's index (None: several) before each access while the graphics
+        # core may have no power. False: the core has no power and is left alone (am.rest).
         self.rouse: Callable[[int | None], bool] | None = None
         self.index_register: int | None = None  # dword indices, known after discovery
         self.data_register: int | None = None
@@ -78,8 +78,8 @@ class RegisterBus:
 
     @contextmanager
     def recorded(self, recorder: Recorder | None) -> Iterator[None]:
-        """Have `recorder` take the accesses inside; None: the chip itself. Registers that the RSMU
-        pair reaches, and those that GRBM_GFX_CNTL banks, must not be among them."""
+        """Send the accesses inside to `recorder`, or to the chip itself if it is None. They must
+        not include registers that the RSMU pair reaches or that GRBM_GFX_CNTL banks."""
         if self.rouse is not None:
             self.rouse(None)
         before, self.recorder = self.recorder, recorder
@@ -104,7 +104,7 @@ class RegisterBus:
         return value
 
     def current32(self, index: int) -> int:
-        """See hcq.fields.Bus: inside `setting_up`, of what was read or written there."""
+        """See hcq.fields.Bus. Inside `setting_up`, return the value last read or written there."""
         if self.recorder is not None:
             return self.recorder.read32(index)
         known = None if self._known is None else self._known.get(index)
@@ -115,7 +115,7 @@ class RegisterBus:
     def write32(self, index: int, value: int) -> None:
         if self.rouse is not None and not self.rouse(index):
             return
-        self.recent.append((True, index, value))  # also one that raises
+        self.recent.append((True, index, value))  # even if the write raises
         self._kept.pop(index, None)
         if self.recorder is not None:
             self.recorder.write32(index, value)
@@ -135,8 +135,8 @@ class RegisterBus:
 
     @contextmanager
     def setting_up(self) -> Iterator[None]:
-        """Where accesses are messages, change registers inside without reading them again: nothing
-        but the caller changes those that it updates. Polls read as ever."""
+        """Where accesses are messages, let updates inside use known register values instead of
+        reads. Only the caller may change the registers that it updates. Polls still read."""
         before = self._known
         if self.messages and before is None:
             self._known = {}
@@ -148,7 +148,7 @@ class RegisterBus:
 
     def read_ahead(self, first: BoundRegister, last: BoundRegister) -> None:
         """Inside `setting_up`, read all registers from `first` to `last` at once, for the updates
-        that follow. All places between them must be registers that no read changes."""
+        that follow. Every place between them must be a register that reading does not change."""
         if self._known is None or not self.runs:
             return
         if self.rouse is not None and not self.rouse(None):
@@ -163,19 +163,19 @@ class RegisterBus:
             self._known[place] = value
 
     def keep(self, register: BoundRegister) -> None:
-        """Inside `setting_up`, keep what a register holds for its next change, wherever that is.
-        For one that is not banked, and that only the caller's accesses and resets change; these are
-        followed by `forget`."""
+        """Inside `setting_up`, keep a register's value for its next update, wherever that is. The
+        register must not be banked, and only the caller's accesses and resets may change it. The
+        caller calls `forget` after a reset."""
         if self._known is not None and register.index in self._known:
             self._kept[register.index] = self._known[register.index]
 
     def forget(self) -> None:
-        """Keep nothing any more: the chip, or a part of it, was reset."""
+        """Drop all kept values: the chip, or a part of it, was reset."""
         self._kept.clear()
 
     def read_with(self, index: int, others: Sequence[int]) -> int:
-        """Read a register by its index. Where accesses are messages, those up to the last of
-        `others` are read at once, by distance behind it, and these are kept: see `keep`."""
+        """Read a register by its index. Where accesses are messages, the registers up to the last
+        of `others` (distances from `index`) are read at once, and `others` are kept: see `keep`."""
         if not (self.messages and self.runs):
             return self.read32(index)
         data = self.window.read(4 * index, 4 * (others[-1] + 1))
@@ -185,8 +185,8 @@ class RegisterBus:
         return words[0]
 
     def _select(self, address: int) -> int:
-        """Aim the RSMU pair at byte `address`; returns the BAR offset of its data register. Inside
-        `setting_up` it stays aimed."""
+        """Aim the RSMU pair at byte `address`; return the BAR offset of its data register. The pair
+        stays aimed inside `setting_up`."""
         if self.index_register is None or self.data_register is None:
             raise BadArgument(
                 "the register lies outside BAR5, and the index/data pair is not set up yet",
@@ -255,8 +255,8 @@ class OfChip(Protocol):
 
 
 def batched(method: Callable[P, R]) -> Callable[P, R]:
-    """A method of a block's driver whose register writes may travel together (Transport.batch): it
-    sets things up, and neither sleeps nor looks into memory. See also RegisterBus.setting_up."""
+    """Let a method's register writes travel together (Transport.batch): it sets a block up, and
+    neither sleeps nor reads memory. See also RegisterBus.setting_up."""
 
     @functools.wraps(method)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -268,7 +268,7 @@ def batched(method: Callable[P, R]) -> Callable[P, R]:
 
 
 class Chip:
-    """One chip: facts, transport, and, once `describe` was called, its register blocks."""
+    """One chip: its facts, its transport and, after `describe`, its register blocks."""
 
     gc: RegisterBlock
     mmhub: RegisterBlock
@@ -277,7 +277,7 @@ class Chip:
     mp1: RegisterBlock
     osssys: RegisterBlock
     hdp: RegisterBlock
-    thm: RegisterBlock  # where `instances` has one
+    thm: RegisterBlock  # if `instances` has one
     wave_registers: RegisterMap  # indirect, through SQ_IND_INDEX
     discovery: Discovery
 
@@ -286,7 +286,7 @@ class Chip:
         self.facts = facts
         self.generation = generation = facts.generation
         self.link = Link(transport)
-        self.dark = False  # the graphics core has no power, and gets it by a reset only (am.rest)
+        self.dark = False  # the graphics core has no power until a reset (am.rest)
         self.kept: SavedConfig | None = None  # configuration space as first contact found it
         self.command: int | None = None  # what the command register was set to, until it is changed
         self.bus = RegisterBus(
@@ -301,8 +301,7 @@ class Chip:
     def describe(self, discovery: Discovery) -> None:
         """Take blocks and register bases from the chip's discovery table.
 
-        DiscoveryError for a block that is missing, or that is of a version whose registers we have
-        no table of: nothing was written to it.
+        DiscoveryError, before any write, for a missing block or a version without register table.
         """
         self.discovery = discovery
         for block in self.generation.register_tables:
@@ -330,7 +329,7 @@ class Chip:
         return bool(found) and all(one.version in tables for one in found)
 
     def _registers(self, block: str, found: IpInstance) -> RegisterBlock:
-        """The registers of one instance, by the table of its version."""
+        """Return the registers of one instance, from the table of its version."""
         self._check_version(block, found)
         table = self.generation.register_tables[block][found.version]
         return RegisterBlock(load(table), found.bases, self.bus)
@@ -351,14 +350,14 @@ class Chip:
             )
 
     def instances(self, block: str) -> tuple[RegisterBlock, ...]:
-        """The registers of each instance of a block that discovery lists and harvesting left, the
-        first of which is the attribute of the block's name."""
+        """Return the registers of each instance of a block that discovery lists and harvesting
+        left. The attribute with the block's name is the first instance."""
         return self._instances.get(block, ())
 
     def copy_engines(self) -> list[IpInstance]:
-        """The copy engines that discovery lists and harvesting left.
+        """Return the copy engines that discovery lists and harvesting left.
 
-        Tables list them as instances of SDMA0 or as blocks of their own (Linux 6.12
+        Discovery tables list them as instances of SDMA0 or as blocks of their own (Linux 6.12
         amdgpu_discovery.c counts both).
         """
         ids, find = self.generation.hardware_ids, self.discovery.find
@@ -374,8 +373,8 @@ class Chip:
     # ---- presence ----------------------------------------------------------------------------
 
     def recent_accesses(self) -> list[str]:
-        """The last accesses to registers, by name and with the fields that are not 0, the oldest
-        first; the same one several times in a row is one line, which says how often."""
+        """Return the last register accesses, oldest first, by name and with the fields that are not
+        0. An access repeated in a row is one line with its count."""
         lines: list[str] = []
         for access, repeated in itertools.groupby(tuple(self.bus.recent)):
             is_write, index, value = access
@@ -390,8 +389,7 @@ class Chip:
         return lines
 
     def outside_graphics(self, index: int) -> bool:
-        """Return whether the register at an absolute dword index is one of a block other than the
-        graphics core's."""
+        """Return whether an absolute dword index is in a block other than the graphics core."""
         owners = [
             name
             for name, blocks in self._instances.items()
@@ -404,34 +402,32 @@ class Chip:
 
     @property
     def clock(self) -> Clock:
-        """The transport's: what all waits and pauses go by."""
+        """The transport's clock, which all waits and pauses use."""
         return self.transport.clock
 
     def memory_size_mb(self) -> int:
         return self.bus.read32(self.generation.memory_size_register)
 
     def lost(self) -> bool:
-        """Return whether the chip is gone: no answer in configuration space, or only ones in
-        registers."""
+        """Return whether the chip is gone: configuration space silent, or registers all ones."""
         return not self.transport.present() or self._dark()
 
     def _dark(self) -> bool:
-        """Return whether two registers read as ones: one of them alone may be a lost completion."""
+        """Return whether two registers read all ones: a single one may be a lost completion."""
         if self.memory_size_mb() != ALL_ONES:
             return False
         return self.bus.read32(self.generation.ifwi_register) == ALL_ONES
 
     def unplaced(self) -> bool:
-        """Return whether configuration space answers, and the registers' BAR has no address: a
-        reset of the slot cleared it, and nothing restored it. Addresses lie above the four low
-        bits."""
+        """Return whether configuration space answers, but the registers' BAR has no address (above
+        its four low bits): a reset of the slot cleared it, and nothing restored it."""
         if not self.transport.present():
             return False
         bar = constants("pci_regs").PCI_BASE_ADDRESS_0 + 4 * self.generation.register_bar
         return not self.transport.config_read(bar) & ~0xF
 
     def read_again(self, register: BoundRegister) -> int:
-        """Read a register, a second time where it gives ones: one completion may be lost."""
+        """Read a register, a second time if it reads all ones: one completion may be lost."""
         value = int(register.current())
         return int(register.read()) if value == ALL_ONES else value
 
@@ -459,7 +455,7 @@ class Chip:
         waiting_for: str,
         limit_s: float = REGISTER_LIMIT_S,
     ) -> None:
-        """Wait until the bits of `mask` are `value`, see `wait`; also in a list (am.lists)."""
+        """Wait until the bits of `mask` are `value`, see `wait`. Works in a list too (am.lists)."""
         if self.bus.recorder is not None:
             self.bus.recorder.wait(register.index, mask, value)
             return
@@ -484,7 +480,7 @@ class Chip:
 
         A value of all ones never counts as done: a dead bus would pass every bit test.
         """
-        assert self.bus.recorder is None  # a list has `wait_bits`
+        assert self.bus.recorder is None  # a list uses `wait_bits`
         last: list[RegisterValue] = []
 
         def probe() -> RegisterValue | None:

@@ -1,8 +1,8 @@
-"""Cleaner: overwrites what the kernels of a holder left in the compute units, besides memory.
+"""Cleaner: overwrites what a holder's kernels left in the compute units, outside memory.
 
-A new wave finds in vector registers, and a new group in LDS, what the ones before left there (AMD,
+A new wave finds in its vector registers, and a new group in LDS, what earlier ones left there (AMD,
 "RDNA3" Instruction Set Architecture, 2023: neither is initialised; docs.kernel.org, "AMDGPU Process
-Isolation"). Scratch is memory of the driver's own, which the queue clears.
+Isolation"). Scratch is the driver's own memory, which the queue clears.
 
 The driver does not depend on a compiler: the kernel of a generation is machine code in its folder.
 """
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from hcq.timeline import Timeline
 
 NAME = "ugpu.cleaner"
-# Groups for each compute unit. UNSURE: that the hardware spreads groups evenly while all units are
-# idle, so that one each would do; counters of groups per unit on a board would tell.
+# Groups for each compute unit. UNSURE: whether the hardware spreads groups evenly while all units
+# are idle, so that one each would do; counters of groups per unit on a board would show it.
 _ROUNDS = 2
 
 
 @dataclass(frozen=True)
 class CleanerKernel:
-    """A kernel without arguments. One group of it occupies a compute unit as a whole: all wave
-    slots and vector registers, and `local_size` bytes of LDS.
+    """A kernel without arguments. One of its groups occupies a whole compute unit: all wave slots
+    and vector registers, and `local_size` bytes of LDS.
 
-    words: its machine code. rsrc1, rsrc2, rsrc3, properties: of its descriptor, by LLVM's
+    words: its machine code. rsrc1, rsrc2, rsrc3, properties: of its descriptor, as in LLVM's
     AMDGPUUsage.
     """
 
@@ -57,11 +57,11 @@ class Cleaner:
         self._kernel: Kernel | None = None
 
     def submit(self) -> tuple[Timeline, int]:
-        """Clear scratch, LDS and registers behind all work of the compute queue; does not wait.
+        """Clear scratch, LDS and registers after all work of the compute queue; does not wait.
         Returns the timeline and the value it has afterwards. The lock is held.
 
-        OutOfMemory where the queue has no room. Units that other holders' waves occupy are cleaned
-        when these end, if groups are left by then.
+        OutOfMemory if the queue has no room. Units that other holders' waves occupy are cleaned
+        when these waves end, if groups are left by then.
         """
         driver = self._driver
         driver.programs.clear_scratch()

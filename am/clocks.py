@@ -1,8 +1,8 @@
-"""Clock gating of the graphics core, HDP, MMHUB, ATHUB and IH: what is idle gets no clock.
+"""Clock gating of the graphics core, HDP, MMHUB, ATHUB and IH: idle units get no clock.
 
-Without it the chip reports a busy graphics core while it does nothing, and draws the power of one.
-Registers, values and order: Linux 6.12 gfx_v11_0.c (update_gfx_clock_gating), hdp_v6_0.c,
-mmhub_v3_0.c, athub_v3_0.c, ih_v6_0.c. What a chip lets gate is a fact of it (soc21.c, cg_flags).
+Without it the chip reports a busy graphics core while it does nothing, and draws the power of a
+busy one. Registers, values and order: Linux 6.12 gfx_v11_0.c (update_gfx_clock_gating), hdp_v6_0.c,
+mmhub_v3_0.c, athub_v3_0.c, ih_v6_0.c. The chip's facts list what it can gate (soc21.c, cg_flags).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from am.sdma import Engine
 
 _IDLE_THRESHOLD, _COMPENSATION_DELAY = 0x36, 0xF
 _POLL_FREQUENCY, _IDLE_POLLS = 0x100, 0x90
-# What each feature of RLC_CGTT_MGCG_OVERRIDE gates, of those that not all chips have.
+# Fields of RLC_CGTT_MGCG_OVERRIDE for each feature that not all chips have.
 _OVERRIDES = {
     "GFX_MGCG": ("GRBM_CGTT_SCLK_OVERRIDE", "RLC_CGTT_SCLK_OVERRIDE", "GFXIP_MGCG_OVERRIDE"),
     "REPEATER_FGCG": ("GFXIP_REPEATER_FGCG_OVERRIDE",),
@@ -37,7 +37,7 @@ class Clocks:
         self.engines = engines
 
     def gate(self) -> None:
-        """Let every unit gate its clocks. ORDER: the graphics core's in RLC safe mode."""
+        """Let every unit gate its clocks. ORDER: the graphics core is gated in RLC safe mode."""
         gates = self.chip.facts.clock_gates
         self._gate_hdp()
         hub = [name for gate, name in _HUB.items() if gate in gates]

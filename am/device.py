@@ -1,4 +1,4 @@
-"""AmDevice: an AMD GPU as users hold it."""
+"""AmDevice: the user's interface to an AMD GPU."""
 
 from __future__ import annotations
 
@@ -34,12 +34,11 @@ def open_device(
     """Boot the chip behind `attachment`, or attach to it if a ugpu process left it running.
 
     on_stage(name, seconds) is called after each stage, on_chip once with the chip before any of its
-    registers is read; what they raise ends the boot. firmware: a folder with images, in place of
-    the system's and the attachment's. leave: "warm" keeps firmware running at close, "cold" resets
-    the chip. force_cold boots from scratch in any case. vmid: translation context of all work: 8,
-    or 0 for first tries on a board, as in the kernel's own queues: stray accesses to device memory
-    do not fault there. The device owns the attachment's transport
-    from now on.
+    registers is read; an exception from them ends the boot. firmware: a folder with images, which
+    replaces the system's and the attachment's. leave: "warm" keeps firmware running at close,
+    "cold" resets the chip. force_cold boots from scratch in any case. vmid: translation context of
+    all work: 8, or 0 for first tries on a board, as in the kernel's own queues; stray accesses to
+    device memory do not fault in VMID 0. The device owns the attachment's transport from now on.
     """
     if leave not in ("warm", "cold"):
         raise BadArgument("leave must be 'warm' or 'cold'", leave=leave)
@@ -76,7 +75,7 @@ class AmDevice(Device):
 
     @property
     def transport(self) -> Transport:
-        """The way to the chip."""
+        """The transport to the chip."""
         return self._driver.transport
 
     @property

@@ -1,4 +1,4 @@
-"""Which rung of the ladder can help: from the failure, and from the named states of the units.
+"""Diagnosis: which rung of the ladder can help, from the failure and the units' named states.
 
 Policy. Sources: Linux 6.12 amdgpu_device.c (amdgpu_device_gpu_recover: jobs, then the whole chip),
 and am.states for what a state means.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from am.ih import Interrupt
     from am.queue import RingQueue
 
-# Named states (am.states: unit, name) that no rung below helps with.
+# Named states (am.states: unit, name), and the mildest level that can help.
 _NEEDS = {
     ("link", "no answer"): Level.BUS,
     ("link", "no addresses"): Level.MODE1,
@@ -41,13 +41,13 @@ _NEEDS = {
     ("PSP", "ring busy"): Level.MODE1,
     ("SMU", "hung or at work"): Level.MODE1,
     ("RLC", "autoload not complete"): Level.MODE2,
-    ("RLC", "running"): Level.WARM,  # is reported where its processor is off
+    ("RLC", "running"): Level.WARM,  # reported when its processor is off
 }
 
 
 def diagnose(driver: AmDriver) -> Diagnosis:
-    """The mildest level that can help, and why. The card is present; writes no register but those
-    of a TLB flush."""
+    """Return the mildest level that can help, and why. The card is present. Writes only the
+    registers of a TLB flush."""
     units, failure = driver.units, driver.core.failure
     if driver.chip.unplaced():
         return Diagnosis(
@@ -94,7 +94,7 @@ def _unfinished(driver: AmDriver) -> Level:
 
 
 def failed_queues(driver: AmDriver, failure: UgpuError | None) -> list[RingQueue]:
-    """The queues that a failure concerns; all of them where it names none."""
+    """Return the queues that a failure concerns; all queues if it names none."""
     queues = driver.queues.all
     compute: list[RingQueue] = [*driver.queues.compute]
     named = [queue for queue in queues if failure and _names(failure, queue)]
@@ -122,8 +122,8 @@ def _names(failure: UgpuError, queue: RingQueue) -> bool:
 
 
 def stands_still(failure: UgpuError | None) -> bool:
-    """Return whether a failure leaves its queue at a command that never ends, so that it cannot be
-    drained."""
+    """Return whether a failure leaves its queue at a command that never ends, so that the queue
+    cannot be drained."""
     halted = isinstance(failure, ChipError) and "wgp" in failure.facts
     return halted or isinstance(failure, DeviceHang | IllegalInstruction | BadPacket)
 

@@ -1,7 +1,7 @@
-"""IP discovery: the table in which a chip names its blocks, their versions and register bases.
+"""IP discovery: the table in which a chip lists its blocks, their versions and register bases.
 
-`parse` trusts nothing: signatures, sizes and checksums are verified before use, and whatever is
-wrong is a DiscoveryError that names the place. Layout: Linux 6.12 include/discovery.h; checks and
+`parse` trusts nothing: signatures, sizes and checksums are verified before use, and every fault is
+a DiscoveryError that names the place. Layout: Linux 6.12 include/discovery.h; checks and
 tolerances: amdgpu_discovery.c. Offsets and sizes are bytes, register bases dwords.
 """
 
@@ -21,9 +21,9 @@ HARVEST_SIGNATURE = 0x56524148  # "HARV"
 
 # binary_header: signature, version major and minor, checksum, size; then six table entries.
 _BINARY = struct.Struct("<IHHHH")
-HEADER_SIZE = 64  # bytes that hold it, and the table entries
+HEADER_SIZE = 64  # bytes of the header and the table entries
 _TABLE = struct.Struct("<HHHH")  # table_info: offset, checksum, size, padding
-_CHECKED_FROM = 10  # the binary checksum covers what follows itself, from binary_size on
+_CHECKED_FROM = 10  # the binary checksum covers the bytes after itself, from binary_size on
 IP_TABLE, GC_TABLE, HARVEST_TABLE = 0, 1, 2
 _TABLE_COUNT = 6
 # ip_discovery_header: signature, version, size, id, number of dies; then (id, offset) per die.
@@ -81,7 +81,7 @@ class Discovery:
     harvested: tuple[tuple[int, int], ...] = ()  # (hardware_id, instance)
 
     def instances(self, hardware_id: int) -> tuple[IpInstance, ...]:
-        """All instances of a block, in the order of their numbers; dies count on."""
+        """All instances of a block in the order of their numbers, which continue across dies."""
         found = (block for block in self.blocks if block.hardware_id == hardware_id)
         return tuple(sorted(found, key=lambda block: block.instance))
 
@@ -98,14 +98,14 @@ def checksum(data: bytes) -> int:
 
 
 def stated_size(header: bytes) -> int:
-    """The size of a binary in bytes, as its first `HEADER_SIZE` bytes state it, in whole dwords;
-    HEADER_SIZE where they are not the start of one."""
+    """Return the size of a binary in bytes, as stated in its first `HEADER_SIZE` bytes, in whole
+    dwords; HEADER_SIZE if they are not the start of a binary."""
     signature, _major, _minor, _expected, size = _BINARY.unpack_from(header)
     return max(HEADER_SIZE, -(-size // 4) * 4) if signature == BINARY_SIGNATURE else HEADER_SIZE
 
 
 def parse(data: bytes) -> Discovery:
-    """Parse a discovery binary; DiscoveryError tells what is wrong and where."""
+    """Parse a discovery binary; DiscoveryError names the fault and its place."""
     signature, major, _minor, expected, size = _unpack(_BINARY, data, 0, "binary header")
     if signature != BINARY_SIGNATURE:
         raise DiscoveryError(

@@ -24,7 +24,7 @@ _NOT_PROVIDED = ("private_segment_buffer", "queue_ptr", "dispatch_id", "flat_scr
 _AQL = struct.Struct("<HHHHHHIIIIIQQQQ")
 _AQL_KERNARG = 40
 _AQL_KERNEL_DISPATCH = 2
-# Hidden pointers that stay null: compilers list them also where the kernel does not use them.
+# Hidden pointers that stay null: compilers list them even if the kernel does not use them.
 _NULL_POINTERS = (
     "hidden_hostcall_buffer",
     "hidden_multigrid_sync_arg",
@@ -93,12 +93,12 @@ class ShaderRegisters:
 
 
 def null_pointers(image: KernelImage) -> tuple[str, ...]:
-    """The pointers that a kernel declares and that this driver leaves null."""
+    """Return the pointers that a kernel declares and that this driver leaves null."""
     return tuple(hidden.kind for hidden in image.hidden if hidden.kind in _NULL_POINTERS)
 
 
 def check_supported(image: KernelImage) -> None:
-    """NotSupported for a kernel that wants what this driver does not provide."""
+    """Raise NotSupported for a kernel that requires something this driver does not provide."""
     name, descriptor = image.name, image.descriptor
     wanted = descriptor.user_sgprs
     for what in _NOT_PROVIDED:
@@ -147,7 +147,7 @@ def encode_launch(pm4: Pm4, launch: Launch, registers: ShaderRegisters) -> None:
 def encode_setup(
     descriptor: Descriptor, code: int, scratch: Scratch | None, registers: ShaderRegisters
 ) -> tuple[int, ...]:
-    """The packets of a launch that depend on the kernel alone."""
+    """Return the packets of a launch that depend on the kernel alone."""
     pm4 = Pm4()
     pm4.set_sh(registers.pgm_lo, *_split(code >> 8))
     pm4.set_sh(
@@ -172,7 +172,7 @@ def _check_shape(launch: Launch, details: LaunchDetails) -> None:
 
 
 def _place_arguments(pm4: Pm4, launch: Launch, details: LaunchDetails) -> int | None:
-    """Put the argument block behind the commands; its data offset, None if there is none."""
+    """Put the argument block behind the commands; return its data offset, None without one."""
     image = details.image
     if not image.kernarg_size:
         return None
@@ -207,7 +207,7 @@ def _user_data(
     registers: ShaderRegisters,
     kernarg: int | None,
 ) -> None:
-    """Initial SGPRs in the order the ABI fixes: dispatch packet, arguments, private size."""
+    """Set the initial SGPRs in the ABI's order: dispatch packet, arguments, private size."""
     descriptor = details.image.descriptor
     wanted = descriptor.user_sgprs
     count = 2 * wanted["dispatch_ptr"] + 2 * wanted["kernarg_segment_ptr"]
@@ -227,7 +227,7 @@ def _user_data(
 
 
 def _place_packet(pm4: Pm4, launch: Launch, details: LaunchDetails, kernarg: int | None) -> int:
-    """The AQL packet that this launch would be; kernels read sizes from it."""
+    """Add the AQL packet of this launch, from which kernels read sizes; return its data offset."""
     descriptor = details.image.descriptor
     threads = [groups * size for groups, size in zip(launch.grid, launch.block, strict=True)]
     if any(size >= 1 << 32 for size in threads):

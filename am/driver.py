@@ -1,7 +1,7 @@
 """AmDriver: an AMD GPU driven bare metal through a transport. See hcq.driver.
 
-This file holds the device's life and what hcq calls; blocks are driven elsewhere, and in
-which order in boot.py and reset.py.
+This file contains the device's life and the methods that hcq calls. Blocks are driven elsewhere;
+boot.py and reset.py define in which order.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PRESENCE_INTERVAL_S = 0.02
-# A card that was pulled out sends no interrupt: each waiter must look again. Our choice: half of
-# the 100 ms within which every waiter learns of it.
+# A card that was unplugged sends no interrupt: each waiter must poll. Our choice: half of the 100
+# ms within which every waiter notices it.
 LONGEST_SLEEP_S = 0.05
 SHARED_SLEEP_S = 0.002  # where other holders wait for interrupts too
 
@@ -59,7 +59,7 @@ class AmDriver(Driver):
     def __init__(
         self, name: str, card: Card, seat: Seat, stages: Stages, *, force_cold: bool = False
     ) -> None:
-        """The first holder of a card starts it; force_cold: from scratch."""
+        """The first holder of a card starts it. force_cold: from scratch."""
         super().__init__(name, card.lock)
         self.card = card
         self.transport, self.clock = card.transport, card.transport.clock
@@ -67,21 +67,21 @@ class AmDriver(Driver):
         self.stages = stages
         self.seat = seat
         self.images: weakref.WeakSet[HostImage] = weakref.WeakSet()  # those that lie in VRAM
-        self.vram_lost = False  # whether the last reset cost the content of DEVICE memory
-        self.spoiled = False  # a reset by another holder cost it
+        self.vram_lost = False  # whether the last reset lost the content of DEVICE memory
+        self.spoiled = False  # a reset by another holder lost it
         self.reset_report: list[Attempt] = []  # rungs that the last reset tried
         self.unfinished: Level | None = None  # the harshest rung of a reset that did not end
         self.reports: list[Interrupt] = []  # entries taken from the ring and not explained yet
-        self.missed = False  # entries were lost for want of room in the ring
-        self.failures: list[UgpuError] = []  # of the whole card, not told yet
-        self.latched: list[HubFault] = []  # faults of this holder that another one's look found
+        self.missed = False  # entries were lost because the ring was full
+        self.failures: list[UgpuError] = []  # of the whole card, not reported yet
+        self.latched: list[HubFault] = []  # faults of this holder that another holder found
         self.clock_hertz = self.facts.generation.clock_hertz
         self.queues = Queues(self)
         self.outside = OutsideMemory(self)
         self.cleaner = Cleaner(self)
         self._looked_at = 0.0
         if card.recorded:
-            self.core.keeper.folder = None  # a recording has it all
+            self.core.keeper.folder = None  # a recording contains everything
         self.memory: AddressSpace = card.units.memory
         try:
             card.holders.append(self)
@@ -111,7 +111,7 @@ class AmDriver(Driver):
 
     @property
     def vmid(self) -> int:
-        """The VMID of all its work."""
+        """The VMID of all work of this holder."""
         return self.seat.vmid
 
     @property
@@ -130,8 +130,8 @@ class AmDriver(Driver):
         return self.card.warm
 
     def _make_memory(self) -> AddressSpace:
-        """An address space apart from that of the card's firmware. The first holder's is written
-        when the card starts."""
+        """Make an address space apart from that of the card's firmware. The first holder's space is
+        written when the card starts."""
         units, memory = self.units, self.units.memory
         made = AddressSpace(self.chip, units.carveout, memory.format, heap=memory.heap, owner=self)
         if self.is_tenant:
@@ -143,7 +143,7 @@ class AmDriver(Driver):
             self.card.open_context(self)
         self.target = self.card.target
         self.queues.make()
-        # What starts queues by the host's own accesses only writes.
+        # Starting queues by the host's own accesses only writes, which does not show a lost card.
         if not self.starts_by_list and self.chip.lost():
             raise DeviceLost("the card does not respond", **absence_of(self.transport))
         self.metrics = Metrics(self.units.smu, self.core.lock, self.clock.now)
@@ -154,13 +154,13 @@ class AmDriver(Driver):
 
     @property
     def starts_by_list(self) -> bool:
-        """Return whether a list of registers starts the queues: the MEC was just booted, and each
-        access from here is a message."""
+        """Return whether a register list starts the queues: the MEC was just booted, and each
+        access from the host is a message."""
         return self.units.lists is not None and not self.warm
 
     def _check_warm(self) -> None:
-        """Have every queue of a chip that was taken over execute something; reset it if one does
-        not."""
+        """Check that every queue of a chip that was taken over executes work; reset the chip if one
+        does not."""
         try:
             proof.signals(self, self.queues.all)
         except ChipError as error:
@@ -189,7 +189,7 @@ class AmDriver(Driver):
 
     @property
     def rests(self) -> bool:
-        """See Driver. A recording has the accesses of a card that works."""
+        """See Driver. False for a recording, which has the accesses of a card that works."""
         return self.card.rest.able and not self.card.recorded
 
     @property
@@ -227,7 +227,7 @@ class AmDriver(Driver):
             before = [*card.holders]
             try:
                 return AmDriver(name, card, card.free_seat(), Stages())
-            except BaseException:  # also behind its constructor
+            except BaseException:  # even one raised after the constructor
                 for holder in card.holders[len(before) :]:
                     holder.core.close()
                 raise
@@ -247,14 +247,15 @@ class AmDriver(Driver):
         self._abandon(at_rest)
 
     def _stop_hardware(self) -> bool:
-        """Queues off, and with the last holder this process's memory unreachable; firmware stays,
-        unless it is to go. Whether the queues are off."""
+        """Switch the queues off and, with the last holder, make this process's memory unreachable.
+        Firmware stays up, unless the card is not to be left warm. Returns whether the queues are
+        off."""
         units, clean, alone = self.units, self.core.failure is None, self.alone
         if self.chip.lost():
             if clean:
                 raise DeviceLost("the card does not respond", **absence_of(self.transport))
             return False
-        booted = units.psp.alive() and units.gfx.loaded()  # else a reset was cut off
+        booted = units.psp.alive() and units.gfx.loaded()  # otherwise a reset was interrupted
         off = True
         for compute in self.queues.compute if booted else ():
             if not self.queues.drain(compute):
@@ -281,8 +282,7 @@ class AmDriver(Driver):
             card.holders.remove(self)
 
     def free_memory_of_holder(self) -> None:
-        """Return all memory to the card; nothing of the hardware reaches it any more. Can be
-        repeated."""
+        """Return all memory to the card; the hardware no longer accesses it. Can be repeated."""
         if self.has_own_memory:
             self.memory.close()
         elif not self.is_tenant:  # a tenant's was not made
@@ -302,7 +302,7 @@ class AmDriver(Driver):
         return self.memory.allocate(size, placement, code=code)
 
     def unmap(self, mapping: Mapping) -> None:
-        """Unmap and free; the TLBs forget it before anyone else gets the memory."""
+        """Unmap and free; the TLBs are flushed before another user gets the memory."""
         self.memory.unmap(mapping)
         failure = self.core.failure
         if failure is None or not (self.alone or isinstance(failure, LinkError)):
@@ -310,8 +310,8 @@ class AmDriver(Driver):
         self.memory.release(mapping)
 
     def flush_tlb(self) -> None:
-        """After changes for this driver's work; what firmware uses in VMID 0 was mapped at the
-        start."""
+        """Flush the TLBs after changes for this driver's work. The firmware's memory in VMID 0 was
+        mapped at the start."""
         if self.has_own_memory:
             self.units.gmc.flush_holder(self.seat.vmid)
         else:
@@ -320,7 +320,7 @@ class AmDriver(Driver):
         self.memory.stale = False
 
     def wrap(self, mapping: Mapping) -> Buffer:
-        """A buffer over a mapping."""
+        """Return a buffer over a mapping."""
         view = mapping.view if mapping.placement is Placement.HOST else None
         return Buffer(
             self.core, mapping.address, mapping.size, mapping.placement, view, handle=mapping
@@ -386,7 +386,7 @@ class AmDriver(Driver):
             if failure is not None:
                 return failure  # its entry was lost
         for queue, number in ended:
-            queue.innocent = number  # what they reported was in the ring
+            queue.innocent = number  # their reports were in the ring
         now = self.clock.now()
         if now - self._looked_at > PRESENCE_INTERVAL_S:
             self._looked_at = now
@@ -402,7 +402,7 @@ class AmDriver(Driver):
         if interrupts is None:
             self.clock.sleep(min(limit_s, 1e-4))
         else:
-            # RACE: who waits for another holder's work may take the interrupt in between.
+            # RACE: a thread that waits for another holder's work may take the interrupt in between.
             longest = LONGEST_SLEEP_S if len(self.card.holders) == 1 else SHARED_SLEEP_S
             interrupts.wait(min(limit_s, longest))
 

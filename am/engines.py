@@ -1,4 +1,4 @@
-"""The engines of the graphics core, from their firmware to where they wait for queues."""
+"""Start of the graphics core's engines, from loaded firmware to waiting for queues."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _NO_MEMORY = RingMemory(
 
 
 def start_engines_by_list(units: Units, lists: ListQueue) -> None:
-    """As `start_engines`, most of it by a list of registers, with the interrupts and what the SMU
-    is asked besides its features: versions, the board's temperatures."""
+    """Do `start_engines`, mostly by a list of registers. The list also sets the interrupts up and
+    requests from the SMU what its features do not need: versions, the board's temperatures."""
     gfx, ih, smu, thermal = units.gfx, units.ih, units.smu, units.thermal
     gfx.configure_for_lists()
     lists.describe(partial(gfx.load_queue, LIST_PIPE, 0, fresh=True))
@@ -36,16 +36,16 @@ def start_engines_by_list(units: Units, lists: ListQueue) -> None:
             smu.ask_rest,
             thermal.ask,
             read=[*unread, *thermal.places()],
-            # Then the queues start, by a list too.
+            # The queues start next, by a list too.
             foresee=[
                 partial(units.gmc.invalidate, VMIDS),
                 *(partial(engine.start, _NO_MEMORY) for engine in units.engines),
             ],
         )
     except FirmwareSilent:
-        smu.check_asked()  # its silence says more
+        smu.check_asked()  # a silent SMU explains more
         raise
-    units.signals.clear()  # after a later reset they hold values
+    units.signals.clear()  # after a later reset they contain values
     units.psp.check_unread(words[: len(unread)])
     smu.take_rest()
     thermal.take(words[len(unread) :])
@@ -53,9 +53,9 @@ def start_engines_by_list(units: Units, lists: ListQueue) -> None:
 
 
 def reset_engines(units: Units) -> None:
-    """Give the compute engine and copy engines that a process left behind their state after
-    power-on: pointers that are written to a queue which has run do not hold (tinygrad 0.14 resets
-    both when it attaches to a running chip, for that reason)."""
+    """Reset the compute engine and copy engines that a process left behind to their state after
+    power-on: pointers written to a queue that has run do not hold (tinygrad 0.14 resets both when
+    it attaches to a running chip, for that reason)."""
     with units.gfx.safe_mode():
         units.gfx.reset_compute()
     for engine in units.engines:

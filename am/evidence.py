@@ -1,8 +1,8 @@
-"""Evidence from a failed chip, for a bundle (hcq.bundle): registers, queues, waves, page
-tables, interrupts, sensors, programs.
+"""Evidence from a failed chip, for a bundle (hcq.bundle): registers, queues, waves, page tables,
+interrupts, sensors, programs.
 
-A chip that is gone, or whose bus answers no more, is not touched: then what the host knows is all
-there is.
+A chip that is gone, or whose bus no longer answers, is not accessed: the evidence is then limited
+to the host's data.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from hcq.registerfile import RegisterFile
 if TYPE_CHECKING:
     from am.driver import AmDriver
 
-_SLOTS_AROUND = 4  # shown before and behind the one that the hardware is at
+_SLOTS_AROUND = 4  # shown before and after the slot that the hardware is at
 _WAVES_LIMIT_S = 0.1  # TIMEOUT: our choice; all waves of a chip take longer through some transports
 _WORDS_LIMIT_S = 0.05  # TIMEOUT: our choice, see docs/figures.md (a bundle)
 _MOST_CODE = 1 << 20  # bytes of a program
 
 
 def gather(driver: AmDriver, error: UgpuError) -> Evidence:
-    """Collect the parts; never raises what the chip or the link does."""
+    """Collect the parts; errors of the chip or the link are not raised."""
     found = Evidence()
-    # ORDER: before what follows reads registers.
+    # ORDER: first, because the following parts read registers.
     found.take("accesses.txt", lambda: "\n".join(driver.chip.recent_accesses()) + "\n")
     found.take("queues.json", lambda: [_queue(queue) for queue in _queues(driver)])
     found.take("memory.json", lambda: _regions(driver))
@@ -112,8 +112,8 @@ def _registers(driver: AmDriver) -> str:
 
 
 def _waves(driver: AmDriver, waves: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Put each wave that is there into `waves`, as far as time allows, with the kernel it is in;
-    the first of our kernels with its scalar and vector registers."""
+    """Put each existing wave into `waves`, as far as time allows, with its kernel. The first one in
+    a kernel of this driver gets its scalar and vector registers too."""
     ours = []
     for wave in inspect.waves(driver.chip, _WAVES_LIMIT_S):
         waves.append(wave)
@@ -129,7 +129,7 @@ def _waves(driver: AmDriver, waves: list[dict[str, object]]) -> list[dict[str, o
 
 
 def _walk(driver: AmDriver, address: int) -> dict[str, object]:
-    """The entries that lead to an address, as they lie in VRAM and as the driver wrote them."""
+    """Return the entries that lead to an address, as in VRAM and as the driver wrote them."""
     memory = driver.memory
     known = memory.tables.lookup(address)
     return {
@@ -143,7 +143,7 @@ def _sensors(driver: AmDriver) -> dict[str, object]:
 
 
 def _code(driver: AmDriver, pc: int) -> tuple[int, bytes]:
-    """The program that holds `pc`, as it was written: address and bytes."""
+    """Return the program that contains `pc`, as it was written: address and bytes."""
     address, code = driver.programs.code_at(pc)
     if len(code) > _MOST_CODE:
         raise ValueError(f"{len(code)} bytes, of which {_MOST_CODE} are kept at most")

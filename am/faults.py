@@ -33,7 +33,7 @@ _CP_PACKETS = {
     184: "access to a privileged register",
     185: "privileged instruction",
 }
-# Errors of the chip's own memories and of data that it had marked as bad; each engine has a source.
+# Errors in the chip's own memories, and use of data marked as bad; each engine has a source.
 _UNCORRECTABLE = {
     (CLIENT_GFX, 1): "the graphics hub consumed poisoned data",
     (CLIENT_VMC, 1): "the memory hub consumed poisoned data",
@@ -41,9 +41,9 @@ _UNCORRECTABLE = {
     (CLIENT_GRBM_CP, 197): "uncorrectable error in the memory of the command processor",
     (CLIENT_GRBM_CP, 201): "fatal uncorrectable error in the command processor",
 }
-# Source 50 is "SRBM write protection" by name; its like on older chips reports illegal packets too
-# (Linux 6.12 sdma_v3_0.c registers it as the illegal instruction interrupt). UNSURE: that gfx11
-# does so; a bad packet on a board would settle it.
+# Source 50 is "SRBM write protection" by name; its counterpart on older chips reports illegal
+# packets too (Linux 6.12 sdma_v3_0.c registers it as the illegal instruction interrupt). UNSURE:
+# whether gfx11 does so; a bad packet on a board would settle it.
 _SDMA_SOURCES = {
     50: "illegal packet, or write of a protected register",
     54: "doorbell of an invalid queue",
@@ -72,7 +72,7 @@ _MM_CLIENTS = {0: "VMC", 6: "MP0", 7: "MP1", 8: "MPIO", 15: "OSSSYS", 16: "HDP",
 _INSTRUCTION_FETCH = 9
 _WAVES = ("TCP", "SQC (inst)", "SQC (data)", "SQG")  # clients that act for a kernel
 _ACCESSES = {"read": "a read of", "write": "a write to", "execute": "a jump to"}
-_NULL_ZONE = 1 << 16  # what is reached through a null pointer to a structure
+_NULL_ZONE = 1 << 16  # addresses that a null pointer to a structure reaches
 
 ILLEGAL_INSTRUCTION = 1
 _SQ_ERRORS = {
@@ -86,7 +86,7 @@ _WRITE_FAULT = 1 << 5
 
 @dataclass(frozen=True)
 class HubFault:
-    """A latched L2_PROTECTION_FAULT_STATUS with its page address. Fields as gfx11 has them."""
+    """A latched L2_PROTECTION_FAULT_STATUS with its page address. Fields as on gfx11."""
 
     hub: str
     address: int
@@ -114,7 +114,7 @@ class HubFault:
 
     @property
     def refused(self) -> tuple[str, ...]:
-        """Which checks of the entry failed."""
+        """Checks of the entry that failed."""
         permission = self._bits(4, 4)
         return tuple(name for bit, name in enumerate(_PERMISSIONS) if permission >> bit & 1)
 
@@ -159,7 +159,7 @@ class Place:
 
 
 def faulted_page(interrupt: Interrupt) -> int:
-    """The address of the page that a page fault's interrupt tells."""
+    """Return the address of the page from a page fault's interrupt."""
     return interrupt.data[0] << 12 | (interrupt.data[1] & _ADDRESS_HIGH) << 44
 
 
@@ -173,10 +173,10 @@ def page_fault(
     regions: Iterable[Region],
     culprit: Place | None = None,
 ) -> PageFault:
-    """The error for a page fault, from its interrupt, the latched registers, or both.
+    """Return the error for a page fault, from its interrupt, the latched registers, or both.
 
-    kernels: names of those that may have caused it. null: pointers that these declare and that are
-    null. regions: what is mapped. culprit: the instruction, where it is known.
+    kernels: names of kernels that may have caused it. null: null pointers that these kernels
+    declare. regions: mapped regions. culprit: the instruction, if it is known.
     """
     if interrupt is not None:
         address = faulted_page(interrupt)
@@ -186,7 +186,7 @@ def page_fault(
         assert latched is not None
         address, access, vmid, hub = latched.address, latched.access, latched.vmid, latched.hub
     client, details = "unknown", dict[str, object]()
-    # The latch keeps the first fault; it tells about this one only where page and VMID agree.
+    # The latch keeps the first fault; it describes this one only if page and VMID agree.
     if latched is not None and latched.address >> 12 == address >> 12 and latched.vmid == vmid:
         access, client, details = latched.access, latched.client, latched.facts()
     place = place_of(address, regions)
@@ -239,8 +239,8 @@ class SqWord:
         return self.encoding == _SQ_ENCODING_ERROR
 
     def to_error(self, vmid: int, wave_state: dict[str, object], device: str = "") -> UgpuError:
-        """The error for an SQ error word; wave_state: what the wave's registers say, or nothing,
-        and `instruction`, the words at its program counter, where they are known."""
+        """Return the error for an SQ error word. wave_state: the wave's registers, or nothing, and
+        `instruction`, the words at its program counter, if they are known."""
         what = _SQ_ERRORS.get(self.error, f"error type {self.error}")
         facts: dict[str, object] = {
             "vmid": vmid,
@@ -275,7 +275,7 @@ def is_wave_client(client: str) -> bool:
 
 
 def sdma_engine(interrupt: Interrupt) -> str:
-    """The copy engine that reports a failure by this entry; "" for any other entry."""
+    """Return the copy engine that reports a failure by this entry; "" for any other entry."""
     reports = interrupt.client == CLIENT_GFX and interrupt.source in _SDMA_SOURCES
     return f"SDMA{interrupt.ring >> 4 & 0xF}" if reports else ""
 

@@ -1,8 +1,8 @@
-"""Firmware images: found, unpacked, checked, and cut into the parts the PSP takes.
+"""Firmware images: find, unpack and check them, and cut them into the parts the PSP takes.
 
-Nothing is sent before every image was checked: sizes and offsets against the file, header versions
-against the layouts we know. Layouts: Linux 6.12 amdgpu_ucode.h; which part is which:
-amdgpu_ucode.c. Sizes and offsets are bytes.
+Every image is checked before anything is sent: sizes and offsets against the file, header versions
+against the known layouts. Layouts: Linux 6.12 amdgpu_ucode.h; meaning of the parts: amdgpu_ucode.c.
+Sizes and offsets are bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VENDOR_FOLDER = "amdgpu"
 
 @dataclass
 class FirmwareSet:
-    """Checked parts by our names (see am/generations), and what else the boot needs of them.
+    """Checked parts by ugpu's names (see am/generations), and what else the boot needs.
 
     boot: PSP bootloader components by fw_type. mec_start: byte address at which MEC starts.
     versions: image name -> version, for people.
@@ -57,7 +57,7 @@ class FirmwareSource:
         self._on_image = on_image
 
     def read(self, name: str) -> bytes:
-        """Read image `name` ("psp_13_0_0_sos.bin"); FirmwareNotFound tells where was looked."""
+        """Read image `name` ("psp_13_0_0_sos.bin"); FirmwareNotFound lists the places searched."""
         data = self._read(name)
         if self._on_image is not None:
             self._on_image(name, data)
@@ -175,7 +175,7 @@ class Image:
 
 
 def parse_sos(image: Image, out: FirmwareSet) -> None:
-    """The PSP's container: bootloader components by fw_type."""
+    """Parse the PSP's container: bootloader components by fw_type."""
     image.expect((2, 0), (2, 1))
     name = f"psp_firmware_header_v2_{image.version[1]}"
     header = image.header(name)
@@ -193,7 +193,7 @@ def parse_sos(image: Image, out: FirmwareSet) -> None:
 
 
 def parse_smu(image: Image, out: FirmwareSet) -> None:
-    """The SMU's image: one part."""
+    """Parse the SMU's image: one part."""
     image.expect((1, 0), (2, 0), (2, 1))
     out.parts["smu"] = image.payload()
 
@@ -203,7 +203,7 @@ def parse_toc(image: Image, out: FirmwareSet) -> None:
 
 
 def parse_sdma(image: Image, out: FirmwareSet) -> None:
-    """SDMA's image: the code of its two threads."""
+    """Parse SDMA's image: the code of its two threads."""
     image.expect((2, 0))
     header = image.header("sdma_firmware_header_v2_0")
     start = image.common.ucode_array_offset_bytes
@@ -214,7 +214,7 @@ def parse_sdma(image: Image, out: FirmwareSet) -> None:
 
 
 def parse_mec(image: Image, out: FirmwareSet) -> None:
-    """The MEC's image: code, and data that each of its four pipes has a copy of."""
+    """Parse the MEC's image: code, and data that each of its four pipes has a copy of."""
     image.expect((2, 0))
     header = image.header("gfx_firmware_header_v2_0")
     start = image.common.ucode_array_offset_bytes
@@ -226,7 +226,7 @@ def parse_mec(image: Image, out: FirmwareSet) -> None:
 
 
 def parse_imu(image: Image, out: FirmwareSet) -> None:
-    """The IMU's image: instructions and data, one after the other."""
+    """Parse the IMU's image: instructions and data, one after the other."""
     image.expect((1, 0))
     header = image.header("imu_firmware_header_v1_0")
     start = image.common.ucode_array_offset_bytes
@@ -246,7 +246,7 @@ _RLC_PARTS = {
 
 
 def parse_rlc(image: Image, out: FirmwareSet) -> None:
-    """The RLC's image, and those of its helpers that its version has."""
+    """Parse the RLC's image, and those of its helpers that its version has."""
     image.expect((2, 2), (2, 3), (2, 4))
     minor = image.version[1]
     out.parts["rlc_g"] = image.payload()
@@ -270,7 +270,7 @@ _PARSERS: tuple[tuple[str, Callable[[Image, FirmwareSet], None]], ...] = (
 
 
 def parse_image(name: str, data: bytes, out: FirmwareSet) -> None:
-    """Check image `name` and add its parts to `out`; FirmwareInvalid for everything wrong."""
+    """Check image `name` and add its parts to `out`; FirmwareInvalid if anything is wrong."""
     image = Image(name, data)
     for mark, parser in _PARSERS:
         if mark in name:

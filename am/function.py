@@ -13,10 +13,10 @@ _MEMORY, _MASTER = 0x2, 0x4
 
 
 def enable_function(transport: Transport) -> int:
-    """Let the function decode its BARs, but not yet reach host memory; returns its command
+    """Let the function decode its BARs, but not yet access host memory; returns its command
     register.
 
-    A process that died may have left engines at work on addresses that are now in other use.
+    A process that died may have left engines running on addresses that are now in other use.
     """
     command = (transport.config_read(_COMMAND, 2) | _MEMORY) & ~_MASTER
     transport.config_write(_COMMAND, command, 2)
@@ -24,8 +24,8 @@ def enable_function(transport: Transport) -> int:
 
 
 def enable_master(chip: Chip) -> None:
-    """Let the function reach host memory. Behind a bridge no other program changes its command
-    register, which is not read again."""
+    """Let the function access host memory. Behind a bridge the command register is not read again,
+    because no other program changes it."""
     transport = chip.transport
     command, chip.command = chip.command, None
     if command is None or not chip.bus.messages:
@@ -34,6 +34,6 @@ def enable_master(chip: Chip) -> None:
 
 
 def disable_master(transport: Transport) -> None:
-    """Keep the function from touching host memory."""
+    """Keep the function from accessing host memory."""
     command = transport.config_read(_COMMAND, 2)
     transport.config_write(_COMMAND, command & ~_MASTER, 2)

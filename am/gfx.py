@@ -45,7 +45,7 @@ _SOFT_RESETS = (
     "SOFT_RESET_CPC",
     "SOFT_RESET_CPG",
 )
-# By these the command processor tells the RLC when it is idle (gfx_v11_0.c).
+# With these interrupts the command processor reports to the RLC that it is idle (gfx_v11_0.c).
 IDLE_INTERRUPTS = (
     "CNTX_BUSY_INT_ENABLE",
     "CNTX_EMPTY_INT_ENABLE",
@@ -53,10 +53,10 @@ IDLE_INTERRUPTS = (
     "GFX_IDLE_INT_ENABLE",
 )
 _ALL_VMIDS_BUT_0 = 0xFFFF_FFFE
-_VMID_RESET_READS = 3  # gives the queues time to go
+_VMID_RESET_READS = 3  # gives the queues time to leave
 
 
-_SIMDS = 4  # of a workgroup processor
+_SIMDS = 4  # per workgroup processor
 
 
 class Gfx:
@@ -66,15 +66,16 @@ class Gfx:
         self.chip = chip
         self.nbio = nbio
         self.pipes = chip.generation.compute_pipes
-        self._units = 0  # that were counted
-        self._vmids = [0, QUEUE_VMID]  # that are set up
+        self._units = 0  # compute units counted
+        self._vmids = [0, QUEUE_VMID]  # VMIDs that are set up
 
     @contextmanager
     def select(
         self, *, me: int = 0, pipe: int = 0, queue: int = 0, vmid: int = 0, goes_on: bool = False
     ) -> Iterator[None]:
-        """Aim banked registers at one queue or VMID; a select left behind misdirects others.
-        goes_on: another one follows at once, which is enough where a write is a message."""
+        """Aim banked registers at one queue or VMID; a leftover selection misdirects other
+        accesses. goes_on: another `select` follows at once, which is enough where a write is a
+        message."""
         register = self.chip.gc.GRBM_GFX_CNTL
         register.write(MEID=me, PIPEID=pipe, QUEUEID=queue, VMID=vmid)
         left = False
@@ -142,8 +143,8 @@ class Gfx:
 
     @batched
     def configure_for_lists(self) -> None:
-        """The part of `configure` and `enable_mec` that comes before a list, or that only the host
-        can do; `configure_by_list` is the rest."""
+        """Do the part of `configure` and `enable_mec` that comes before a list, or that only the
+        host can do. `configure_by_list` does the rest."""
         self._set_all_apertures()
         self.nbio.route_compute_doorbells()
         self._set_doorbells()
@@ -151,7 +152,7 @@ class Gfx:
         self.chip.clock.sleep(_MICRO_PAUSE_S)
 
     def configure_by_list(self) -> None:
-        """See `configure_for_lists`."""
+        """Do the rest of `configure_for_lists`."""
         self.take_doorbells()
         self._set_core()
         self._set_rlc()
@@ -175,8 +176,7 @@ class Gfx:
         gc.CP_MEC_DOORBELL_RANGE_UPPER.write(doorbells.compute_last * 8)
 
     def open_vmid(self, vmid: int) -> None:
-        """Have waves of a further VMID find their local memory and scratch, also after the next
-        reset."""
+        """Set up local memory and scratch for waves of another VMID, now and after each reset."""
         if vmid not in self._vmids:
             self._vmids.append(vmid)
         self._set_apertures(vmid)
@@ -190,11 +190,11 @@ class Gfx:
             self.chip.gc.SH_MEM_CONFIG.write(
                 ADDRESS_MODE=0, ALIGNMENT_MODE=_UNALIGNED, INITIAL_INST_PREFETCH=_PREFETCH
             )
-            if vmid:  # as Linux: no waves run in VMID 0
+            if vmid:  # as in Linux: no waves run in VMID 0
                 self.chip.gc.SH_MEM_BASES.write(SHARED_BASE=SHARED_BASE, PRIVATE_BASE=PRIVATE_BASE)
 
     def enable_mec(self) -> None:
-        """Let all pipes run, and report the packets they refuse."""
+        """Let all pipes run, and have them report packets that they refuse."""
         self._enable_reports()
         self._run_pipes()
         self.chip.clock.sleep(_MICRO_PAUSE_S)
@@ -227,13 +227,13 @@ class Gfx:
         self.chip.clock.sleep(_MICRO_PAUSE_S)
 
     def compute_units(self) -> int:
-        """CUs that are neither absent nor switched off: discovery and the harvest registers."""
+        """Return the number of CUs that discovery lists and the harvest registers leave on."""
         if not self._units:
             self.count_units()
         return self._units
 
     def count_units(self) -> None:
-        """Count what `compute_units` tells; see also am.lists."""
+        """Count the CUs for `compute_units`; see also am.lists."""
         gc, info = self.chip.gc, self.chip.discovery.gc
         assert info is not None
         wgps = 0
@@ -260,8 +260,8 @@ class Gfx:
 
     @batched
     def load_queue(self, pipe: int, queue: int, descriptor: Struct, *, fresh: bool = False) -> None:
-        """Load a queue's MQD into its registers and activate it. fresh: the MEC was just reset, so
-        that the queue is idle, and `take_doorbells` was called or a list will."""
+        """Load a queue's MQD into its registers and activate it. fresh: the MEC was just reset. The
+        queue is then idle, and `take_doorbells` was called or a list will call it."""
         gc, bus = self.chip.gc, self.chip.bus
         with self.select(me=MEC, pipe=pipe, queue=queue):
             if not fresh:
@@ -277,12 +277,12 @@ class Gfx:
                 self._enable_doorbells()
 
     def take_doorbells(self) -> None:
-        """Have doorbells alone tell of work, as `load_queue` does for one that is not fresh."""
+        """Let only doorbells signal work, as `load_queue` does for a queue that is not fresh."""
         self._poll_nothing()
         self._enable_doorbells()
 
     def _poll_nothing(self) -> None:
-        """The doorbell signals, memory is not polled."""
+        """Do not poll memory: the doorbell signals work."""
         self.chip.gc.CP_PQ_WPTR_POLL_CNTL.update(EN=0)
 
     def _enable_doorbells(self) -> None:
@@ -291,7 +291,7 @@ class Gfx:
     def stop_queue(self, pipe: int, queue: int, *, reset_waves: bool = False) -> bool:
         """Take a queue off the hardware; False if it stays active.
 
-        reset_waves kills what runs; without it the queue ends when its waves have ended.
+        reset_waves kills running waves; without it the queue leaves when its waves have ended.
         """
         gc = self.chip.gc
         with self.select(me=MEC, pipe=pipe, queue=queue):
@@ -304,7 +304,7 @@ class Gfx:
             return self._dequeue(DEQUEUE_RESET_WAVES)
 
     def _dequeue(self, request: int) -> bool:
-        """Request the selected queue off the hardware and wait; whether it left.
+        """Request that the selected queue leaves the hardware, wait, and return whether it left.
 
         ORDER: the request, then the reset of its waves (mes_v11_0.c, reset_queue_mmio).
         """
@@ -327,7 +327,7 @@ class Gfx:
         return True
 
     def queue_state(self, pipe: int, queue: int) -> dict[str, object]:
-        """Registers that tell why a queue stands still."""
+        """Return the registers that show why a queue has stalled."""
         gc = self.chip.gc
         with self.select(me=MEC, pipe=pipe, queue=queue):
             state: dict[str, object] = {
@@ -344,9 +344,9 @@ class Gfx:
     # ---- waves -------------------------------------------------------------------------------
 
     def wave_state(self, array: int, wgp: int, simd: int, wave: int) -> dict[str, object]:
-        """Program counter and status of a stopped wave; empty if no such wave is found.
+        """Return program counter and status of a stopped wave; empty if no such wave is found.
 
-        The interrupt does not tell the shader engine: the first whose wave is halted is taken.
+        The interrupt does not contain the shader engine: the first one with a halted wave is taken.
         """
         info = self.chip.discovery.gc
         assert info is not None
@@ -365,8 +365,8 @@ class Gfx:
         return {}
 
     def simds(self) -> Iterator[tuple[int, int, int, int]]:
-        """Each SIMD as (shader engine, array, workgroup processor, SIMD), those included that were
-        harvested, which have no waves."""
+        """Return each SIMD as (shader engine, array, workgroup processor, SIMD). Harvested SIMDs,
+        which have no waves, are included."""
         info = self.chip.discovery.gc
         assert info is not None
         return itertools.product(
@@ -376,7 +376,7 @@ class Gfx:
 
     @contextmanager
     def aim(self, engine: int, array: int, wgp: int, simd: int) -> Iterator[None]:
-        """Have registers of waves mean those of one SIMD, and all again in the end."""
+        """Make wave registers refer to one SIMD, and to all SIMDs again at the end."""
         try:
             self.chip.gc.GRBM_GFX_INDEX.write(
                 SE_INDEX=engine, SA_INDEX=array, INSTANCE_INDEX=wgp << 2 | simd
@@ -386,19 +386,19 @@ class Gfx:
             self._broadcast()
 
     def wave_register(self, slot: int, name: str) -> int:
-        """SQ_WAVE_<name> of a wave slot of the SIMD that `aim` chose."""
+        """Return SQ_WAVE_<name> of a wave slot of the SIMD that `aim` selected."""
         offset = self.chip.wave_registers[f"SQ_WAVE_{name}"].offset
         self.chip.gc.SQ_IND_INDEX.write(WAVE_ID=slot, INDEX=offset)
         return int(self.chip.gc.SQ_IND_DATA.read())
 
     def wave_scalars(self, slot: int) -> list[int]:
-        """The scalar registers of a wave, by their encoding: s0 to s105, VCC, trap temporaries, M0
-        (125), EXEC (126, 127)."""
+        """Return the scalar registers of a wave, by their encoding: s0 to s105, VCC, trap
+        temporaries, M0 (125), EXEC (126, 127)."""
         return self._wave_words(slot, _WAVE_SCALARS, 128)
 
     def wave_vectors(self, slot: int, lanes: int, count: int, first: int = 0) -> list[list[int]]:
-        """`count` vector registers of a wave, with `lanes` of each. Of a wave that runs they change
-        meanwhile."""
+        """Return `count` vector registers of a wave, with `lanes` of each. Those of a running wave
+        change meanwhile."""
         at = _WAVE_VECTORS + first
         found = [self._wave_words(slot, at, count, lane) for lane in range(lanes)]
         return [list(register) for register in zip(*found, strict=True)]
@@ -420,7 +420,7 @@ class Gfx:
             self._safe_mode(_SAFE_MODE_LEAVE)
 
     def _safe_mode(self, message: int) -> None:
-        """Send the RLC a message. As in the kernel an RLC that does not answer stops no reset."""
+        """Send a message to the RLC. As in the kernel, a silent RLC does not stop a reset."""
         register = self.chip.gc.RLC_SAFE_MODE
         register.write(CMD=1, MESSAGE=message)
         try:
@@ -430,8 +430,8 @@ class Gfx:
             log.warning("%s", error)
 
     def reset_compute(self) -> None:
-        """Reset the compute engine alone, as a driver that attaches to a running chip does; every
-        compute queue is gone afterwards, and `configure` and `enable_mec` follow.
+        """Reset the compute engine alone, as a driver that attaches to a running chip does. Every
+        compute queue is gone afterwards; `configure` and `enable_mec` must follow.
 
         Order, bits and pause: tinygrad 0.14 at each start on a warm board. Milder than
         `soft_reset`, which resets the whole graphics core.
@@ -479,7 +479,7 @@ class Gfx:
         self.start_mec(program)
 
     def _mec_program(self) -> int:
-        """The byte address at which the MEC's program starts, as `start_mec` set it."""
+        """Return the byte address at which the MEC's program starts, as `start_mec` set it."""
         gc = self.chip.gc
         with self.select(me=MEC):
             low = int(gc.CP_MEC_RS64_PRGRM_CNTR_START.read())

@@ -3,11 +3,11 @@
 MMHUB serves PSP, SMU and IH; GFXHUB serves CP, shaders and SDMA. Source: Linux 6.12 gfxhub_v3_0.c,
 mmhub_v3_0.c (set-up order and values), gmc_v11_0.c (TLB flush, fault decoding).
 
-Contexts: VMID 0 is the firmware's: device memory through the system aperture, everything else
-through our tables. The work of the first holder runs in VMID QUEUE_VMID, which has no aperture:
-whatever is not mapped faults, a null pointer too. Holders have contexts with tables of their own,
-in GFXHUB alone: no unit behind MMHUB works for them. Behind a bridge, where the card has one
-holder, QUEUE_VMID has the tables of VMID 0. Other contexts stay off.
+Contexts: VMID 0 belongs to the firmware. It reaches device memory through the system aperture and
+everything else through ugpu's tables. The first holder's work runs in VMID QUEUE_VMID, which has no
+aperture: every unmapped address faults, a null pointer too. Holders have contexts with their own
+tables, in GFXHUB alone: no unit behind MMHUB works for them. Behind a bridge, where the card has
+one holder, QUEUE_VMID has the tables of VMID 0. Other contexts stay off.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PAGE_SHIFT = 12
 _APERTURE_SHIFT = 18
 _AGP_SHIFT = 24
 _MTYPE_UC = 3
-# Reset values that the kernel starts from (gfxhub_v3_0.c, mmhub_v3_0.c), but for replaced bits.
+# Reset values that the kernel starts from (gfxhub_v3_0.c, mmhub_v3_0.c), except replaced bits.
 _L2_CNTL3_DEFAULT = 0x80120007
 _L2_CNTL4_DEFAULT = 0xC1
 _L2_CNTL5_DEFAULT = 0x3FE0
@@ -61,15 +61,15 @@ class Hub:
         kind = "GFXHUB" if prefix == "GC" else "MMHUB"
         self.name = f"{kind}{number}" if number else kind
         self.on = False
-        # Whether the semaphore may be held on our behalf: by a process that was killed, or by a
-        # flush that was interrupted. The device's lock excludes other users of this engine.
+        # Whether the semaphore may still be held for this driver: by a killed process or an
+        # interrupted flush. The device's lock excludes other users of this engine.
         self._held = True
-        # What each flush touches, looked up once.
+        # Registers and values that each flush uses, looked up once.
         self._semaphore = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_SEM")
         self._request = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_REQ")
         self._acknowledge = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_ACK")
         self._everything = {vmid: self._invalidation(vmid) for vmid in VMIDS}
-        self._end = VIRTUAL_END  # of the addresses that contexts without tables of their own have
+        self._end = VIRTUAL_END  # end of the addresses of contexts without their own tables
         self._own: dict[int, int] = {}  # VMID -> entry that points to the root table of a holder
         self._pages: tuple[Carveout, int] | None = None  # of `_set_fault_pages`, for `finish`
         self._left = False  # whether the holder in QUEUE_VMID has closed its context
@@ -103,13 +103,13 @@ class Hub:
     def start(
         self, carveout: Carveout, root: int, end: int, dummy_address: int, *, by_list: bool = False
     ) -> None:
-        """Set the hub up, without a fault of before. root: entry that points to the root table of
-        contexts that have none of their own; end: where their addresses end;
-        dummy_address: bus address of the host page that faulting accesses go to. In the order of
-        addresses where the hub allows it: neighbours travel together behind a bridge. by_list: as
-        far as VMID 0 needs it, `finish` is the rest."""
+        """Set the hub up and clear an earlier fault. root: entry that points to the root table of
+        contexts without their own tables. end: the end of their addresses. dummy_address: bus
+        address of the host page that faulting accesses go to. by_list: set up only what VMID 0
+        needs; `finish` does the rest. Writes are in address order where the hub allows it:
+        neighbours travel together behind a bridge."""
         bus, tlb = self.chip.bus, self.mc("MX_L1_TLB_CNTL")
-        # Nothing works behind the hub of the graphics core before the list.
+        # Nothing behind the graphics core's hub runs before the list does.
         idle = by_list and self.prefix == "GC"
         self._pages = (carveout, dummy_address) if idle else None
         self._end = end
@@ -125,8 +125,8 @@ class Hub:
 
     @batched
     def finish(self) -> None:
-        """See `start`; also in a list (am.lists). Nothing works in the other contexts yet, and the
-        reset value of the fault defaults has them on."""
+        """Do the rest of `start`; works in a list too (am.lists). Nothing runs in the other
+        contexts yet, and the fault defaults are enabled by their reset value."""
         if self._pages is not None:
             self._set_fault_pages(*self._pages)
         self._disable_identity()
@@ -141,8 +141,8 @@ class Hub:
                 self._set_context(vmid, tables)
 
     def open_context(self, vmid: int, root: int) -> None:
-        """Have a holder's VMID translated by tables of its own: at once where the hub is on, and
-        whenever it is started. root: entry that points to the root table."""
+        """Translate a holder's VMID by its own tables: at once if the hub is on, and at every start
+        of the hub. root: entry that points to the root table."""
         self._everything[vmid] = self._invalidation(vmid)
         self._own[vmid] = root
         if self.on:
@@ -156,19 +156,19 @@ class Hub:
         self._enable_context(vmid)
 
     def close_context(self, vmid: int) -> None:
-        """Switch a holder's context off; flush its VMID afterwards. Can be repeated."""
+        """Switch a holder's context off. The caller then flushes its VMID. Can be repeated."""
         self._own.pop(vmid, None)
         self._left = self._left or vmid == QUEUE_VMID
         if self.on:
             self.vm(f"CONTEXT{vmid}_CNTL").write(0)
 
     def _set_contexts(self, root: int) -> None:
-        """Set the tables of all contexts up, and the range of each flush. Those that stay off are
-        set up too, as the kernel does (setup_vmid_config), where that costs nothing: all are
-        neighbours. But for the ends of the last ones in MMHUB: notes are kept there (am.psp,
-        am.rest).
+        """Set up the tables of all contexts, and the range of each flush. As in the kernel
+        (setup_vmid_config), this includes contexts that stay off, where that costs nothing because
+        the registers are neighbours. The ends of the last ones in MMHUB are left alone: they hold
+        notes (am.psp, am.rest).
 
-        The hub walks by the distance from START: at 0 all contexts can share the tables.
+        The hub's table walk uses the distance from START: at 0 all contexts can share the tables.
         """
         for engine in range(_ENGINES):
             self.write64(f"INVALIDATE_ENG{engine}_ADDR_RANGE", 0x1F_FFFF_FFFF)
@@ -182,11 +182,12 @@ class Hub:
 
     @batched
     def extend(self, end: int) -> None:
-        """Raise the end of the addresses of QUEUE_VMID; a flush of its TLB follows. What works in
-        VMID 0 has the addresses that were mapped when the hub was started.
+        """Raise the end of QUEUE_VMID's addresses; the caller then flushes its TLB. Units in VMID 0
+        can use only addresses that were mapped when the hub was started.
 
-        UNSURE: that a hub minds a new end of a context that is on, from the next walk on. Linux
-        writes these registers as the context is switched on (gfxhub_v3_0.c, setup_vmid_config).
+        UNSURE: whether a hub applies a new end to a context that is on, from the next walk on.
+        Linux writes these registers when the context is switched on (gfxhub_v3_0.c,
+        setup_vmid_config).
         """
         if self.on and self._end < end:
             self.write64(f"CONTEXT{QUEUE_VMID}_PAGE_TABLE_END_ADDR", (end >> _PAGE_SHIFT) - 1)
@@ -211,7 +212,7 @@ class Hub:
             self._set_fault_pages(carveout, dummy_address)
 
     def _set_fault_pages(self, carveout: Carveout, dummy_address: int) -> None:
-        """Where accesses go that fault, or that no aperture has."""
+        """Set the pages for accesses that fault or that are outside every aperture."""
         scratch = carveout.physical(carveout.scratch_page)
         self.mc("SYSTEM_APERTURE_DEFAULT_ADDR_LSB").write(scratch >> _PAGE_SHIFT & 0xFFFF_FFFF)
         self.mc("SYSTEM_APERTURE_DEFAULT_ADDR_MSB").write(scratch >> (_PAGE_SHIFT + 32))
@@ -236,7 +237,7 @@ class Hub:
         self.vm("L2_CNTL5").write(_L2_CNTL5_DEFAULT, L2_CACHE_SMALLK_FRAGMENT_SIZE=0)
 
     def _enable_context(self, vmid: int) -> None:
-        # Without retry a faulting access ends at once, at the dummy page, and reports itself.
+        # Without retry, a faulting access ends at once, at the dummy page, and is reported.
         self.vm(f"CONTEXT{vmid}_CNTL").write(
             ENABLE_CONTEXT=1,
             PAGE_TABLE_DEPTH=_DEPTH,
@@ -356,7 +357,7 @@ class Gmc:
         *,
         by_list: bool = False,
     ) -> None:
-        """Set hubs up, see Hub.start; all forget faults and what they remember of tables."""
+        """Set hubs up, see Hub.start, and discard their faults and cached translations."""
         for hub in hubs:
             hub.start(carveout, root, end, dummy_address, by_list=by_list)
         # Starting a queue flushes its VMID again; where each access is a message, one flush is
@@ -368,7 +369,7 @@ class Gmc:
         return next(filter(None, (hub.take_fault() for hub in hubs)), None)
 
     def forget(self, hubs: Iterable[Hub] | None = None) -> None:
-        """Count hubs as off, all of them without `hubs`: they were reset."""
+        """Mark `hubs` as off, all hubs if None: they were reset."""
         self.chip.bus.forget()
         for hub in self if hubs is None else hubs:
             hub.on = False
@@ -386,20 +387,19 @@ class Gmc:
             hub.extend(end)
 
     def open_context(self, vmid: int, root: int) -> None:
-        """Have a holder's VMID translated by tables of its own. See Hub.open_context."""
+        """Translate a holder's VMID by its own tables; see Hub.open_context."""
         for hub in self.gfxhubs:
             hub.open_context(vmid, root)
 
     def close_context(self, vmid: int, *, flush: bool) -> None:
-        """Take the context of a holder away, and with `flush` what was cached of it. Can be
-        repeated."""
+        """Close a holder's context; `flush`: also drop its cached translations. Can be repeated."""
         for hub in self.gfxhubs:
             hub.close_context(vmid)
         if flush:
             self.flush_holder(vmid)
 
     def flush_holder(self, vmid: int) -> None:
-        """As `flush_tlb`, for a holder with tables of its own."""
+        """Flush the TLBs for a holder with its own tables; see `flush_tlb`."""
         self._flush(self.gfxhubs, (vmid,))
 
     def _flush(self, hubs: Iterable[Hub], vmids: Sequence[int]) -> None:
@@ -407,7 +407,7 @@ class Gmc:
         self._invalidate(hubs, vmids)
 
     def invalidate(self, vmids: Sequence[int]) -> None:
-        """As `flush_tlb`, where the tables have reached memory; see also am.lists."""
+        """Flush the TLBs after the tables have reached memory; see `flush_tlb` and am.lists."""
         self._invalidate(self, vmids)
 
     def _invalidate(self, hubs: Iterable[Hub], vmids: Sequence[int]) -> None:
@@ -417,7 +417,7 @@ class Gmc:
 
 
 def framebuffer_location(chip: Chip) -> tuple[int, int]:
-    """(MC address of VRAM's first byte, offset that page tables add), as the board firmware set."""
+    """(MC address of VRAM's first byte, offset that page tables add), set by the board firmware."""
     bus, mmhub = chip.bus, chip.mmhub
     place, tlb = mmhub.MMMC_VM_FB_LOCATION_BASE, mmhub.MMMC_VM_MX_L1_TLB_CNTL
     with bus.setting_up():

@@ -76,13 +76,13 @@ class Ih:
     def start(self, dummy_address: int) -> None:
         """Set the ring up and switch interrupts on. dummy_address: a bus address to read from."""
         self.stop()
-        if not self.chip.bus.messages:  # entries behind the pointer are not read
+        if not self.chip.bus.messages:  # entries beyond the pointer are not read
             self.ring[:] = bytes(RING_SIZE)
         self.writeback[:] = bytes(4)
         self._set_up(dummy_address)
 
     def start_by_list(self, dummy_address: int) -> None:
-        """As `start`, of a ring that is off and whose memory is zero; see am.lists."""
+        """Start a ring that is off and whose memory is zero; see `start` and am.lists."""
         self.stop()
         self._set_up(dummy_address)
 
@@ -113,7 +113,7 @@ class Ih:
         ih.IH_STORM_CLIENT_LIST_CNTL.update(CLIENT18_IS_STORM_CLIENT=1)
         ih.IH_INT_FLOOD_CNTL.update(FLOOD_CNTL_ENABLE=1)
         ih.IH_MSI_STORM_CTRL.update(DELAY=_STORM_DELAY)
-        # The overflow bit clears on the 0 to 1 edge, and must be 0 for the next one to show.
+        # The overflow bit clears on the 0 to 1 edge, and must be 0 for the next overflow to show.
         ih.IH_RB_CNTL.update(RB_ENABLE=1, WPTR_OVERFLOW_CLEAR=0)
         ih.IH_RB_CNTL.update(WPTR_OVERFLOW_CLEAR=1)
         ih.IH_RB_CNTL.update(WPTR_OVERFLOW_CLEAR=0, ENABLE_INTR=1)
@@ -122,7 +122,7 @@ class Ih:
             self._write_name(vmid, pasid)
 
     def name(self, vmid: int, pasid: int) -> None:
-        """Have entries of a VMID carry a PASID, also after the ring is started again; 0 ends that
+        """Make entries of a VMID carry a PASID, even after the ring is started again; 0 ends that
         (Linux 6.12 amdgpu_amdkfd_gfx_v11.c, set_pasid_vmid_mapping_v11)."""
         self._processes[vmid] = pasid
         if not pasid:
@@ -133,7 +133,7 @@ class Ih:
         self.chip.osssys[f"IH_VMID_{vmid}_LUT"].write(PASID=pasid)
 
     def stop(self) -> None:
-        """Switch both rings off; ring 1 stays so."""
+        """Switch both rings off; ring 1 stays off."""
         ih = self.chip.osssys
         ih.IH_RB_CNTL.update(RB_ENABLE=0, ENABLE_INTR=0)
         ih.IH_RB_RPTR.write(0)
@@ -142,19 +142,20 @@ class Ih:
         self.read_pointer = 0
 
     def close(self) -> None:
-        """Let go of the ring's memory, which its owner frees."""
+        """Release the views of the ring's memory, which its owner frees."""
         self.ring.release()
         self.writeback.release()
 
     def drain(self) -> list[Interrupt]:
-        """Take all entries that have arrived. One read of host memory when there are none."""
+        """Take all entries that have arrived. Reads host memory once if there are none."""
         pointer = int.from_bytes(self.writeback, "little")
         if pointer == self.read_pointer:
             return []
         if pointer == ALL_ONES:  # memory behind a link that is gone
             self.chip.check_present("reading the interrupt ring")
         if pointer & _OVERFLOW:
-            # The copy says so until the next entry is written, the register until it is cleared.
+            # The copy keeps the bit until the next entry is written, the register until it is
+            # cleared.
             pointer = int(self.chip.osssys.IH_RB_WPTR.read())
         if pointer & _OVERFLOW:
             self._overflowed(pointer & RING_SIZE - 1 & ~_OVERFLOW)
@@ -172,13 +173,13 @@ class Ih:
 
     @property
     def crowded(self) -> bool:
-        """The ring is half full, as far as its host knows: it is time to drain it. One read of host
-        memory."""
+        """Return whether the ring is half full, as far as the host knows, and must be drained. One
+        read of host memory."""
         pointer = int.from_bytes(self.writeback, "little")
         return (pointer - self.read_pointer) % RING_SIZE > RING_SIZE // 2
 
     def _overflowed(self, pointer: int) -> None:
-        """Entries were lost: go on behind the oldest that still exists."""
+        """Note that entries were lost, and go on behind the oldest one that still exists."""
         ih = self.chip.osssys
         self.read_pointer = (pointer + ENTRY_SIZE) % RING_SIZE
         self.overflows += 1

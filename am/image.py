@@ -1,4 +1,4 @@
-"""Images of commands in memory of their own: captured graphs, and what no arena has room for."""
+"""Images of commands in their own memory: captured graphs, and images too large for an arena."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hcq.transport.view import RemoteView
 if TYPE_CHECKING:
     from am.queue import RingQueue
 
-_GAP_WORDS = 64  # that are written again sooner than a second transfer is made
+_GAP_WORDS = 64  # gaps up to this are written again, which saves a second transfer
 
 
 class HostImage(Resident):
-    """An image in memory of its own. Where that is not this process's, `words` is a copy, of which
-    what changes is written on."""
+    """An image in its own memory. If that is not this process's memory, `words` is a copy, whose
+    changes are written to the image."""
 
     _view: RemoteView | None = None
-    patched = True  # words were written since it was submitted
+    patched = True  # words were written since the last submission
 
     def __init__(self, queue: RingQueue, words: int, kernels: tuple[str, ...] = ()) -> None:
         self.queue = queue
@@ -51,7 +51,7 @@ class HostImage(Resident):
             self.queue.driver.images.add(self)
 
     def rewrite(self) -> None:
-        """Write all words again, where a reset of the chip may have cost them."""
+        """Write all words again, which a reset of the chip may have lost."""
         self.patched = True
         if self._view is not None:
             self._view[: 4 * len(self.words)] = self.words.tobytes()
@@ -69,13 +69,13 @@ class HostImage(Resident):
     def close(self) -> None:
         if self.mapping is not None:
             self.queue.driver.images.discard(self)
-            self.words = np.zeros(0, np.uint32)  # lets go of the mapping's view
+            self.words = np.zeros(0, np.uint32)  # releases the mapping's view
             self.queue.driver.unmap(self.mapping)
             self.mapping = None
 
 
 def _runs(positions: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Runs of words, as (first, end), that hold all of `positions` and no gap worth a transfer."""
+    """Yield runs of words, as (first, end), with all `positions` and no gap worth a transfer."""
     places = np.unique(positions)
     for run in np.split(places, np.flatnonzero(np.diff(places) > _GAP_WORDS) + 1):
         yield int(run[0]), int(run[-1]) + 1

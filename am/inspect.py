@@ -1,7 +1,7 @@
-"""Look into a chip in any state: registers, hardware queues, waves, page tables.
+"""Inspect a chip in any state: registers, hardware queues, waves, page tables.
 
-Only registers are written that select what others show: GRBM_GFX_CNTL, GRBM_GFX_INDEX and
-SQ_IND_INDEX; they are put back. Sources: Linux 6.12 gfx_v11_0.c (gc_reg_list_11_0,
+The only registers written are those that select what others show: GRBM_GFX_CNTL, GRBM_GFX_INDEX and
+SQ_IND_INDEX; they are restored. Sources: Linux 6.12 gfx_v11_0.c (gc_reg_list_11_0,
 gc_cp_reg_list_11, wave_read_wave_data), gfxhub_v3_0.c (contexts).
 """
 
@@ -20,7 +20,7 @@ from hcq.errors import BadArgument, NotRecorded
 from hcq.fields import BoundRegister, RegisterMap
 
 MOST_WAVES = 256
-_AT_ONCE = 16  # vector registers between looks at the time
+_AT_ONCE = 16  # vector registers read between checks of the time
 _VGPR_UNIT = 4  # of SQ_WAVE_GPR_ALLOC.VGPR_SIZE: cwsr_trap_handler_gfx10.asm, get_vgpr_size_bytes
 _WAVE64 = 1 << 11  # SQ_WAVE_IB_STS2.WAVE64
 _SLOTS_OF_SIMD = 20  # bits of VALID_AND_IDLE.WAVE_SLOT
@@ -45,8 +45,9 @@ def _named(table: RegisterMap, patterns: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def hardware_queues(chip: Chip) -> list[dict[str, object]]:
-    """The compute queues that the MEC has active, with their registers. Of a recording those that
-    it has, with None for registers that it lacks; the last entry says how many queues it lacks."""
+    """Return the compute queues that are active in the MEC, with their registers. For a recording:
+    the queues that it has, with None for missing registers; the last entry gives the number of
+    missing queues."""
     gfx, facts = Gfx(chip, Nbio(chip)), chip.generation
     found: list[dict[str, object]] = []
     lacking = 0
@@ -68,7 +69,7 @@ def hardware_queues(chip: Chip) -> list[dict[str, object]]:
 
 
 def _recorded(register: BoundRegister) -> int | None:
-    """A register's value; None where a recording lacks it."""
+    """A register's value; None if a recording lacks it."""
     try:
         return int(register.read())
     except NotRecorded:
@@ -76,9 +77,9 @@ def _recorded(register: BoundRegister) -> int | None:
 
 
 def waves(chip: Chip, limit_s: float | None = None) -> Iterator[dict[str, object]]:
-    """Each wave that is there: place (shader engine, array, workgroup processor, SIMD, slot), pc
-    and registers. Where `limit_s` or MOST_WAVES ends it early, the last one says so, as where a
-    recording lacks some."""
+    """Yield each existing wave: place (shader engine, array, workgroup processor, SIMD, slot), pc
+    and registers. If `limit_s` or MOST_WAVES ends the search early, or if a recording lacks waves,
+    the last item says so."""
     gfx, count, looks, lacking = Gfx(chip, Nbio(chip)), 0, 0, 0
     now = chip.clock.now
     end = None if limit_s is None else now() + limit_s
@@ -106,7 +107,7 @@ def waves(chip: Chip, limit_s: float | None = None) -> Iterator[dict[str, object
 
 def wave_words(chip: Chip, wave: dict[str, object], limit_s: float | None = None) -> None:
     """Add the scalar registers, by their encoding, and the vector registers with all lanes to a
-    wave of `waves`: as many as it has, or as the time allows. Of one that runs they change
+    wave of `waves`: as many as it has, or as the time allows. Those of a running wave change
     meanwhile."""
     place, values = wave.get("place"), wave.get("registers")
     if not isinstance(place, list) or not isinstance(values, dict):
@@ -128,9 +129,9 @@ def wave_words(chip: Chip, wave: dict[str, object], limit_s: float | None = None
 def walk(
     chip: Chip, form: PageTableFormat, address: int, vmid: int, hub: str = "gc"
 ) -> dict[str, object]:
-    """The page table entries that lead to a virtual address, as they lie in VRAM.
+    """Return the page table entries that lead to a virtual address, as they are in VRAM.
 
-    hub: "gc" or "mmhub". The root is what the hub's context of `vmid` names. Of a recording, the
+    hub: "gc" or "mmhub". The root is the one in the hub's context of `vmid`. For a recording, the
     walk ends at the first entry that it lacks.
     """
     if address < 0 or not 0 <= vmid < 16:

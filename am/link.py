@@ -1,9 +1,9 @@
-"""The PCI Express link of the card: kept out of its low-power states while we drive it.
+"""The PCI Express link of the card: kept out of its low-power states while ugpu drives the card.
 
-Registers read as ones while a link comes out of L1, which looks like a card that was pulled out
+Registers read as ones while a link comes out of L1, which looks like a card that was unplugged
 (tinygrad 0.14 clears the same bits for that reason; seen behind retimers). Source: PCI Express Base
-Specification 5.0, 5.4.1.3 (the component at the lower end asks for L1, so that its bits suffice)
-and 7.5.3.7 (Link Control).
+Specification 5.0, 5.4.1.3 (the component at the lower end requests L1, so its bits are enough) and
+7.5.3.7 (Link Control).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ log = logging.getLogger(__name__)
 
 
 class Link:
-    """Link Control of one function. `transport` is the caller's."""
+    """Link Control of one function. The caller owns `transport`."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self._found: int | None = None  # ASPM control as we found it
 
     def _control(self) -> int | None:
-        """Where Link Control lies in configuration space."""
+        """Return the offset of Link Control in configuration space."""
         regs = constants("pci_regs")
         place = self.transport.traits.capabilities.get(regs.PCI_CAP_ID_EXP)
         if place is None:
@@ -34,7 +34,7 @@ class Link:
         return None if place is None else place + regs.PCI_EXP_LNKCTL
 
     def keep_awake(self) -> None:
-        """Switch ASPM off at the card's end; again after each reset of configuration space."""
+        """Switch ASPM off at the card's end; repeat after each reset of configuration space."""
         at, mask = self._control(), constants("pci_regs").PCI_EXP_LNKCTL_ASPMC
         if at is None:
             return
@@ -52,7 +52,7 @@ class Link:
             )
 
     def restore(self) -> None:
-        """Put ASPM back as it was found. Never raises what the link or the card reports."""
+        """Restore ASPM as it was found. Never raises errors of the link or the card."""
         found, self._found = self._found, None
         if not found:
             return

@@ -1,16 +1,17 @@
 """Lists of register accesses that the MEC executes, where an access from the host is a message.
 
-Behind a USB bridge each read of a register is two transfers and each write one, as registers apart
-from each other cannot share one. Once the MEC runs, a queue of it in VMID 0 executes lists of them:
-six transfers each, however long. Values that are read, and the mark of the end, go to the host
-memory that one transfer reads.
+Behind a USB bridge each register read takes two transfers and each write one, because registers
+apart from each other cannot share one. Once the MEC runs, one of its queues, in VMID 0, executes
+lists of accesses: six transfers each, whatever their length. The values that are read, and the mark
+of the end, go to host memory that one transfer reads.
 
-Source: Linux 6.12 gfx_v11_0.c: ring_emit_wreg, ring_emit_reg_wait and ring_emit_rreg, by which the
-kernel has a compute queue with PRIV_STATE and KMD_QUEUE access registers. It reaches others than
-the graphics core's: gmc_v11_0.c flushes MMHUB's TLB so, and under SR-IOV all accesses of the kernel
-go there (amdgpu_kiq_wreg). UNSURE: that HDP, ATHUB, IH, NBIO, THM and MP1 take them from a queue on
-every board; a boot behind a bridge shows it. What GRBM_GFX_CNTL selects for the host it does not
-for the MEC: banked registers stay the host's.
+Source: Linux 6.12 gfx_v11_0.c: ring_emit_wreg, ring_emit_reg_wait and ring_emit_rreg, with which
+the kernel lets a compute queue with PRIV_STATE and KMD_QUEUE access registers. Such a queue also
+reaches registers outside the graphics core: gmc_v11_0.c flushes MMHUB's TLB this way, and under
+SR-IOV all accesses of the kernel go there (amdgpu_kiq_wreg). UNSURE: whether HDP, ATHUB, IH, NBIO,
+THM and MP1 take accesses from a queue on every board; a boot behind a bridge shows it. What
+GRBM_GFX_CNTL selects for the host does not apply to the MEC: the host accesses banked registers
+itself.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from hcq.fields import RegisterMap
 from hcq.layout import Struct
 from hcq.transport.base import DmaMemory
 
-RING_SIZE = 0x8000  # bytes; one list after the other, never around its end
+RING_SIZE = 0x8000  # bytes; one list after the other, without wrapping around
 EOP_SIZE = 4096
-RESULTS = 120  # values of one list; a transfer brings 63 dwords, and the mark is the first
+RESULTS = 120  # values of one list; a transfer reads 63 dwords, the first is the mark
 # TIMEOUT: a list has no work of its own; its waits are for acknowledgements of 0.1 s at most.
 _LIMIT_S = 2.0
 
@@ -42,8 +43,8 @@ Describe = Callable[[QueueMemory, RegisterMap], Struct]
 
 
 class ListQueue:
-    """A queue of the MEC for lists. The MEC runs, and the hubs translate. Used by one thread, until
-    the chip is set up; then it lies idle until the MEC is reset.
+    """A MEC queue that executes lists. The MEC runs, and the hubs translate. One thread uses the
+    queue until the chip is set up; then the queue is idle until the MEC is reset.
 
     results: host memory whose start the chip reaches at `mapping`, in VMID 0.
     """
@@ -67,12 +68,12 @@ class ListQueue:
         self._written = 0  # bytes of the ring
         self._number = 0  # of the last list
         self._load: Callable[[], object] | None = None  # see `describe`
-        self._descriptor = b""  # with nothing behind it, up to the ring
-        self._foreseen: dict[_Place, int] = {}  # what was read for the next list
+        self._descriptor = b""  # padded with zeros up to the ring
+        self._foreseen: dict[_Place, int] = {}  # values read for the next list
 
     def describe(self, load: Callable[[Struct], object]) -> None:
-        """Make the queue's descriptor, with which `load` activates the queue: before the first
-        list, when both are in memory. The ring is empty again."""
+        """Make the queue's descriptor. `load` activates the queue with it before the first list,
+        when both are in memory. The ring is empty again."""
         place = self._carveout
         doorbell = (self.chip.generation.doorbells.compute_ring0 + 1) * 2
         self._doorbell, self._written = doorbell, 0
@@ -98,7 +99,7 @@ class ListQueue:
         self._load = partial(load, descriptor)
 
     def run(self, words: Sequence[int], count: int = 0) -> list[int]:
-        """Execute packets; returns the `count` values that they have stored with `store`."""
+        """Execute packets; return the `count` values that they stored with `store`."""
         self._number += 1
         end = Pm4()
         end.store(self.place(0), self._number)
@@ -120,7 +121,7 @@ class ListQueue:
             return self._await(count)
 
     def _await(self, count: int) -> list[int]:
-        """Wait for the mark; it is stored behind the values, and stands before them."""
+        """Wait for the mark. It is stored after the values, at the place before them."""
         size = 4 * (1 + count)
 
         def probe() -> list[int] | None:
@@ -143,23 +144,23 @@ class ListQueue:
         return found[1:]
 
     def zero(self, address: int, size: int) -> None:
-        """As a step of `execute`: zero memory by its address in VMID 0, where the MEC's caches keep
-        nothing of it."""
+        """As a step of `execute`: zero memory by its address in VMID 0. The MEC's caches must not
+        contain any of it."""
         assert self.chip.bus.recorder is not None
         self.chip.bus.recorder.fill(address, size)
 
     def put(self, place: int, content: bytes) -> None:
-        """As a step of `execute`: write whole dwords of VRAM that no cache of the MEC has."""
+        """As a step of `execute`: write whole dwords of VRAM that the MEC's caches do not have."""
         assert self.chip.bus.recorder is not None
         words = [word for (word,) in struct.iter_unpack("<I", content)]
         self.chip.bus.recorder.put(self._carveout.mc(place), words)
 
     def place(self, number: int) -> Symbol:
-        """Where a list stores its value `number`, from 1 on; the mark is 0."""
+        """Return where a list stores its value `number`, from 1 on; the mark is 0."""
         return Symbol.constant(int(self._mapping.address) + 4 * number)
 
     def fetch(self, wanted: Sequence[_Place]) -> dict[_Place, int]:
-        """Read registers, each under its selection; the last selection stays."""
+        """Read registers, each under its selection; the last selection stays active."""
         found: dict[_Place, int] = {}
         selected: int | None = None
         for start in range(0, len(wanted), RESULTS):
@@ -174,7 +175,7 @@ class ListQueue:
 
     @property
     def selector(self) -> int:
-        """The register that selects shader arrays, GRBM_GFX_INDEX."""
+        """Index of GRBM_GFX_INDEX, the register that selects shader arrays."""
         return self.chip.gc.GRBM_GFX_INDEX.index
 
     def execute(
@@ -183,12 +184,12 @@ class ListQueue:
         read: Sequence[int] = (),
         foresee: Sequence[Callable[[], object]] = (),
     ) -> list[int]:
-        """Have the MEC do what `steps` do by registers: set-up that reads, changes and awaits
-        registers, in their order, and does nothing else. Each step is called twice: to learn what
-        it reads, and with that at hand. What steps keep, they get at the end. read: places in VRAM
-        to read behind them; returns what they hold. foresee: what the next lists' steps will read
-        is read too, but for registers that these steps change; nothing else changes it meanwhile.
-        """
+        """Have the MEC do the register accesses of `steps`, in order. Steps only read, change and
+        await registers. Each step is called twice: to find out what it reads, and with those
+        values. Values that steps keep are passed to them at the end. read: places in VRAM to read
+        after the steps; returns their content. foresee: steps of the next lists. What they will
+        read is read now, except for registers that `steps` change. Nothing else may change it
+        meanwhile."""
         bus = self.chip.bus
         look, ahead = _Reads(self.selector), _Reads(self.selector)
         for reads, those in ((look, steps), (ahead, foresee)):
@@ -213,11 +214,11 @@ class ListQueue:
 
 _Place: TypeAlias = tuple[
     int | None, int
-]  # what GRBM_GFX_INDEX selects, None: as it is; a register
+]  # GRBM_GFX_INDEX's selection (None: as it is), register index
 
 
 class _Reads:
-    """Learns which registers are read before they are written; they read 0 meanwhile."""
+    """Recorder that finds the registers that are read before they are written; they read as 0."""
 
     def __init__(self, selector: int) -> None:
         self.wanted: dict[_Place, None] = {}
@@ -241,21 +242,21 @@ class _Reads:
             self._written[index] = value
 
     def wait(self, index: int, mask: int, value: int, *, differs: bool = False) -> None:
-        """It takes no time."""
+        """Do nothing: the wait is recorded later."""
 
     def keep(self, index: int, take: Callable[[int], object]) -> None:
-        """Nothing is known of it."""
+        """Do nothing: the value is not known yet."""
 
     def fill(self, address: int, size: int) -> None:
-        """It reads no register."""
+        """Do nothing: this reads no register."""
 
     def put(self, address: int, words: Sequence[int]) -> None:
-        """It reads no register."""
+        """Do nothing: this reads no register."""
 
 
 class _Record:
-    """Makes a list of what is written and awaited. What is read and is not known, as the course
-    depends on a value, ends the list, and another one is begun."""
+    """Recorder that makes a list of writes and waits. A read of an unknown value (where the course
+    depends on a value) ends the list and begins another one."""
 
     def __init__(self, queue: ListQueue, known: dict[_Place, int]) -> None:
         self.packets = Pm4()
@@ -280,13 +281,13 @@ class _Record:
         self.packets.write_register(index, value)
 
     def wait(self, index: int, mask: int, value: int, *, differs: bool = False) -> None:
-        """A poll of the register's bits, and what it holds is not known any more."""
+        """Poll the register's bits; its content is unknown afterwards."""
         self.changed.add(index)
         self._known.pop((self._selection, index), None)
         self.packets.wait_register(index, mask, value, differs=differs)
 
     def keep(self, index: int, take: Callable[[int], object]) -> None:
-        """Store it with the list's values."""
+        """Store the register with the list's values."""
         self.packets.store_register(self._queue.place(self._results(take)), index)
 
     def read_word(self, address: int) -> None:
@@ -294,7 +295,7 @@ class _Record:
         self.packets.copy_word(self._queue.place(self._results(None)), address)
 
     def _results(self, take: Callable[[int], object] | None) -> int:
-        """The number of the next value."""
+        """Return the number of the next value."""
         assert len(self._takers) < RESULTS
         self._takers.append(take)
         return len(self._takers)
@@ -306,7 +307,7 @@ class _Record:
         self.packets.store_words(Symbol.constant(address), words)
 
     def run(self) -> list[int]:
-        """Execute what was made so far, and give what was kept to its takers."""
+        """Execute the packets made so far, and pass the kept values to their takers."""
         packets, self.packets = self.packets, Pm4()
         takers, self._takers = self._takers, []
         words: list[int] = []

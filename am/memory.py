@@ -1,8 +1,8 @@
-"""Device memory: what lies where in VRAM, the heap, the driver's address space and its mappings.
+"""Device memory: VRAM layout, the heap, the driver's address space and its mappings.
 
-Addresses by kind: an offset in VRAM; its MC address (what PSP, SMU and CP use untranslated, through
-the system aperture of VMID 0); the physical address that page tables hold; and virtual addresses of
-the driver's own address space. All in bytes. See docs/am-bringup.md for the map.
+Kinds of addresses: offsets in VRAM; MC addresses, which PSP, SMU and CP use untranslated, through
+the system aperture of VMID 0; physical addresses, which page tables contain; and virtual addresses
+of the driver's own address space. All are in bytes. See docs/am-bringup.md for the map.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ MIB = 1 << 20
 PAGE = 4096
 LARGE_PAGE = 2 * MIB
 # The space lies far above every system aperture, below the canonical hole: no address in it can be
-# mistaken for device memory, whatever VMID uses it.
+# mistaken for device memory, whichever VMID uses it.
 VIRTUAL_BASE = 0x2000_0000_0000
 VIRTUAL_END = 0x8000_0000_0000
-# Addresses for large pages, before those of small ones: tables that are written as far as addresses
-# are in use end in one of the last level.
+# Addresses for large pages, below those for small pages: tables that are written only up to the
+# last address in use then end in a table of the last level.
 _LARGE_SPACE = 32 * MIB
 TMR_SPACE = 32 * MIB  # below the firmware's own reserve; the TOC says how much of it is used
 
 
 class PageTableFormat(PageFormat, Protocol):
-    """A generation's page tables. data_flags and code_flags: of pages that work reads and writes,
-    or reads and executes; host_flags: of host memory, besides; shared_flags: of VRAM that the host
-    reads and writes while work does."""
+    """Page-table format of a generation. data_flags, code_flags: for pages that work reads and
+    writes, or reads and executes. host_flags: added for host memory. shared_flags: added for VRAM
+    that the host reads and writes while work does."""
 
     data_flags: int
     code_flags: int
@@ -48,7 +48,7 @@ class PageTableFormat(PageFormat, Protocol):
     shared_flags: int
 
     def is_table(self, level: int, entry: int) -> bool:
-        """Return whether an entry of a level points to a table of the next."""
+        """Return whether an entry of a level points to a table of the next level."""
         ...
 
     def root(self, physical: int) -> int:
@@ -57,10 +57,10 @@ class PageTableFormat(PageFormat, Protocol):
 
 
 class Carveout:
-    """Fixed places in VRAM for what outlives a process: firmware, and what firmware points to.
+    """Fixed places in VRAM for data that outlives a process: firmware, and data it points to.
 
-    A warm attach finds them where the cold boot put them. Everything is in the first 4 MiB, which
-    every BAR size shows, except the TMR, which only the chip touches.
+    A warm attach finds them where the cold boot put them. Everything except the TMR is in the first
+    4 MiB, which a BAR of any size shows. Only the chip accesses the TMR.
     """
 
     def __init__(self, size: int, reserved: int, fb_base: int, fb_offset: int) -> None:
@@ -89,11 +89,11 @@ class Carveout:
             )
 
     def mqd(self, index: int) -> int:
-        """The place of a compute queue's descriptor, by the index of its holder's seat."""
+        """Return the VRAM offset of a compute queue's descriptor. index: of its holder's seat."""
         return self._mqd if index == 0 else self._tenants + index * PAGE
 
     def mc(self, address: int) -> int:
-        """The MC address of VRAM offset `address`."""
+        """Return the MC address of VRAM offset `address`."""
         return self.fb_base + address
 
     def physical(self, address: int) -> int:
@@ -104,8 +104,8 @@ class Carveout:
 class VramTables:
     """Memory for page tables: 4 KiB pieces of VRAM that the host reaches through its BAR.
 
-    owned: VRAM belongs to this driver. Until then it may hold another driver's tables, firmware or
-    picture, and nothing is written.
+    owned: VRAM belongs to this driver. Until then it may contain another driver's tables, firmware
+    or framebuffer, and nothing is written.
     """
 
     def __init__(self, chip: Chip, carveout: Carveout, heap: RangeAllocator, owner: object) -> None:
@@ -114,14 +114,14 @@ class VramTables:
         self.heap = heap
         self.owner = owner  # of the tables' memory in the heap
         self.owned = False
-        # Where a dword takes several messages, see hcq.pagetable.TableMemory.
+        # False where a dword takes several messages, see hcq.pagetable.TableMemory.
         self.zeroed = chip.transport.traits.staged is None
         self.gathered: dict[int, bytes] | None = None  # content by address, see `gathering`
         self.changed: set[int] | None = None  # tables to be written later, by physical address
 
     @property
     def whole(self) -> bool:
-        """Return whether a table is written at the cost of an entry."""
+        """Return whether writing a whole table costs as much as writing one entry."""
         return self.chip.bus.messages and self.zeroed
 
     def allocate(self, size: int) -> int:
@@ -161,7 +161,7 @@ class VramTables:
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """Where writes are messages, write whole tables at the end, those side by side at once."""
+        """Where writes are messages, write whole tables at the end, adjacent ones at once."""
         if not self.whole:
             yield
             return
@@ -183,15 +183,15 @@ class VramTables:
 
 @dataclass(eq=False)
 class Mapping:
-    """One allocation: where it is mapped and what backs it. view: how the host reaches it, for
-    HOST placement; where the host has no memory that the chip reaches, that is VRAM. begin: where
-    in its memory a part begins."""
+    """One allocation: where it is mapped and what backs it. view: the host's view of it, for HOST
+    placement; it is VRAM where the chip cannot reach host memory. begin: offset of a part in the
+    memory."""
 
     address: VirtAddr
     size: int  # mapped bytes, whole pages
     placement: Placement
-    asked: int = 0  # bytes that were asked for
-    kind: str = ""  # what lies there, for reports
+    asked: int = 0  # requested bytes
+    kind: str = ""  # its content, for reports
     pieces: list[tuple[int, int]] = field(default_factory=list)  # VRAM offsets and sizes
     dma: DmaMemory | None = None
     shared: RemoteView | None = None
@@ -205,7 +205,7 @@ class Mapping:
         return self.dma.view[self.begin : self.begin + self.size]
 
     def part(self, offset: int, size: int) -> Mapping:
-        """Return a part of it, which is not released: the whole is."""
+        """Return a part of this mapping. A part is not released; the whole mapping is."""
         address = VirtAddr(self.address + offset)
         return replace(self, address=address, size=size, asked=size, pieces=[], begin=offset)
 
@@ -213,9 +213,9 @@ class Mapping:
 class AddressSpace:
     """The driver's address space: allocates, maps and unmaps. Not thread-safe.
 
-    `stale` is set by whatever changes the tables; the next submission must flush both hubs' TLBs
-    first (gmc.Gmc.flush_tlb). Unmapping needs the flush before memory is used again: `unmap`
-    therefore does not return memory to the heap, `release` does.
+    Every change of the tables sets `stale`; the next submission must first flush both hubs' TLBs
+    (gmc.Gmc.flush_tlb). After an unmap, the flush must come before the memory is used again:
+    `unmap` therefore does not return memory to the heap, `release` does.
     """
 
     def __init__(
@@ -227,8 +227,8 @@ class AddressSpace:
         heap: RangeAllocator | None = None,
         owner: object = None,
     ) -> None:
-        """heap: of the card, for the space of a tenant; else it is made. owner: of the memory of
-        page tables in it, see `close`."""
+        """heap: the card's heap, for the space of a tenant; a new one is made if None. owner: of
+        the memory of page tables in the heap, see `close`."""
         self.chip = chip
         self.carveout = carveout
         self.format = page_format
@@ -256,8 +256,8 @@ class AddressSpace:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Change several mappings before the next flush of the TLBs: where each write is a message,
-        tables are written once, whole, at the end. What is mapped inside is used after it."""
+        """Change several mappings before the next flush of the TLBs. Where each write is a message,
+        tables are written once, whole, at the end: use the new mappings only after it."""
         if not self._table_memory.whole or self._table_memory.changed is not None:
             yield
             return
@@ -271,7 +271,7 @@ class AddressSpace:
 
     @property
     def end(self) -> int:
-        """Return where the addresses end that the hubs may translate; it rises."""
+        """Return the end of the addresses that the hubs may translate. It grows."""
         return min(VIRTUAL_END, self.tables.reach)
 
     @property
@@ -295,9 +295,9 @@ class AddressSpace:
     ) -> Mapping:
         """Allocate and map at least `size` bytes, with an unmapped guard page behind them.
 
-        code: work may read and execute it, not write. bus: a bus address, of memory that is not
-        allocated but mapped only; the host does not reach it by the mapping. align: of the virtual
-        address, a power of two.
+        code: work may read and execute the memory, not write it. bus: a bus address of memory that
+        is only mapped, not allocated; the host cannot reach it through the mapping. align:
+        alignment of the virtual address, a power of two.
         """
         if size < 0:
             raise BadArgument("size must not be negative", size=size)
@@ -326,21 +326,21 @@ class AddressSpace:
             self.mappings[mapping.address] = mapping
             return mapping
         except BaseException:
-            # Also after everything is mapped: the addresses will be allocated again.
+            # Needed even after everything is mapped: the addresses will be allocated again.
             if mapping.address:
                 self.tables.clear(mapping.address, size)
                 self.release(mapping)
             raise
 
     def _find_addresses(self, size: int, align: int, mapping: Mapping, *, large: bool) -> VirtAddr:
-        """large: for large pages."""
+        """Allocate virtual addresses. large: for large pages."""
         zeroed = self._table_memory.zeroed
         least = VIRTUAL_BASE if large or zeroed else VIRTUAL_BASE + _LARGE_SPACE
         return VirtAddr(self.virtual.allocate(size, align, mapping, least=least))
 
     def reserve(self, count: int, step: int, vram: int) -> Mapping:
-        """Take addresses for `count` things, `step` bytes apart and aligned to that, with the
-        tables that they need, which the page at `vram` keeps: it is the last one of each step."""
+        """Reserve addresses for `count` things, `step` bytes apart and aligned to `step`. The last
+        page of each step maps the page at `vram`, which keeps the tables of that step."""
         size = count * step
         mapping = Mapping(VirtAddr(0), size, Placement.DEVICE, kind="reserved addresses")
         mapping.address = VirtAddr(self.virtual.allocate(size, step, mapping))
@@ -350,8 +350,8 @@ class AddressSpace:
         return mapping
 
     def place(self, mapping: Mapping, offset: int, vram: int, size: int) -> VirtAddr:
-        """Map VRAM that is not of the heap, whole pages, at reserved addresses, for reading, once;
-        where it is."""
+        """Map whole pages of VRAM outside the heap at reserved addresses, for reading, once. Return
+        the virtual address."""
         address = VirtAddr(mapping.address + offset)
         self.stale = True
         physical = self.carveout.physical(vram)
@@ -370,9 +370,9 @@ class AddressSpace:
         )
 
     def _map_shared(self, mapping: Mapping, flags: int) -> None:
-        """VRAM in one run that the host reaches through its window."""
+        """Map one contiguous piece of VRAM that the host reaches through its window."""
         align = LARGE_PAGE if mapping.size >= LARGE_PAGE else PAGE
-        # ORDER: in one line, so that no exception comes between and leaves the memory allocated.
+        # ORDER: in one statement, so that no exception in between leaves the memory allocated.
         mapping.pieces.append((self.heap.allocate(mapping.size, align, mapping), mapping.size))
         start = mapping.pieces[0][0]
         vram = self.chip.vram
@@ -400,7 +400,7 @@ class AddressSpace:
         self.tables.map(mapping.address, physical, flags)
 
     def _find(self, mapping: Mapping, align: int) -> None:
-        """Find VRAM: one run if there is one, else the largest pieces that fit."""
+        """Allocate VRAM in one piece if there is one, else in the largest pieces that fit."""
         left = length = mapping.size
         while left:
             length = min(length, left)
@@ -418,8 +418,8 @@ class AddressSpace:
             left -= length
 
     def unmap(self, mapping: Mapping) -> None:
-        """Take it out of the tables; flush the TLBs, then `release`. Can be repeated, as long as
-        `release` has not returned."""
+        """Remove a mapping from the tables. Flush the TLBs next, then call `release`. Can be
+        repeated until `release` has returned."""
         self.stale = True
         if self.virtual.owns(mapping.address, mapping):
             self.tables.clear(mapping.address, mapping.size)
@@ -431,18 +431,18 @@ class AddressSpace:
         if mapping.dma is not None:
             mapping.dma.close()
         self.virtual.free(mapping.address, mapping)
-        # ORDER: last, so that `close` finds it where this was cut off.
+        # ORDER: last, so that `close` still finds the mapping if this was interrupted.
         if self.mappings.get(mapping.address) is mapping:
             self.mappings.pop(mapping.address)
 
     def clear(self, keep: Mapping) -> None:
-        """Return all memory but one mapping's; the tables stay. All else was unmapped."""
+        """Return all memory but that of `keep`; the tables stay. The rest was unmapped before."""
         for mapping in [each for each in self.mappings.values() if each is not keep]:
             self.release(mapping)
 
     def close(self) -> None:
-        """Return all memory, that of the tables too, where they have an owner. No context refers to
-        them any more, and the TLBs have been flushed. Can be repeated."""
+        """Return all memory, including that of the tables if it has an owner. Contexts no longer
+        refer to the tables, and the TLBs have been flushed. Can be repeated."""
         for mapping in list(self.mappings.values()):
             self.release(mapping)
         if self._table_memory.owner is not None:
@@ -450,7 +450,7 @@ class AddressSpace:
 
 
 def _cut(segments: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:
-    """The first `size` bytes of `segments`."""
+    """Return the first `size` bytes of `segments`."""
     kept = []
     for start, length in segments:
         take = min(length, size)

@@ -1,8 +1,8 @@
-"""Mode2: the reset of graphics core and copy engines by the SMU, which device memory survives.
+"""Mode2: the SMU's reset of the graphics core and copy engines, which preserves device memory.
 
-Source: Linux 6.12 smu_v13_0_0_ppt.c (the message; SMU 13.0.10 alone has it), smu_v13_0_10.c (from
-which firmware on, what is stopped before, what is loaded and started afterwards). Linux resets such
-a card by mode1 unless it is told otherwise (soc21.c, amdgpu.reset_method=3).
+Source: Linux 6.12 smu_v13_0_0_ppt.c (the message; only SMU 13.0.10 has it), smu_v13_0_10.c (the
+first firmware that has it, what is stopped before, what is loaded and started afterwards). Linux
+resets such a card by mode1 unless told otherwise (soc21.c, amdgpu.reset_method=3).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hcq.errors import FirmwareSilent, NotSupported
 
 
 def check(units: Units) -> None:
-    """NotSupported where the SMU knows no mode2, or does not run."""
+    """Raise NotSupported if the SMU has no mode2, or does not run."""
     facts = units.chip.facts
     if not facts.mode2_since:
         version = ".".join(map(str, facts.versions["MP1"]))
@@ -29,11 +29,11 @@ def check(units: Units) -> None:
 
 
 def reset(units: Units, firmware: FirmwareSet) -> None:
-    """Reset, load, start: ends where queues can be set up. The queues are off, as far as they can
-    be; translations, doorbells and interrupts of the other blocks stay as they are.
+    """Reset, load, start; queues can be set up afterwards. The queues are already off, as far as
+    possible; translations, doorbells and interrupts of the other blocks stay as they are.
 
-    FirmwareSilent, FirmwareRejected: of the SMU, the PSP or the RLC. Can be repeated from the start
-    wherever it ended.
+    FirmwareSilent, FirmwareRejected: from the SMU, the PSP or the RLC. Can be repeated from the
+    start wherever it ended.
     """
     if units.gfx.loaded():
         boot.halt(units)
@@ -49,9 +49,9 @@ def reset(units: Units, firmware: FirmwareSet) -> None:
 
 
 def _load(units: Units, firmware: FirmwareSet) -> None:
-    """Have the PSP load what the graphics core begins with, and the RLC start the rest."""
+    """Have the PSP load the graphics core's first firmware, and the RLC start the rest."""
     generation, psp = units.chip.generation, units.psp
-    # The kernel goes on with its ring; ours may be of a process before, or an exception cut it off.
+    # The kernel keeps its ring; ours may be of an earlier process, or interrupted by an exception.
     psp.forget_staged()
     psp.create_ring(destroy_first=True)
     psp.run(

@@ -27,7 +27,7 @@ _RPTR_BLOCK = 5  # log2 of dwords between reports of the read pointer, minus one
 
 @dataclass(frozen=True)
 class QueueMemory:
-    """Where a compute queue's memory is. mqd: MC address; all others virtual. Sizes are bytes.
+    """Addresses of a compute queue's memory. mqd: MC address; all others virtual. Sizes are bytes.
 
     doorbell: dword index in the doorbell BAR.
     """
@@ -44,14 +44,14 @@ class QueueMemory:
 
 
 def log2(value: int) -> int:
-    """The exponent of a power of two."""
+    """Return the exponent of a power of two."""
     assert value & (value - 1) == 0
     return value.bit_length() - 1
 
 
 def build(memory: QueueMemory, gc: RegisterMap) -> Struct:
-    """The MQD of an idle queue, encoded for the graphics core `gc`; cp_hqd_active is 0, since
-    activation is the last register write."""
+    """Return the MQD of an idle queue, encoded for the graphics core `gc`. cp_hqd_active is 0,
+    because activation is the last register write."""
     mqd = structs("v11_structs").v11_compute_mqd.new()
     mqd.header = MQD_HEADER
     mqd.compute_pipelinestat_enable = 1

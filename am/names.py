@@ -16,10 +16,10 @@ Names = Callable[[int, int], Register | None]
 
 
 def register_names(recording: Recording) -> Names:
-    """A function from (BAR, offset in bytes) to the register there, None where there is none.
+    """Return a function from (BAR, offset in bytes) to the register there, None if there is none.
 
-    Bases come from the discovery table that the driver read, else they are what is usual for the
-    chip. Of several registers at a place it gives one.
+    Bases come from the discovery table that the driver read, or else are the usual ones of the
+    chip. Of several registers at a place the function returns one.
     """
     facts = chips.find(recording.identity.vendor, recording.identity.device)
     if facts is None:
@@ -41,7 +41,7 @@ def register_names(recording: Recording) -> Names:
 
 
 def _bases(facts: ChipFacts, recording: Recording) -> Mapping[str, Sequence[int]]:
-    """Of each block, as the first discovery table in the recording says."""
+    """Return each block's bases, from the first discovery table in the recording."""
     bases: dict[str, Sequence[int]] = dict(facts.generation.typical_bases)
     for entry in recording.entries:
         if not isinstance(entry, Access) or entry.data is None or entry.is_write:
@@ -63,8 +63,8 @@ def _bases(facts: ChipFacts, recording: Recording) -> Mapping[str, Sequence[int]
 def placed_tables(
     facts: ChipFacts, recording: Recording
 ) -> list[tuple[RegisterMap, Sequence[int]]]:
-    """Each table of registers with its bases, in dwords of the register BAR; each once, as blocks
-    may share one."""
+    """Return each register table with its bases, in dwords of the register BAR. Each table is
+    listed once, even if blocks share it."""
     bases = _bases(facts, recording)
     tables: dict[tuple[str, tuple[int, ...]], RegisterMap] = {}
     for block, table in facts.register_tables.items():

@@ -38,10 +38,10 @@ class Nbio:
         self.chip.nbio.RCC_DEV0_EPF0_RCC_DOORBELL_APER_EN.update(BIF_DOORBELL_APER_EN=0)
 
     def route_interrupts(self, dummy_address: int) -> None:
-        """Set where the IH's dummy read goes (a bus address) and how it requests.
+        """Set the target of the IH's dummy read (a bus address) and how the IH requests.
 
-        The register has 40 address bits. Dummy reads are off with message-signalled interrupts,
-        the only ones there are here, so that higher bits may be cut off.
+        The register has 40 address bits. Dummy reads are off with message-signalled interrupts, the
+        only kind used here, so higher bits may be cut off.
         """
         nbio = self.chip.nbio
         nbio.BIF_BX0_INTERRUPT_CNTL2.write(dummy_address >> 8 & 0xFFFF_FFFF)
@@ -63,8 +63,8 @@ class Nbio:
         )
 
     def post_hdp(self) -> None:
-        """As flush_hdp, for what is followed by another posted write, to a doorbell or a register:
-        that stays behind the flush on the bus."""
+        """Flush HDP before another posted write, to a doorbell or a register: that write stays
+        behind the flush on the bus. See `flush_hdp`."""
         self.chip.bus.write32(self.flush_index, 0)
 
     def flush_hdp(self) -> None:

@@ -1,6 +1,6 @@
 """Memory outside the chip and the host: what a bridge offers, by bus address.
 
-Behind a bridge copies and timelines lie there; see hcq.transport.bulk.
+Behind a bridge, copies go through this memory and timelines lie in it; see hcq.transport.bulk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from am.driver import AmDriver
 
 
-_LOOKED_AT = 4  # bytes of a timeline
+_LOOKED_AT = 4  # bytes of a timeline that are read
 
 
 class OutsideMemory:
@@ -32,7 +32,7 @@ class OutsideMemory:
         self._mapped: dict[tuple[int, int], Mapping] = {}  # by bus address and size
 
     def transfer(self, bulk: BulkMemory) -> BulkTransfer:
-        """Map what copies go through, for good; the copies."""
+        """Map the memory that copies go through, permanently; return the object that copies."""
         memory = self._at(bulk.address, bulk.size)
         fence, release = self._at(bulk.fence, 8), self._at(bulk.release, 4)
         return BulkTransfer(
@@ -40,7 +40,7 @@ class OutsideMemory:
         )
 
     def staged(self, staged: StagedMemory) -> StagedTransfer:
-        """Return the copies, which go through the memory that the PSP has read images from."""
+        """Return the object that copies through the memory that the PSP has read images from."""
         stage = self._driver.units.psp.outside
         assert stage is not None
         address, size = stage.mapping.address, staged.size
@@ -48,8 +48,8 @@ class OutsideMemory:
         return StagedTransfer(self._driver.core, staged, memory)
 
     def timeline(self, control: Mapping, start: int) -> Buffer:
-        """Memory for a queue's timeline: at `start` of its control page, or where the host reads it
-        at the cost of one transfer."""
+        """Return memory for a queue's timeline: at `start` of its control page, or where the host
+        reads it with one transfer."""
         traits = self._driver.transport.traits
         bulk = traits.bulk or traits.staged
         if bulk is None:
@@ -65,8 +65,9 @@ class OutsideMemory:
             known, zero = zero, False
             if known and not any(bytes(data)):
                 return
-            # Each byte is a transfer. The value's low dword alone: neither the host nor a queue
-            # that waits looks at more of it (Timeline.value; wait_memory of both kinds of queue).
+            # Each byte is a transfer, so only the value's low dword is written: neither the host
+            # nor a waiting queue reads more of it (Timeline.value; wait_memory of both kinds of
+            # queue).
             bulk.write_signals(place + offset, bytes(data)[: max(0, _LOOKED_AT - offset)])
 
         memory = self._at(bulk.signals + place, SIZE)
@@ -74,7 +75,7 @@ class OutsideMemory:
         return Buffer(self._driver.core, memory.address, SIZE, Placement.HOST, view)
 
     def _at(self, address: int, size: int) -> Buffer:
-        """Memory outside the chip, by its bus address; mapped by whole pages, once."""
+        """Return memory outside the chip, by its bus address. Whole pages are mapped, once."""
         start = address % PAGE
         pages = address - start, -(-(start + size) // PAGE) * PAGE
         mapping = self._mapped.get(pages)

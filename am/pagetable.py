@@ -13,7 +13,7 @@ from hcq.errors import BadArgument
 from hcq.pagetable import Level
 
 VALID = 1 << 0
-SYSTEM = 1 << 1  # the address is one of the bus, not of VRAM
+SYSTEM = 1 << 1  # the address is a bus address, not one of VRAM
 SNOOPED = 1 << 2
 EXECUTABLE = 1 << 4
 READABLE = 1 << 5
@@ -39,7 +39,7 @@ class Gfx11Format:
     def leaf(
         self, level: int, physical: NDArray[np.uint64], flags: int, fragment: NDArray[np.uint64]
     ) -> NDArray[np.uint64]:
-        """Entries for pages at `physical`; flags are those above, VALID is added."""
+        """Entries for pages at `physical`. flags: those above; VALID is added."""
         if flags & ~_FLAGS:
             raise BadArgument("the value contains bits that are not page flags", flags=flags)
         base = VALID | flags | (PDE_AS_PTE if level != len(self.levels) - 1 else 0)

@@ -1,7 +1,7 @@
-"""PM4: the packets of the compute micro engine, as gfx11 has them.
+"""PM4: the packets of gfx11's compute micro engine.
 
 Source: Linux 6.12 nvd.h (opcodes, fields), gfx_v11_0.c (how the kernel fills them). Shifts and
-masks come from the generated constants; this file says which packet has which words.
+masks come from the generated constants; this file defines the words of each packet.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _INDEX_END_OF_PIPE = 5
 DATA_64, DATA_CLOCK = 2, 3  # RELEASE_MEM data_sel
 _INTERRUPT_AFTER_WRITE = 2  # RELEASE_MEM int_sel
 _WAIT_EQUAL, _WAIT_UNEQUAL, _WAIT_GREATER_EQUAL = 3, 4, 5
-# WRITE_DATA and COPY_DATA: the destination memory, and bits of their control that have no macro of
-# that use for COPY_DATA (gfx_v11_0.c, ring_emit_rreg, has bare numbers).
+# WRITE_DATA and COPY_DATA: the memory destination, and control bits that have no macros for
+# COPY_DATA (gfx_v11_0.c, ring_emit_rreg, uses bare numbers).
 _MEMORY, _WRITE_CONFIRM, _ONE_ADDRESS = 5, 1 << 20, 1 << 16
 _SOURCE_MEMORY = 1
 _WAIT_MEMORY = 1
-_POLL_INTERVAL = 0x20  # clocks / 16 between looks of WAIT_REG_MEM
+_POLL_INTERVAL = 0x20  # clocks / 16 between polls of WAIT_REG_MEM
 _ACQUIRE_INTERVAL = 0xA
 _DMA_L2, _DMA_DATA_VALUE = 3, 2  # DMA_DATA src_sel and dst_sel
 DMA_MOST = 0x3FF_FFC0  # bytes per DMA_DATA: 26 bits of count
@@ -45,8 +45,8 @@ def header(packet: str, payload: int) -> int:
 
 @cache
 def _at(macro: str, value: int) -> int:
-    """`value` where the header's macro places it. Most macros do not mask their argument: combine
-    the results by or, since inserting into a word would clear the higher bits."""
+    """`value` in the place that the header's macro gives it. Most macros do not mask their
+    argument: combine the results by or, since inserting into a word would clear the higher bits."""
     return constants("nvd").field(macro).insert(0, value)
 
 
@@ -99,7 +99,7 @@ class Pm4(Assembler):
         self.emit(header("DISPATCH_DIRECT", 4), *groups, initiator)
 
     def acquire(self) -> None:
-        """ACQUIRE_MEM over all memory: what comes later sees what others have written."""
+        """ACQUIRE_MEM over all memory: later commands see what others have written."""
         self.emit(
             header("ACQUIRE_MEM", 7),
             0,
@@ -173,7 +173,7 @@ class Pm4(Assembler):
         self.pair(address)
 
     def wait_register(self, index: int, mask: int, value: int, *, differs: bool = False) -> None:
-        """WAIT_REG_MEM: stall until the bits of `mask` in a register are `value`, or are not."""
+        """WAIT_REG_MEM: stall until the bits of `mask` in a register are, or are not, `value`."""
         control = _at("WAIT_REG_MEM_FUNCTION", _WAIT_UNEQUAL if differs else _WAIT_EQUAL)
         self.emit(header("WAIT_REG_MEM", 6), control, index, 0, value, mask, _POLL_INTERVAL)
 

@@ -38,8 +38,8 @@ class Programs:
         self.driver = driver
         self.registers = ShaderRegisters(driver.chip.gc)
         self._code: list[tuple[Mapping, bytes]] = []
-        # mapping's address -> entry point -> name and image: not the kernel, which has a program
-        # that frees its memory when the caller drops it
+        # mapping's address -> entry point -> name and image. Kernels are not kept here: a kernel's
+        # program frees its memory when the caller drops it.
         self._entries: dict[int, dict[int, tuple[str, KernelImage]]] = {}
         self._sources: dict[int, tuple[bytes, CodeObject]] = {}  # by mapping, with line tables
         self._scratch: dict[int, Scratch] = {}
@@ -63,7 +63,7 @@ class Programs:
             mapping = driver.map(code.size, Placement.DEVICE, code=True)
             program = self._program(image, code, mapping)
             linked = code.link(int(mapping.address))
-            if driver.is_tenant:  # kernels may read their code's last page: it was another's
+            if driver.is_tenant:  # kernels may read their code's last page, which was another's
                 linked += bytes(mapping.size - len(linked))
             self.keep(mapping, linked)
             if has_lines(image):
@@ -110,13 +110,13 @@ class Programs:
         )
 
     def forget(self, mapping: Mapping) -> None:
-        """The program in `mapping` was closed."""
+        """Forget the program in `mapping`, which was closed."""
         self._entries.pop(mapping.address, None)
         self._sources.pop(mapping.address, None)
         self._code = [entry for entry in self._code if entry[0] is not mapping]
 
     def find(self, pc: int) -> tuple[str, int] | None:
-        """The kernel whose code `pc` lies in, and the offset from its entry; functions that it
+        """Return the kernel that contains `pc`, and the offset from its entry. Functions that it
         calls count to the kernel before them. None outside all programs."""
         for mapping, _ in self._code:
             if mapping.address <= pc < mapping.address + mapping.size:
@@ -126,15 +126,15 @@ class Programs:
         return None
 
     def code_at(self, pc: int) -> tuple[int, bytes]:
-        """The program that `pc` lies in: address, and bytes as they were written. LookupError where
-        there is none."""
+        """Return the program that contains `pc`: its address, and its bytes as they were written.
+        LookupError if there is none."""
         for mapping, code in self._code:
             if mapping.address <= pc < mapping.address + mapping.size:
                 return int(mapping.address), code
         raise LookupError(f"expected a program at {pc:#x}, found none")
 
     def source_of(self, pc: int) -> str:
-        """The "file:line" of the instruction at `pc`, or "" where its program does not say."""
+        """Return the "file:line" of the instruction at `pc`, or "" if its program lacks it."""
         for mapping, _ in self._code:
             known = self._sources.get(mapping.address)
             if known is not None and mapping.address <= pc < mapping.address + mapping.size:
@@ -143,8 +143,8 @@ class Programs:
         return ""
 
     def lines(self, pc: int) -> list[tuple[int, int, str]]:
-        """The code of the program that holds `pc` by lines of source: start, end, "file:line".
-        Empty where it does not say."""
+        """Return the code of the program that contains `pc` by lines of source: start, end,
+        "file:line". Empty if the program does not have them."""
         for mapping, _ in self._code:
             known = self._sources.get(mapping.address)
             if known is not None and mapping.address <= pc < mapping.address + mapping.size:
@@ -155,7 +155,7 @@ class Programs:
         return []
 
     def null_pointers(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Pointers that the kernels of these names declare and that are null."""
+        """Return the null pointers that the kernels of these names declare."""
         kernels = [kernel for entries in self._entries.values() for kernel in entries.values()]
         found = [image for name, image in kernels if name in names]
         return tuple(dict.fromkeys(what for image in found for what in null_pointers(image)))
@@ -171,8 +171,8 @@ class Programs:
             self.write(mapping, code)
 
     def write(self, mapping: Mapping, code: bytes) -> None:
-        """Write code into its memory through the host's window: no queue, so it works while a graph
-        is captured."""
+        """Write code into its memory through the host's window. This needs no queue, so it works
+        while a graph is captured."""
         units = self.driver.units
         position = 0
         for start, length in mapping.pieces:
@@ -187,11 +187,11 @@ class Programs:
             scrub.by_queue(self.driver, mapping)
 
     def scratch(self, private_size: int, lanes: int = 32) -> Scratch | None:
-        """Scratch memory for kernels with `private_size` bytes per thread, in waves of so many
-        lanes.
+        """Return scratch memory for kernels with `private_size` bytes per thread, in waves of
+        `lanes` lanes.
 
-        Kernels share it by size class; it is kept as long as the device is open, so that launches
-        that are encoded stay valid. Its size is for as many waves as the chip can hold.
+        Kernels share it by size class; it is kept as long as the device is open, so that encoded
+        launches stay valid. Its size is for as many waves as the chip can hold.
         """
         if not private_size:
             return None

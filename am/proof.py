@@ -1,4 +1,4 @@
-"""Proof that queues work after a reset: a kernel and copies with known results, besides signals.
+"""Proof that queues work after a reset: signals, and a kernel and copies with known results.
 
 The driver does not depend on a compiler: the kernel of a generation is machine code in its folder.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from am.queue import RingQueue
     from hcq.timeline import Timeline
 
-PROOF_LIMIT_S = 0.5  # how long a queue may take to show that it lives again
+PROOF_LIMIT_S = 0.5  # how long a queue may take to show that it works again
 _SIZE = 4096  # bytes of each memory
 _RESULT, _PATTERN, _COPIED = 0, 1024, 2048  # in the host's memory
 _COPY_BYTES = 1024
@@ -40,7 +40,7 @@ _ARGUMENTS = struct.Struct("<QI")
 class ProofKernel:
     """A kernel of one group of 32 threads; thread n stores 3 * n + seed in a u32.
 
-    words: its machine code. rsrc1, rsrc2, rsrc3, properties: of its descriptor, by LLVM's
+    words: its machine code. rsrc1, rsrc2, rsrc3, properties: of its descriptor, as in LLVM's
     AMDGPUUsage. Its arguments are the address of the results, u64, and the seed, u32.
     """
 
@@ -52,20 +52,21 @@ class ProofKernel:
 
     @property
     def descriptor(self) -> Descriptor:
-        """Its kernel descriptor."""
+        """The kernel's descriptor."""
         return Descriptor(0, 0, _ARGUMENTS.size, 0, self.rsrc3, self.rsrc1, self.rsrc2,
                           self.properties, 0)  # fmt: skip
 
 
 def signals(driver: AmDriver, queues: Sequence[RingQueue]) -> None:
-    """Have each queue execute one signal; ChipError for one that does not."""
+    """Have each queue execute one signal; ChipError if one does not."""
     for queue in queues:
         _run(driver, queue, [])
 
 
 def work(driver: AmDriver, queues: Sequence[RingQueue]) -> dict[str, object]:
-    """Have each compute queue run a kernel, and each copy queue copy into device memory and back;
-    what was done. ChipError for a wrong result. Without memory for that each executes a signal."""
+    """Have each compute queue run a kernel, and each copy queue copy into device memory and back.
+    Returns what was done. ChipError for a wrong result. If there is no memory for that, each queue
+    executes a signal."""
     try:
         with _memory(driver) as (code, device, host):
             for queue in queues:
@@ -73,7 +74,7 @@ def work(driver: AmDriver, queues: Sequence[RingQueue]) -> dict[str, object]:
                     _launch(driver, queue, code, host)
                 elif isinstance(queue, CopyQueue):
                     _copy(driver, queue, device, host)
-    except OutOfMemory as error:  # it is full of the program's buffers, which are to survive
+    except OutOfMemory as error:  # memory is full of the program's buffers, which must survive
         signals(driver, queues)
         return {"kernel": f"not run: {error}", "copy": f"not made: {error}"}
     found: dict[str, object] = {}
@@ -86,7 +87,7 @@ def work(driver: AmDriver, queues: Sequence[RingQueue]) -> dict[str, object]:
 
 @contextlib.contextmanager
 def _memory(driver: AmDriver) -> Iterator[tuple[Mapping, Mapping, Mapping]]:
-    """Memory for code, for data on the device, and for data that the host reaches."""
+    """Allocate memory for code, for data on the device, and for data that the host reaches."""
     made: list[Mapping] = []
     try:
         for placement, code in (
@@ -142,7 +143,7 @@ def _copy(driver: AmDriver, queue: CopyQueue, device: Mapping, host: Mapping) ->
 
 
 def _run(driver: AmDriver, queue: RingQueue, commands: Sequence[Command]) -> None:
-    """Run commands, and a signal behind them, to their end."""
+    """Run commands, followed by a signal, to their end."""
     timeline = queue.timeline
     value = timeline.last + 1
     buffer = queue.encode([*commands, Signal(timeline, Symbol.constant(value))])

@@ -1,7 +1,7 @@
-"""PSP: the security processor. Its bootloader, its command ring, and the loading of firmware.
+"""PSP, the security processor: its bootloader, its command ring, and the loading of firmware.
 
-Mechanism only; which images in which order is in the chip's facts and boot.py. Source: Linux 6.12
-psp_v13_0.c (mailboxes, ring), amdgpu_psp.c (commands, fences), psp_gfx_if.h (layouts).
+Mechanism only: the chip's facts and boot.py define which images are loaded in which order. Source:
+Linux 6.12 psp_v13_0.c (mailboxes, ring), amdgpu_psp.c (commands, fences), psp_gfx_if.h (layouts).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 RING_SIZE = 0x1000  # bytes; 64 frames, as the kernel's
 FRAME_DWORDS = 16
-_MOST_FRAMES = RING_SIZE // (4 * FRAME_DWORDS) - 1  # pointers that are equal mean an empty ring
-_FIRST_LOOK_S = 2e-3  # our choice: images take the PSP longer than a message takes
+_MOST_FRAMES = RING_SIZE // (4 * FRAME_DWORDS) - 1  # equal pointers mean an empty ring
+_FIRST_LOOK_S = 2e-3  # our choice: the PSP needs longer for an image than a message takes
 DEFAULT_TMR_SIZE = 4 << 20
 RING_TYPE_KM = 2
 _READY = 0x8000_0000
@@ -45,7 +45,7 @@ def noted_refusal(chip: Chip) -> bool:
 
 
 class Psp:
-    """Drive one chip's PSP. Memory it is given stays its own until the chip is reset."""
+    """Drive one chip's PSP. The PSP owns the memory that it is given until the chip is reset."""
 
     def __init__(self, chip: Chip, nbio: Nbio, carveout: Carveout) -> None:
         self.chip = chip
@@ -53,36 +53,36 @@ class Psp:
         self.private = carveout.psp_private
         self.ring = carveout.psp_ring
         self.command = carveout.psp_command
-        self._frames = bytearray()  # of the ring, up to the one that was written last
+        self._frames = bytearray()  # ring content up to the last frame written
         self.carveout = carveout
-        self.outside: OutsideStage | None = None  # takes the place of the private buffer
+        self.outside: OutsideStage | None = None  # used instead of the private buffer
         self._filled = COMMAND_SIZE  # bytes of the command buffer that may not be zero
         self.fence_value = 0
         self._staged = self._leftover  # bytes of the private buffer that may not be zero
-        self._placed: int | None = None  # where the bootloader was told that an image is
-        self.shelf: Shelf | None = None  # holds what is loaded first, where accesses are messages
-        # What was read of a chip whose secure OS does not run, and changes by our own doing alone;
-        # None: it is read where it is needed.
-        self._shelved = False  # its content was written, and nothing over it
+        self._placed: int | None = None  # image address that the bootloader was given
+        self.shelf: Shelf | None = None  # images to load first, where accesses are messages
+        # `_dead`, `_noted`: state read from a chip whose secure OS does not run. Only this driver
+        # changes it. None: it is read where it is needed.
+        self._shelved = False  # the shelf's content is in VRAM and not overwritten
         self._dead = False
         self._noted: int | None = None
-        # Commands whose answers were not read yet, and where they are in VRAM: until the list of
-        # registers that sets the graphics core up, where an access is a message.
+        # Commands whose answers were not read yet, and the answers' places in VRAM: until the list
+        # of registers that sets the graphics core up, where an access is a message.
         self.unread: list[tuple[Command, int]] = []
-        # A register of a translation context that we keep off: nothing else uses it, it outlives a
-        # process, and every reset that takes the bootloader back clears it too.
+        # A register of a translation context that ugpu keeps off. Nothing else uses it, it outlives
+        # a process, and every reset that brings the bootloader back clears it too.
         self._note = chip.mmhub.MMVM_CONTEXT14_PAGE_TABLE_END_ADDR_LO32
         self.sleep: Callable[[float], None] = chip.clock.sleep
         self.limit_s = BOOTLOADER_LIMIT_S
         self._ids = constants("psp_gfx_if")
         self._layouts = structs("psp_gfx_if")
-        self.fence = self.command + self._layouts.psp_gfx_cmd_resp.size  # one look has the answer
+        self.fence = self.command + self._layouts.psp_gfx_cmd_resp.size  # read with the answer
 
     # ---- bootloader --------------------------------------------------------------------------
 
     def sign_of_life(self) -> int:
-        """The secure OS's sign of life; 0 if it is not running, all ones if the chip does not
-        respond."""
+        """Return the secure OS's sign of life: 0 if it is not running, all ones if the chip does
+        not respond."""
         return self.chip.read_again(self.chip.mp0.MP0_SMN_C2PMSG_81)
 
     def alive(self) -> bool:
@@ -96,9 +96,9 @@ class Psp:
         return sign not in (0, ALL_ONES)
 
     def bootloader_failed(self) -> bool:
-        """Return whether the bootloader has refused a component: only a reset helps.
+        """Return whether the bootloader has refused a component, after which only a reset helps.
 
-        Where its status does not tell, the note does that the process which saw it left.
+        Where its status does not report this, the process that saw the refusal left a note of it.
         """
         self._noted = int(self._note.read())
         if self._noted == _NOTE | _REFUSED:
@@ -118,31 +118,31 @@ class Psp:
         return note & _COUNT if noted else 0
 
     def _command(self, position: int, command: int) -> None:
-        """Have the bootloader take component `position`. ORDER: the note first and nothing between,
-        as with its command the bootloader takes it, and does not a second time."""
+        """Have the bootloader take component `position`. ORDER: write the note first, with nothing
+        in between: the bootloader takes the component on this command, and not a second time."""
         self._note.write(_NOTE | position + 1)
         self.chip.mp0.MP0_SMN_C2PMSG_35.write(command)
 
     def forget_components(self, *, refused: bool = False) -> None:
-        """Note that nothing was handed over, or that the bootloader refused something."""
+        """Note that no component was sent, or that the bootloader refused one."""
         self._noted = None
         self._note.write(_NOTE | _REFUSED if refused else 0)
 
     def load_component(self, position: int, name: str, command: int, image: bytes) -> None:
-        """Hand component `position` to a bootloader that is ready; FirmwareRejected or
-        FirmwareSilent if it is not taken. It is ready again afterwards."""
+        """Send component `position` to a bootloader that is ready, and wait until it is ready
+        again. FirmwareRejected or FirmwareSilent if it does not take the component."""
         self._stage(image)
         self._command(position, command)
         self._pause()
         self.wait_bootloader(name, "done")
 
     def _pause(self) -> None:
-        """Where a look is a message, do not look before there can be an answer."""
+        """Where a poll is a message, wait until there can be an answer."""
         if self.chip.bus.messages:
             self.sleep(_FIRST_LOOK_S)
 
     def load_secure_os(self, position: int, name: str, command: int, image: bytes) -> None:
-        """Hand over the last component and wait for its sign of life."""
+        """Send the last component and wait for its sign of life."""
         self._stage(image)
         before = 0 if self._dead else int(self.chip.mp0.MP0_SMN_C2PMSG_81.read())
         self._command(position, command)
@@ -150,7 +150,7 @@ class Psp:
         self.wait_secure_os(name, before)
 
     def wait_secure_os(self, name: str = "SOS", before: int = 0) -> None:
-        """Wait for the sign of life, which was `before`, of component `name` that was started."""
+        """Wait until the sign of life of `name`, which was started, differs from `before`."""
         mp0, self._dead = self.chip.mp0, False
 
         try:
@@ -165,7 +165,7 @@ class Psp:
             raise self._failed(name, "sign of life", error) from error
 
     def wait_bootloader(self, name: str, what: str = "ready") -> None:
-        """Wait until the bootloader takes a component."""
+        """Wait until the bootloader is ready for a component."""
         if int(self.chip.mp0.MP0_SMN_C2PMSG_35.current()) == _READY:
             return
         tells = self.chip.generation.bootloader_tells_refusal
@@ -187,9 +187,9 @@ class Psp:
             raise self._failed(name, what, error) from error
 
     def _failed(self, name: str, what: str, error: UnitTimeout) -> FirmwareError:
-        """The error for a wait that reached its limit, a refusal where the status has one by then.
+        """The error for a wait that reached its limit: a refusal if the status has one by now.
 
-        Older bootloaders may have other things in those bits, so that they end no wait early.
+        Older bootloaders may use those bits otherwise, so the bits do not end a wait early.
         """
         found = refusal(int(self.chip.mp0.MP0_SMN_C2PMSG_35.read()))
         if found:
@@ -204,24 +204,24 @@ class Psp:
 
     @property
     def _buffer(self) -> int:
-        """The MC address of what the bootloader reads an image from."""
+        """Return the MC address of the buffer that the bootloader reads an image from."""
         outside = self.outside
         return self.carveout.mc(self.private) if outside is None else outside.address
 
     def _stage(self, image: bytes) -> None:
-        """Put `image` where the bootloader reads it, and say where that is."""
+        """Put `image` where the bootloader reads it, and write the address to its register."""
         place = self.shelf.address(image) if self.shelf is not None and self._shelved else None
         if place is None:
             self._put(image)
             self.nbio.post_hdp()
             place, self._shelved = self._buffer, False
-        # The register keeps it, where a write is a message.
+        # Where a write is a message, rely on the register to keep its value.
         if not (self.chip.bus.messages and self._placed == place):
             self.chip.mp0.MP0_SMN_C2PMSG_36.write(place >> 20)
             self._placed = place
 
     def fill_shelf(self) -> None:
-        """Write what is on the shelf, where there is one."""
+        """Write the shelf's content to VRAM, if there is a shelf."""
         if self.shelf is None:
             return
         self._staged = PRIVATE_SIZE  # until the write has ended
@@ -230,8 +230,8 @@ class Psp:
         self._staged, self._shelved = len(self.shelf.content), True
 
     def _put(self, image: bytes) -> None:
-        """Put `image` into the private buffer, alone: leftovers of a longer one would be read. What
-        lies there at first, a process that died may have left."""
+        """Put `image` into the private buffer and zero the leftovers of a longer image, which the
+        bootloader would read. At first, the leftovers may be those of a process that died."""
         if self.outside is not None:
             self.outside.put(image, alone=True)
             return
@@ -246,26 +246,26 @@ class Psp:
 
     @property
     def _leftover(self) -> int:
-        """Bytes of the private buffer to zero at first. Behind a bridge, which would take 0.3 s for
-        it, none: tinygrad 0.14 zeroes none on any board. Linux zeroes all."""
+        """Return how many bytes of the private buffer to zero at first: none behind a bridge, where
+        it would take 0.3 s. tinygrad 0.14 zeroes none on any board. Linux zeroes all."""
         return 0 if self.chip.bus.messages else PRIVATE_SIZE
 
     def forget_staged(self) -> None:
-        """A reset may have put anything into the private buffer and the command buffer, and into
-        the register that tells where an image is."""
+        """Forget the content of the private buffer, of the command buffer and of the image address
+        register: a reset may have changed them."""
         self._staged, self._filled = self._leftover, COMMAND_SIZE
         self._placed, self._shelved = None, False
 
     # ---- ring --------------------------------------------------------------------------------
 
     def create_ring(self, *, destroy_first: bool) -> None:
-        """Create the command ring; destroys one that a previous driver left, if told so."""
+        """Create the command ring. `destroy_first`: destroy the one that a previous driver left."""
         mp0 = self.chip.mp0
         if destroy_first:
             self.destroy_ring()
         self.unread = []
         self._wait_mailbox("ready for a ring", _READY)
-        if not self.takes_many:  # else the first command's write has all that is looked at
+        if not self.takes_many:  # else the first command's write covers all that is read
             if self.outside is None:
                 self.chip.vram.write(self.command, bytes(COMMAND_SIZE + RING_SIZE))
             else:
@@ -318,10 +318,10 @@ class Psp:
             ) from error
 
     def strike_mode1(self) -> None:
-        """Ask for a reset of the whole chip, without waiting; FirmwareSilent if it cannot be asked.
+        """Request a whole-chip reset without waiting; FirmwareSilent if it cannot be requested.
 
         Source: psp_gfx_if.h, and psp_v11_0.c for when the command may be sent. UNSURE: Linux sends
-        it to secure OS 3.1, 11 and 12 only; whether 13 obeys would be seen on a board.
+        it to secure OS 3.1, 11 and 12 only; a board would show whether 13 obeys.
         """
         self._wait_mailbox("ready for mode1", _STATUS)
         self.chip.mp0.MP0_SMN_C2PMSG_64.write(self._ids.GFX_CTRL_CMD_ID_MODE1_RST)
@@ -329,13 +329,13 @@ class Psp:
     # ---- commands ----------------------------------------------------------------------------
 
     def run(self, *commands: Command, later: bool = False) -> None:
-        """Run commands in their order and wait for them; FirmwareRejected for the first that is
-        refused. later: where the ring `takes_many`, leave the answers in VRAM for `check_unread`:
-        each read of one is a message.
+        """Run commands in order and wait for them; FirmwareRejected for the first that is refused.
+        later: where the ring `takes_many`, leave the answers in VRAM for `check_unread`, because
+        each read of an answer is a message.
 
-        There, as many as fit are given to the ring at once. UNSURE: the kernel gives it one at a
-        time; each frame has a fence of its own, and a board would show whether later frames run
-        after one that was refused.
+        Such a ring gets as many commands at once as fit. UNSURE: the kernel gives the ring one
+        command at a time. Each frame has a fence of its own; a board would show whether later
+        frames run after one that was refused.
         """
         left = list(commands)
         while left:
@@ -357,7 +357,7 @@ class Psp:
 
     @property
     def takes_many(self) -> bool:
-        """Whether the ring gets several commands at once."""
+        """Return whether the ring gets several commands at once."""
         return self.chip.bus.messages and self.outside is None
 
     def _run(self, group: Sequence[Command], *, later: bool, look: int | None = None) -> bytes:
@@ -376,8 +376,8 @@ class Psp:
             places.append(at - COMMAND_SIZE)
             self.fence_value += 1
             self._frames += self._frame(at - COMMAND_SIZE)
-        # One write, with the fence in it, which may hold the same number of an earlier ring, and
-        # the ring from its start: the frames before were taken.
+        # One write includes the fence, which may hold the same number from an earlier ring, and the
+        # ring from its start: the PSP has taken the earlier frames.
         self.chip.vram.write(start, content + self._frames)
         self.nbio.post_hdp()
         self.chip.mp0.MP0_SMN_C2PMSG_67.write(len(self._frames) % RING_SIZE // 4)
@@ -393,7 +393,7 @@ class Psp:
         return seen
 
     def _run_one(self, command: Command, outside: OutsideStage) -> None:
-        """Run a command whose image lies outside; VRAM is written as little as possible."""
+        """Run a command whose image lies in `outside`; write as little as possible to VRAM."""
         if command.image:
             outside.put(command.image)
         buffer = self._layouts.psp_gfx_cmd_resp.new()
@@ -415,15 +415,15 @@ class Psp:
         self._check(command, self.command + offset)
 
     def _read_from(self, start: int) -> None:
-        """Read answers whose places, from `start` on, are taken now."""
+        """Read unread answers that lie at `start` or above, where VRAM is about to be reused."""
         for entry in [entry for entry in self.unread if entry[1] >= start]:
             if any(self.chip.vram.read(entry[1], 4)):
                 self.check_unread()  # an earlier one may have been refused first
             self.unread.remove(entry)
 
     def check_unread(self, statuses: Sequence[int] = ()) -> None:
-        """Raise FirmwareRejected for the first command that was refused, of those whose answers
-        were left in VRAM. statuses: what was read at the places of `unread`."""
+        """Raise FirmwareRejected for the first refused command of those whose answers were left in
+        VRAM. statuses: the values read at the places of `unread`."""
         left, self.unread = self.unread, []
         for number, (command, place) in enumerate(left):
             self._check(command, place, statuses[number] if statuses else None)
@@ -432,8 +432,8 @@ class Psp:
         if status is None:
             status = int.from_bytes(self.chip.vram.read(place, 4), "little")
         if status:
-            # The kernel only warns here, since some PSP versions leave a status behind; a refused
-            # image is worse found later, as a hang.
+            # The kernel only warns here, because some PSP versions leave a status behind. A refused
+            # image that is found later, as a hang, is worse.
             raise FirmwareRejected(
                 f"the PSP refused {command.what}",
                 image=command.what,
@@ -442,7 +442,7 @@ class Psp:
             )
 
     def _frame(self, command: int) -> bytes:
-        """The ring's frame for the command at `command`."""
+        """Return the ring's frame for the command at `command`."""
         frame = self._layouts.psp_gfx_rb_frame.new()
         buffer, fence = self.carveout.mc(command), self.carveout.mc(self.fence)
         frame.cmd_buf_addr_lo, frame.cmd_buf_addr_hi = buffer & 0xFFFF_FFFF, buffer >> 32
@@ -481,7 +481,7 @@ class Psp:
             ) from error
 
     def load_toc(self, image: bytes) -> int:
-        """Show the table of contents; returns the size of the TMR that the images need."""
+        """Send the table of contents; return the size of the TMR that the images need."""
         command, response = psp_commands.load_toc(image), self._layouts.psp_gfx_cmd_resp
         status, size = (response.offset_of(f"resp.{name}") for name in ("status", "tmr_size"))
         if not self.takes_many:
@@ -490,11 +490,11 @@ class Psp:
         place = self.command + status
         words = self._run([command], later=True, look=place)[: size - status + 4]
         self.unread.pop()
-        if not any(words[-4:]):  # RACE: answer and fence may have come between the reads of them
+        if not any(words[-4:]):  # RACE: answer and fence may have arrived between their reads
             words = self.chip.vram.read(place, len(words))
         self._check(command, place, int.from_bytes(words[:4], "little"))
         return int.from_bytes(words[-4:], "little")
 
     def setup_tmr(self, address: int, size: int) -> Command:
-        """The command to give VRAM [address, address+size) to the firmware, for good."""
+        """Return the command that gives VRAM [address, address+size) to the firmware for good."""
         return psp_commands.setup_tmr(self.carveout, address, size)

@@ -1,4 +1,4 @@
-"""What the PSP is told and what it answers: commands for its ring, refusals of its bootloader.
+"""Commands for the PSP's ring, and refusals of its bootloader.
 
 Layouts: Linux 6.12 psp_gfx_if.h.
 """
@@ -21,12 +21,12 @@ PRIVATE_SIZE = 1 << 20  # and its alignment: the bootloader takes the address >>
 
 
 def refusal(status: int) -> int:
-    """The error that the bootloader's status holds, 0 without one."""
+    """Return the error in the bootloader's status, 0 without one."""
     return 0 if status == ALL_ONES else status & _ERROR
 
 
 def refused(name: str, error: int) -> FirmwareRejected:
-    """The failure of an image that the bootloader does not take."""
+    """Return the error for an image that the bootloader does not take."""
     return FirmwareRejected(
         f"the PSP bootloader refused the {name}",
         image=name,
@@ -38,7 +38,8 @@ def refused(name: str, error: int) -> FirmwareRejected:
 @dataclass(frozen=True)
 class Command:
     """GFX_CMD_ID_<kind>. fill: sets its fields, with the MC address of `image`, which lies in whole
-    pages in front of the command; FirmwareRejected if too large. what: its name in errors."""
+    pages in front of the command; FirmwareRejected if the image is too large. what: its name in
+    errors."""
 
     what: str
     kind: str
@@ -60,7 +61,7 @@ class Command:
 
 
 def load_toc(image: bytes) -> Command:
-    """The command to show the table of contents; its response has the size of the TMR."""
+    """Return the command that sends the table of contents; its response has the size of the TMR."""
 
     def fill(buffer: Struct, address: int) -> None:
         toc = buffer.cmd.cmd_load_toc
@@ -71,12 +72,12 @@ def load_toc(image: bytes) -> Command:
 
 
 def autoload() -> Command:
-    """The command to let the RLC start the graphics core with what was loaded."""
+    """Return the command that lets the RLC start the graphics core with what was loaded."""
     return Command("RLC autoload", "AUTOLOAD_RLC", lambda _buffer, _image: None)
 
 
 def setup_tmr(carveout: Carveout, address: int, size: int) -> Command:
-    """The command to give VRAM [address, address+size) to the firmware, for good."""
+    """Return the command that gives VRAM [address, address+size) to the firmware for good."""
     mc, physical = carveout.mc(address), carveout.physical(address)
 
     def fill(buffer: Struct, _image: int) -> None:
@@ -91,7 +92,7 @@ def setup_tmr(carveout: Carveout, address: int, size: int) -> Command:
 
 
 def load_firmware(name: str, kind: int, image: bytes) -> Command:
-    """The command to load one image of psp_gfx_fw_type `kind`."""
+    """Return the command that loads one image of psp_gfx_fw_type `kind`."""
 
     def fill(buffer: Struct, address: int) -> None:
         load = buffer.cmd.cmd_load_ip_fw

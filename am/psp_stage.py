@@ -1,4 +1,4 @@
-"""Where the PSP finds images, where an access of the host to VRAM or a register is a message."""
+"""Places of images for the PSP, where a host access to VRAM or a register is a message."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ ROOM = PRIVATE_SIZE - PAGE  # bytes of a shelf
 class OutsideStage:
     """A transport's StagedMemory as the PSP sees it. mapping: in VMID 0 too, 1 MiB aligned.
 
-    Linux has the PSP's buffer in host memory (amdgpu_psp.c, psp_sw_init), tinygrad on boards behind
-    a USB bridge in its SRAM (runtime/support/am/ip.py): the PSP reads no further than an image.
+    Linux has the PSP's buffer in host memory (amdgpu_psp.c, psp_sw_init). On boards behind a USB
+    bridge, tinygrad has it in the bridge's SRAM (runtime/support/am/ip.py): the PSP does not read
+    beyond an image.
     """
 
     def __init__(self, staged: StagedMemory, mapping: Mapping) -> None:
@@ -25,7 +26,7 @@ class OutsideStage:
         self._staged = staged
 
     def put(self, image: bytes, *, alone: bool = False) -> None:
-        """Put an image there. alone: nothing but zeros behind it. FirmwareRejected if too large."""
+        """Store an image. alone: only zeros follow it. FirmwareRejected if it is too large."""
         size = self._staged.size
         if len(image) > size:
             raise FirmwareRejected(
@@ -35,15 +36,16 @@ class OutsideStage:
 
 
 class Shelf:
-    """The bootloader's images side by side in the PSP's private buffer: one write brings them all.
-    Each is mapped in VMID 0 at an address of its own, as the bootloader takes multiples of 1 MiB.
+    """The bootloader's images side by side in the PSP's private buffer: one write transfers them
+    all. Each is mapped in VMID 0 at its own address, because the bootloader takes multiples of 1
+    MiB.
 
-    Linux has the buffer in pages that the tables of VMID 0 bring together (amdgpu_psp.c,
+    Linux has the buffer in pages that the tables of VMID 0 make contiguous (amdgpu_psp.c,
     psp_sw_init: in the GTT domain).
     """
 
     def __init__(self, memory: AddressSpace, start: int, count: int) -> None:
-        """start: of the private buffer in VRAM. count: of images, at most."""
+        """start: of the private buffer in VRAM. count: maximum number of images."""
         self._memory = memory
         self._start = start
         self._count = count
@@ -52,7 +54,7 @@ class Shelf:
         self.content = b""
 
     def arrange(self, images: Iterable[bytes]) -> None:
-        """Find places for images, as far as there is room. ORDER: before the tables are written."""
+        """Find places for images while there is room. ORDER: before the tables are written."""
         for image in images:
             self._add(image)
 
@@ -68,5 +70,5 @@ class Shelf:
         self.content += image.ljust(size, b"\0")
 
     def address(self, image: bytes) -> int | None:
-        """Where the PSP finds an image; None for one without a place."""
+        """Return the address at which the PSP finds an image; None for one without a place."""
         return self._places.get(image)

@@ -1,8 +1,8 @@
 """Hardware queues: rings that run command images, for compute (PM4) and for copies (SDMA).
 
 A ring has slots of SLOT_WORDS words. A slot runs one image, raises the queue's timeline, and writes
-the slot's number to a fence; what has passed the fence frees its slot and its transient memory.
-Images wait in an arena in host memory; a captured graph's images have memory of their own.
+the slot's number to a fence. Slots up to that number, and their transient memory, are free again.
+Images wait in an arena in host memory; the images of a captured graph have their own memory.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ SLOT_WORDS = 32
 SLOTS = RING_SIZE // (SLOT_WORDS * 4)
 ARENA_SIZE = 1 << 20
 _IMAGE_ALIGN = 256
-_LOOK_EVERY = 128  # submissions; the ring of interrupts has room for 2,048
-# The control page: where hardware writes its read pointer, reads the write pointer, and the fence.
+_LOOK_EVERY = 128  # submissions; the interrupt ring has room for 2,048
+# Offsets in the control page: read pointer (written by hardware), write pointer, fence, timeline.
 _READ_POINTER, _WRITE_POINTER, _FENCE, _TIMELINE = 0, 64, 128, 192
 CONTROL_SIZE = 4096
 _SLOT = struct.Struct(f"<{SLOT_WORDS}I")
@@ -55,9 +55,9 @@ _QWORD = struct.Struct("<Q")
 
 
 class Submission(NamedTuple):
-    """A submission that has been decided on. number: of its slot, counted from 1. words: commands
-    at `address`. head: the arena's position behind it. value: of the timeline, at its end. image:
-    its memory, where that is not the arena. kernels: names of those it launches. resident: the
+    """A submission that will take place. number: of its slot, counted from 1. words: commands at
+    `address`. head: the arena's position behind it. value: of the timeline, at its end. image: its
+    memory, if that is not the arena. kernels: names of the kernels it launches. resident: the
     captured image that it runs."""
 
     number: int
@@ -73,7 +73,7 @@ class Submission(NamedTuple):
 class RingQueue(HardwareQueue):
     """Parts shared by both kinds of queues: ring, arena, fence, doorbell.
 
-    shift: how far the count of words is shifted to give a pointer (SDMA counts bytes).
+    shift: left shift that turns a count of words into a pointer (SDMA counts bytes).
     """
 
     driver: AmDriver
@@ -81,7 +81,7 @@ class RingQueue(HardwareQueue):
     intent: Submission | None = None
     reuses_launches = True
     polls_pointer = True  # the engine may read the write pointer from memory too
-    #: whether the low half of a doorbell may be written alone, where the high half stays
+    #: whether the low half of a doorbell may be written alone while the high half stays the same
     half_doorbells = False
 
     def __init__(self, driver: AmDriver, name: str, kind: QueueKind, doorbell: int) -> None:
@@ -94,7 +94,7 @@ class RingQueue(HardwareQueue):
         self.ring = memory.part(ARENA_SIZE, RING_SIZE)
         self.control = memory.part(ARENA_SIZE + RING_SIZE, CONTROL_SIZE)
         arena = self.arena.view
-        self._words: NDArray[np.uint32] | None = None  # where they are this process's memory
+        self._words: NDArray[np.uint32] | None = None  # the arena, if it is this process's memory
         if isinstance(arena, memoryview):
             self._words = np.frombuffer(arena, np.uint32)
         self._arena_view = arena
@@ -109,12 +109,12 @@ class RingQueue(HardwareQueue):
 
     @property
     def cleared(self) -> list[tuple[int, int]]:
-        """Addresses and sizes of what is zero before the hardware queue is set up."""
+        """Addresses and sizes of memory to zero before the hardware queue is set up."""
         return [(int(self.ring.address), RING_SIZE), (int(self.control.address), _TIMELINE)]
 
     def restart(self, *, clear: bool = True) -> None:
-        """Forget what was submitted: the hardware queue was set up afresh, at zero. clear: zero its
-        memory, which a list of registers does else."""
+        """Forget all submissions: the hardware queue was set up again, at zero. clear: zero its
+        memory; otherwise a register list does that."""
         self.intent = None
         self.count = 0  # slots submitted
         self.innocent = 0  # slots that had ended when no failure had been reported
@@ -126,8 +126,8 @@ class RingQueue(HardwareQueue):
         self._seen = 0  # slots that were done when it was last read
         if clear:
             self._control_view[:_TIMELINE] = bytes(_TIMELINE)
-        # What lies ahead of the write pointer is not read; where writes are messages, it may be
-        # anything.
+        # Hardware does not read beyond the write pointer; where writes are messages, anything may
+        # be there.
         if clear and not self.driver.chip.bus.messages:
             self._ring_view[:] = bytes(RING_SIZE)
         self._ahead.clear()
@@ -148,7 +148,7 @@ class RingQueue(HardwareQueue):
 
     @property
     def ended(self) -> int:
-        """Slots that have ended by the timeline, which waits read; the fence of a slot
+        """Slots that have ended by the timeline, which is what waits read. The fence of a slot
         follows a moment later."""
         number, value = max(self.innocent, self.count - SLOTS), self.timeline.value
         while number < self.count and self._ends[number % SLOTS] <= value:
@@ -157,8 +157,8 @@ class RingQueue(HardwareQueue):
 
     @property
     def suspects(self) -> tuple[str, ...]:
-        """Names of the kernels that may have caused a failure reported now: a page fault does not
-        stop its kernel, so that it may have ended."""
+        """Names of the kernels that may have caused a failure reported now. A page fault does not
+        stop its kernel, so the kernel may have ended."""
         numbers = range(max(self.innocent, self.count - SLOTS) + 1, self.count + 1)
         names = [name for number in numbers for name in self._kernels[(number - 1) % SLOTS]]
         return tuple(dict.fromkeys(names))
@@ -257,7 +257,7 @@ class RingQueue(HardwareQueue):
         """Put an image into the next slot and ring the doorbell."""
         if self.driver.memory.stale:
             self.driver.flush_tlb()
-        self.intent = submission  # from here on it takes place
+        self.intent = submission  # from here on the submission takes place
         self.complete()
 
     def complete(self) -> None:
@@ -272,14 +272,14 @@ class RingQueue(HardwareQueue):
         self._kernels[(number - 1) % SLOTS] = submission.kernels
         self._ends[(number - 1) % SLOTS] = submission.value
         self._head = submission.head
-        # ORDER: who waits must wait for it before the hardware may see it.
+        # ORDER: waiters must wait for this value before the hardware may see the submission.
         self.timeline.last = submission.value
         self.count = number
         self._tell(submission)
         self.intent = None
 
     def _pack(self, submission: Submission, ahead: int = 0) -> bytes:
-        """The slot of a submission, or of one `ahead` submissions later that is like it."""
+        """Return the slot of a submission, or of a similar one `ahead` submissions later."""
         value, number = submission.value + ahead, submission.number + ahead & 0xFFFF_FFFF
         self._fill_slot(self._slot, submission.address, submission.words, value, number)
         return _SLOT.pack(*self._slot)
@@ -320,7 +320,7 @@ class RingQueue(HardwareQueue):
         self._rung = pointer
 
     def _find(self, size: int) -> int | None:
-        """Where `size` contiguous bytes of the arena are free, as a position that only rises."""
+        """Return the ever-rising position where `size` contiguous bytes of the arena are free."""
         size = -(-size // _IMAGE_ALIGN) * _IMAGE_ALIGN
         start = self._head
         if start % ARENA_SIZE + size > ARENA_SIZE:
@@ -328,7 +328,7 @@ class RingQueue(HardwareQueue):
         return start if start + size - self._tail <= ARENA_SIZE else None
 
     def reclaim(self) -> bool:
-        """Free the arena and the large images of finished slots; whether there were any."""
+        """Free the arena and large images of finished slots; return whether there were any."""
         done = self.done
         freed = False
         while self._pending and self._pending[0].number <= done:
@@ -341,7 +341,7 @@ class RingQueue(HardwareQueue):
         return freed
 
     def _await_room(self, words: int) -> None:
-        """For the driver's own submissions; all others have waited without the lock
+        """Wait for room for the driver's own submissions; all others have waited without the lock
         (Device.await_room)."""
         if not self.room(words):
             self._wait_for(lambda: self.room(words), "a slot of the ring, and command memory")
@@ -393,12 +393,12 @@ class ComputeQueue(RingQueue):
     """The compute queue: PM4 on one pipe of the MEC.
 
     Commands of a submission start in order; a launch may overlap the launch before it unless a
-    Barrier stands between. Waits compare the low 32 bits of a timeline.
+    Barrier lies between them. Waits compare the low 32 bits of a timeline.
 
     Polling of the write pointer is off (CP_PQ_WPTR_POLL_CNTL.EN). AMD's driver for virtual
     functions rings compute queues of gfx 9.4.3 with 32 bits (MxGPU-Virtualization,
-    gfx_v9_4_3_ring_set_wptr_compute). UNSURE: that gfx11 takes them too; a board behind a bridge,
-    which sends single dwords in any case, must show it.
+    gfx_v9_4_3_ring_set_wptr_compute). UNSURE: whether gfx11 accepts 32 bits too; a board behind a
+    bridge, which sends single dwords in any case, must show it.
     """
 
     polls_pointer = False
@@ -496,5 +496,5 @@ class CopyQueue(RingQueue):
             else:
                 raise BadArgument("a copy queue cannot launch kernels", queue=self.name)
         if not image.words:
-            image.barrier()  # an image is not empty
+            image.barrier()  # an image must not be empty
         return image.finish(align_words=sdma.ALIGN_WORDS, filler=sdma.NOP)

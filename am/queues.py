@@ -30,7 +30,7 @@ class Queues:
 
     def make(self) -> None:
         """Make the queues that the chip has, and start them. All have their memory before the first
-        one starts: one TLB flush serves them."""
+        one starts: one TLB flush is enough for all."""
         driver, seat = self._driver, self._driver.seat
         facts, made = driver.facts, driver.generation
         with driver.stages.stage("compute queue"):
@@ -57,8 +57,9 @@ class Queues:
                     self.start(copy)
 
     def _start_by_list(self, lists: ListQueue) -> None:
-        """Have the hubs see the memory of all queues, zero it and start the copy queues by a list
-        of registers; then the compute queue by itself, as its registers are banked."""
+        """Use a list of registers to let the hubs see the memory of all queues, zero it and start
+        the copy queues. Then start the compute queue without a list, because its registers are
+        banked."""
         driver = self._driver
         zero = (partial(lists.zero, *place) for queue in self.all for place in queue.cleared)
         described = [(queue, *self._describe(queue)) for queue in self.compute]
@@ -75,7 +76,7 @@ class Queues:
             driver.units.gfx.load_queue(compute.pipe, compute.queue, descriptor, fresh=True)
 
     def _engines(self) -> list[Engine]:
-        """The copy engines, each with the holder's queue of it."""
+        """Return the copy engines, each with the holder's queue of it."""
         driver = self._driver
         if not driver.is_tenant:
             return [*driver.units.engines]
@@ -83,7 +84,7 @@ class Queues:
         return [make(driver.chip, one.index, driver.seat.index) for one in driver.units.engines]
 
     def route_copy_doorbells(self) -> None:
-        """Have the doorbells of copy queues reach their engines."""
+        """Route the doorbells of copy queues to their engines."""
         facts = self._driver.facts
         doorbells = facts.generation.doorbells
         self._driver.units.nbio.route_sdma_doorbells(
@@ -108,7 +109,7 @@ class Queues:
         driver.units.gfx.load_queue(queue.pipe, queue.queue, descriptor)
 
     def _describe(self, queue: ComputeQueue) -> tuple[int, Struct]:
-        """Make a queue's MQD; where in VRAM it belongs, and the MQD."""
+        """Make a queue's MQD; return its place in VRAM, and the MQD."""
         driver = self._driver
         carveout = driver.units.carveout
         place = carveout.mqd(driver.seat.index)
@@ -151,8 +152,8 @@ class Queues:
         return queue.engine.stop(alone=self._driver.alone)
 
     def kill(self, queue: RingQueue) -> bool:
-        """Take a queue off the hardware with what runs; False if it stays active. The copy engine
-        of a holder that has the card alone is reset as a whole."""
+        """Take a queue off the hardware with its running work; False if it stays active. The copy
+        engine of a holder that has the card alone is reset as a whole."""
         if isinstance(queue, ComputeQueue):
             return self._driver.units.gfx.stop_queue(queue.pipe, queue.queue, reset_waves=True)
         assert isinstance(queue, CopyQueue)
@@ -177,5 +178,5 @@ class Queues:
         return [queue for queue in self._made[QueueKind.COPY] if isinstance(queue, CopyQueue)]
 
     def of(self, kind: QueueKind) -> list[RingQueue]:
-        """Those of a kind, in the order of their numbers."""
+        """Return the queues of a kind, in the order of their numbers."""
         return self._made[kind]

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_WAVES_LIMIT_S = 0.1  # TIMEOUT: our choice; the search for a wave of a queue that stands still
+_WAVES_LIMIT_S = 0.1  # TIMEOUT: our choice; the search for a wave of a stalled queue
 
 
 class Reporter:
-    """Explains what one device reports."""
+    """Explains the reports of one device."""
 
     def __init__(self, driver: AmDriver) -> None:
         self.driver = driver
 
     def explain(self, entry: Interrupt) -> UgpuError | None:
-        """The failure that an interrupt entry means, with what registers add, or None."""
+        """Return the failure that an interrupt entry reports, with what registers add, or None."""
         units = self.driver.units
         if entry.source == faults.SOURCE_UTCL2 and entry.client in (
             faults.CLIENT_GFX,
@@ -57,8 +57,8 @@ class Reporter:
         return None
 
     def latched(self) -> UgpuError | None:
-        """The page fault of this holder that a hub holds, whose interrupt entry was lost; None
-        without one. One of another holder is handed to it."""
+        """Return this holder's page fault that a hub has latched, whose interrupt entry was lost;
+        None without one. A fault of another holder is passed to that holder."""
         driver = self.driver
         for fault in filter(None, [hub.take_fault() for hub in driver.units.gmc]):
             for holder in driver.card.holders:
@@ -87,11 +87,11 @@ class Reporter:
         )
 
     def suspects(self) -> tuple[str, ...]:
-        """Names of the kernels that may have caused what is reported now."""
+        """Names of the kernels that may have caused the current report."""
         return tuple(name for queue in self.driver.queues.compute for name in queue.suspects)
 
     def _culprit(self, page: int) -> faults.Place | None:
-        """The instruction behind a page fault, where a model knows it."""
+        """Return the instruction behind a page fault, if a model knows it."""
         found = take_culprit(self.driver.transport, address=page)
         if found is None:
             return None
@@ -109,7 +109,7 @@ class Reporter:
         return word.to_error(entry.vmid, self._named(state), self.driver.name)
 
     def _words_at(self, pc: object) -> dict[str, object]:
-        """The two words at a program counter, as the program was written."""
+        """Return the two words at a program counter, as the program was written."""
         if not isinstance(pc, int):
             return {}
         try:
@@ -121,7 +121,7 @@ class Reporter:
         return {"instruction": " ".join(f"{word:#010x}" for word in words)}
 
     def _named(self, state: dict[str, object]) -> dict[str, object]:
-        """A wave's state with its kernel and the offset in it, where its program is known."""
+        """Return a wave's state with its kernel and the offset in it, if its program is known."""
         pc = state.get("pc")
         found = self.driver.programs.find(pc) if isinstance(pc, int) else None
         if found is None:
@@ -135,7 +135,7 @@ class Reporter:
         return self.driver.units.gfx.queue_state(pipe, queue)
 
     def _first_wave(self) -> dict[str, object]:
-        """Where one of the waves on the chip is; empty where there is none."""
+        """Return where one of the waves on the chip is; empty if there is none."""
         driver = self.driver
         identity, shared = driver.chip.wave_registers["SQ_WAVE_HW_ID2"], not driver.alone
         for wave in inspect.waves(driver.chip, _WAVES_LIMIT_S):

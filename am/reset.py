@@ -1,10 +1,10 @@
-"""Reset: the rungs of the ladder (hcq.ladder) that the driver of an open card has.
+"""Reset: the rungs of the ladder (hcq.ladder) for the driver of an open card.
 
-Policy: what each rung does and in which order they come. A rung counts only when every queue it set
-up again has computed or copied what it should. Rungs and their order: Linux 6.12 gfx_v11_0.c (soft
-reset, queue reset), smu_v13_0_10.c (mode2, see am.mode2), smu_v13_0_0_ppt.c (mode1), soc21.c
+Policy: what each rung does and in which order they come. A rung counts only when every queue that
+it set up again has computed or copied correctly. Rungs and their order: Linux 6.12 gfx_v11_0.c
+(soft reset, queue reset), smu_v13_0_10.c (mode2, see am.mode2), smu_v13_0_0_ppt.c (mode1), soc21.c
 (soc21_asic_reset_method: mode1). Single pipes are not reset: the command processor's firmware of
-gfx11 does not support it (gfx_v11_0.c, gfx_v11_pipe_reset_support; tinygrad took its own back).
+gfx11 does not support it (gfx_v11_0.c, gfx_v11_pipe_reset_support; tinygrad reverted its own).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def plan(driver: AmDriver, only: Level | None = None) -> tuple[Diagnosis, list[P
 
 
 def recover(driver: AmDriver, only: Level | None = None) -> Recovery:
-    """Bring the device back by the mildest rung that can help and works, or by those of level
-    `only`; raises what the last one met."""
+    """Bring the device back by the mildest rung that can help and works, or by the rungs of level
+    `only`; raises the error of the last one."""
     rungs = Rungs(driver)
     ladder = Ladder(driver.name, rungs.all(), driver.clock)
     if not driver.transport.present():
@@ -79,12 +79,12 @@ def recover(driver: AmDriver, only: Level | None = None) -> Recovery:
 
 
 class Rungs:
-    """The rungs of one reset. restarted: the queues that the last rung which acted set up anew."""
+    """The rungs of one reset. restarted: the queues that the last rung to act set up again."""
 
     def __init__(self, driver: AmDriver) -> None:
         self.driver = driver
         self.restarted: list[RingQueue] = []
-        # Of a reset that was cut off nothing is known: all queues are set up again.
+        # Nothing is known about an interrupted reset: all queues are set up again.
         whole = driver.unfinished is not None
         failed = driver.queues.all if whole else failed_queues(driver, driver.core.failure)
         self.failed = [*failed]
@@ -151,7 +151,7 @@ class Rungs:
         whole, card = level > Level.QUEUE, self.driver.card
 
         def noted() -> None:
-            """ORDER: noted first, so that a reset that is cut off is known to the next one."""
+            """Act. ORDER: the note is first, so that the next reset knows of an interrupted one."""
             former = self.driver.unfinished
             self.driver.unfinished = level if former is None else max(level, former)
             if whole:
@@ -227,7 +227,7 @@ class Rungs:
     # ---- actions -----------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        """Let what runs end, then set the queues up afresh."""
+        """Let running work end, then set the queues up again."""
         for queue in self.failed:
             if not self.driver.queues.drain(queue):
                 kind = "compute" if isinstance(queue, ComputeQueue) else "copy"
@@ -273,7 +273,7 @@ class Rungs:
         self._restart(self.driver.queues.all)
 
     def _quiet(self) -> None:
-        """Take off what still can be: nothing should reach for host memory when it is cut off."""
+        """Stop every queue that can be stopped: none should use host memory when it is cut off."""
         for holder in (*self.driver.card.holders, *self.driver.card.stuck):
             for queue in holder.queues.compute:
                 holder.units.gfx.stop_queue(queue.pipe, queue.queue, reset_waves=True)
@@ -281,8 +281,8 @@ class Rungs:
                 copy.engine.stop()
 
     def _boot_again(self, strike: Callable[[Units], None]) -> None:
-        """After a reset of everything: DEVICE memory is lost; page tables and programs come
-        back."""
+        """Boot after a reset of everything. DEVICE memory is lost; page tables and programs are
+        restored."""
         driver, units = self.driver, self.driver.units
         firmware = driver.card.needed_firmware()
         if not driver.chip.lost() and units.psp.alive() and units.gfx.loaded():
@@ -303,7 +303,8 @@ class Rungs:
         self._restart(driver.queues.all)
 
     def _restart(self, queues: Sequence[RingQueue]) -> None:
-        """Empty rings, fresh hardware queues, no old reports, no stale translations."""
+        """Restart queues with empty rings and fresh hardware queues, without old reports and stale
+        translations."""
         driver = self.driver
         self.restarted = [*queues]
         driver.card.drain()
@@ -320,9 +321,9 @@ class Rungs:
             driver.programs.clear_scratch()
 
     def _of_others(self, entry: Interrupt) -> bool:
-        """Return whether an entry reports a failure of a queue that goes on, or what concerns the
-        whole card: heat, and what the SMU announces, which it does not repeat. Page faults do not
-        tell whose they are, and count as those of the queues that failed."""
+        """Return whether an entry reports a failure of a queue that goes on, or concerns the whole
+        card: heat, and announcements of the SMU, which it does not repeat. Page faults do not name
+        their queue, and count as those of the queues that failed."""
         return entry.client in WHOLE_CARD or any(
             reports(entry, queue) for queue in self.driver.queues.all if queue not in self.restarted
         )
@@ -339,7 +340,7 @@ class Rungs:
 
 
 def _go_on(units: Units) -> None:
-    """Go on with a boot that was cut off: nothing is reset where its firmware takes the rest."""
+    """Continue an interrupted boot: nothing is reset if the chip's firmware takes the rest."""
     boot.make_fresh(units, boot.Stages())
 
 

@@ -1,18 +1,18 @@
 """Rest: the graphics core of a card without work may lose its power (GFXOFF).
 
-While a card rests, the SMU may switch the graphics core off, and the copy engines with it. Whatever
-needs the core wakes the card first, wherever it comes from: registers and doorbells are reached
-through `Chip`, which calls `rouse` before each access to a register of the core, or to one that no
-other block has, and before each doorbell. Registers of other blocks, device memory, the interrupt
-ring and the SMU's table are in reach without the core.
+While a card rests, the SMU may switch the graphics core off, and the copy engines with it. Every
+access that needs the core wakes the card first: registers and doorbells are reached through `Chip`,
+which calls `rouse` before each access to a register of the core, or to a register that no other
+block has, and before each doorbell. Registers of other blocks, device memory, the interrupt ring
+and the SMU's table can be accessed without the core.
 
 Source: Linux 6.12 amdgpu_gfx.c (amdgpu_gfx_off_ctrl: GFXOFF is disallowed around each access),
 amdgpu_amdkfd.c (amdgpu_amdkfd_set_compute_idle: on GC 11 for as long as compute is in use),
 smu_v13_0.c (smu_v13_0_gfx_off_control); its register headers (registers of the copy engines are the
-core's). The kernel waits for the answer to DisallowGfxOff alone: SMU 13.0.0 has no register that
-tells the state, as those of APUs do (SMUIO_GFX_MISC_CNTL of smu_v12_0.c and yellow_carp_ppt.c).
-UNSURE: that the core has its power when the message is answered, on every board; a register that
-gives ones is read again for that reason. A board that is allowed GFXOFF would show it.
+core's). The kernel waits only for the answer to DisallowGfxOff: SMU 13.0.0 has no register that
+shows the state, as those of APUs do (SMUIO_GFX_MISC_CNTL of smu_v12_0.c and yellow_carp_ppt.c).
+UNSURE: whether the core has its power when the message is answered, on every board; for that
+reason, a register that reads all ones is read again. A board that is allowed GFXOFF would show it.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# In a register of MMHUB's last context, which is not used and which every reset clears (as
-# am.psp's note is): a process that dies leaves it for the next one. The core's own registers cannot
-# be read then.
+# In a register of MMHUB's last context, which is unused and cleared by every reset (like am.psp's
+# note). A process that dies leaves the note for the next one, which cannot read the core's own
+# registers then.
 _NOTE = 0x75470FFF
-# TIMEOUT: the kernel waits 0.5 s where a register tells it (smu_v12_0_gfx_off_control)
+# TIMEOUT: the kernel waits 0.5 s where a register shows the state (smu_v12_0_gfx_off_control)
 POWER_LIMIT_S = 0.5
 
 
 class Rest:
-    """Rest of one card. holders: its drivers, as the card has them; lock: theirs.
+    """Rest of one card. holders: the card's list of drivers; lock: theirs.
 
-    resting: the SMU has taken the message that the core may go off. able: whether its firmware
-    knows GFXOFF. rests: how often the card was let rest.
+    resting: the SMU has accepted the message that allows the core to go off. able: whether its
+    firmware knows GFXOFF. rests: how often the card was put to rest.
     """
 
     def __init__(self, units: Units, lock: threading.RLock, holders: list[AmDriver]) -> None:
@@ -63,18 +63,19 @@ class Rest:
 
     def begin(self) -> bool:
         """Let the core go off; False where a holder has work or has failed, or where the firmware
-        refuses. An exception leaves the card at rest, or ready for work."""
+        refuses. After an exception, the card is at rest or ready for work."""
         with self._lock:
             if self.resting or not self.able:
                 return self.resting
-            self.end()  # an exception may have cut off a call before this one
+            self.end()  # an exception may have interrupted an earlier call
             cores = [holder.core for holder in self._holders]
             if not all(core.idle and core.failure is None for core in cores):
                 return False
             self._guard()
             self._changing = True
             try:
-                # ORDER: a process that finds the mark without the note takes the engines as halted.
+                # ORDER: a process that finds the mark without the note assumes that the engines are
+                # halted.
                 _note(self._units.chip).write(_NOTE)
                 boot.mark(self._units.chip, boot.LEFT_CLEAN)
                 self._units.smu.tell("AllowGfxOff")
@@ -94,8 +95,8 @@ class Rest:
             return True
 
     def end(self) -> None:
-        """See that the core has its power; idempotent. FirmwareSilent, FirmwareRejected, LinkError
-        are failures of all holders. Any other exception leaves the card at rest."""
+        """Make sure that the core has its power; idempotent. FirmwareSilent, FirmwareRejected and
+        LinkError are failures of all holders. Any other exception leaves the card at rest."""
         with self._lock:
             if not self._asleep or self._changing:
                 return
@@ -110,9 +111,9 @@ class Rest:
                 self._changing = False
 
     def take_over(self) -> bool:
-        """Wake a card whose process died while it rested, and stop its engines; False where the SMU
-        does not do it: the core is then left alone until a reset. True for any other card whose
-        secure OS runs."""
+        """Wake a card whose process died while the card rested, and stop its engines. False if the
+        SMU does not wake it: the core is then left alone until a reset. True for any other card
+        whose secure OS runs."""
         units = self._units
         if not noted(units.chip):
             return True
@@ -129,14 +130,14 @@ class Rest:
         return True
 
     def forget(self) -> None:
-        """The chip was reset: its core has power."""
+        """Note that the chip was reset: its core has power."""
         with self._lock:
             self._open()
 
     # ---- how ---------------------------------------------------------------------------------
 
     def _leave(self) -> None:
-        """The core has its power, and may be used."""
+        """End the rest: the core has its power, and may be used."""
         self._changing = True
         try:
             boot.mark(self._units.chip, boot.IN_USE)
@@ -160,7 +161,7 @@ class Rest:
         self.resting = self._asleep = False
 
     def _give_up(self, error: UgpuError) -> None:
-        """The core does not come back by itself: a reset has to bring it."""
+        """Fail all holders: the core does not come back without a reset."""
         self._changing = False
         self._lose()
         for holder in self._holders:
@@ -173,16 +174,16 @@ class Rest:
         chip.dark, chip.bus.rouse = True, self._rouse
 
     def _rouse(self, index: int | None) -> bool:
-        """Before an access to the register at `index`, None: to several. Returns whether it can be
-        made: a core that does not come back is left alone."""
+        """Wake the card before an access to the register at `index`, None: to several. Returns
+        whether the access can be made: a core that does not come back is left alone."""
         if index is not None and not self._needs_core(index):
             return True
         self.end()
         return self._changing or not self._units.chip.dark
 
     def _needs_core(self, index: int) -> bool:
-        """Return whether the register may be the core's. What no block names may be, but for the
-        place that HDP's flush was moved to."""
+        """Return whether the register may be the core's. A register that is in no block may be,
+        except for the place that HDP's flush was moved to."""
         if index == self._units.nbio.flush_index:
             return False
         found = self._in_core.get(index)
@@ -192,7 +193,7 @@ class Rest:
 
 
 class _Guarded:
-    """Doorbells of a card at rest. Before one is rung the card wakes; the window is put back."""
+    """Doorbells of a card at rest. Ringing one first wakes the card, which puts the window back."""
 
     def __init__(self, window: Window, rest: Rest) -> None:
         self.window = window
@@ -204,7 +205,7 @@ class _Guarded:
 
 
 def give_power(chip: Chip, smu: Smu) -> None:
-    """Disallow GFXOFF, and see that the core has its power. FirmwareSilent, FirmwareRejected."""
+    """Disallow GFXOFF, and wait until the core has its power. FirmwareSilent, FirmwareRejected."""
     smu.tell("DisallowGfxOff")
     try:
         chip.wait(
@@ -225,9 +226,9 @@ def give_power(chip: Chip, smu: Smu) -> None:
 
 
 def look_into(chip: Chip, make_smu: Callable[[], Smu]) -> None:
-    """Before registers of a card are read that no process drives: wake it where a process died
-    while it rested. Where it does not wake, its core's registers read as ones. The card stays
-    marked for the process that takes it over."""
+    """Prepare to read registers of a card that no process drives: wake it if a process died while
+    it rested. If it does not wake, its core's registers read as ones. The card stays marked for the
+    process that takes it over."""
     if not noted(chip):
         return
     smu = make_smu()

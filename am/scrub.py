@@ -1,6 +1,6 @@
-"""Zeros over memory of the driver's own that kernels can read, and that was another holder's.
+"""Clearing of the driver's own memory that kernels can read and that was another holder's.
 
-Buffers are the caller's to clear: the daemon does so when it allocates them.
+The caller clears buffers: the daemon does so when it allocates them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 def by_host(driver: AmDriver, mapping: Mapping) -> None:
-    """Clear VRAM through the host's window: little of it, at any time."""
+    """Clear VRAM through the host's window: for small sizes, at any time."""
     for start, length in mapping.pieces:
         driver.chip.vram.write(start, bytes(length))
     driver.units.nbio.post_hdp()
 
 
 def by_queue(driver: AmDriver, mapping: Mapping) -> None:
-    """Clear memory in front of all kernels that are submitted from now on; does not wait.
+    """Clear memory before all kernels that are submitted from now on; does not wait.
 
-    OutOfMemory where the compute queue has no room: waiting for it would keep the other holders of
-    the card waiting too.
+    OutOfMemory if the compute queue has no room: waiting for it would make the other holders of the
+    card wait too.
     """
     driver.core.complete()
     queue = driver.queues.compute[0]

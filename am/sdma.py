@@ -17,7 +17,7 @@ from hcq.errors import UnitTimeout
 from hcq.fields import BoundRegister, Field
 
 MOST = 0x40_0000  # bytes per packet; the kernel's limit for this engine
-ALIGN_WORDS = 8  # indirect buffers end, and their packets end, at multiples of this
+ALIGN_WORDS = 8  # indirect buffers and their packets end at multiples of this
 NOP = 0
 _MTYPE_UC = 3
 _DWORD_FILL = 2
@@ -28,8 +28,8 @@ _INTERVAL = 10
 _WRITEBACK_TIMER = 6
 _RESP_MODE, _REDO_DELAY = 3, 9
 # L2 policies of UTCL1_PAGE: reads do not allocate, writes bypass. They are the kernel's "default"
-# (sdma_common.h, CACHE_READ_POLICY_L2__DEFAULT and CACHE_WRITE_POLICY_L2__DEFAULT; sdma_v6_0.c)
-# and tinygrad's. With 0, LRU, copied data may stay in GL2, where the host's BAR does not look.
+# (sdma_common.h, CACHE_READ_POLICY_L2__DEFAULT and CACHE_WRITE_POLICY_L2__DEFAULT; sdma_v6_0.c) and
+# tinygrad's. With 0, LRU, copied data may stay in GL2, which the host's BAR does not read.
 _READ_NO_ALLOCATE, _WRITE_BYPASS = 2, 3
 _HANG_COUNT = 1  # units of 100 ms
 _HALT_LIMIT_S = 0.1
@@ -77,7 +77,7 @@ class Sdma(Assembler):
         self.low(value)
 
     def signal(self, address: Symbol, value: Symbol) -> None:
-        """Write 64 bits, the low half first: a counter that rises never shows too high a value."""
+        """Write 64 bits, the low half first: a rising counter then never reads too high."""
         self.fence(address, value)
         self.emit(fence_header())
         self.pair(address.plus(4))
@@ -112,7 +112,8 @@ class Sdma(Assembler):
         self.pair(address)
 
     def barrier(self) -> None:
-        """Packets of one queue finish in order; a NOP keeps them from overlapping in the engine."""
+        """Emit a NOP, which keeps packets from overlapping in the engine. Packets of one queue
+        finish in order."""
         self.emit(NOP)
 
 
@@ -130,7 +131,7 @@ def indirect_header(vmid: int) -> int:
 
 @dataclass(frozen=True)
 class RingMemory:
-    """Where an engine's ring is: virtual addresses, bytes. doorbell: dword index."""
+    """Addresses of an engine's ring: virtual, in bytes. doorbell: dword index."""
 
     ring: int
     ring_size: int
@@ -141,7 +142,7 @@ class RingMemory:
 
 
 class Engine:
-    """Drive one queue of an SDMA engine, and the engine itself. number: of the queue."""
+    """Drive an SDMA engine and one of its queues. number: of the queue."""
 
     def __init__(self, chip: Chip, index: int, number: int = 0) -> None:
         self.chip = chip
@@ -157,8 +158,8 @@ class Engine:
 
     @batched
     def start(self, memory: RingMemory, *, engine: bool = True) -> None:
-        """Set the queue up on an empty ring. engine: set the engine up too and let it run; not for
-        a further queue of one that runs."""
+        """Set the queue up on an empty ring. engine: also set the engine up and let it run; False
+        for a further queue of a running engine."""
         if engine:
             self.register("SEM_WAIT_FAIL_TIMER_CNTL").write(0)
         # The registers of the ring are neighbours and travel together behind a bridge.
@@ -186,7 +187,8 @@ class Engine:
         self.register("CNTL").update(TRAP_ENABLE=1)
 
     def _set_pointers(self, memory: RingMemory) -> None:
-        """ORDER: MINOR_PTR_UPDATE around the write of a pointer to a lower value."""
+        """Set the ring's pointers. ORDER: MINOR_PTR_UPDATE around the write of a pointer to a lower
+        value."""
         for name in ("RB_RPTR", "RB_RPTR_HI", "RB_WPTR", "RB_WPTR_HI"):
             self.queue(name).write(0)
         self._pair("RB_WPTR_POLL_ADDR", memory.write_pointer)
@@ -203,8 +205,8 @@ class Engine:
         self.queue(f"{stem}_HI").write(address >> 32)
 
     def stop(self, *, alone: bool = True) -> bool:
-        """Stop the queue; whether it came to rest, and with it the engine where no other queue of
-        it may be at work."""
+        """Stop the queue; return whether it came to rest. alone: wait for the whole engine; False
+        if another queue of the engine may be running."""
         self.queue("DOORBELL").update(ENABLE=0)
         self.queue("RB_CNTL").update(RB_ENABLE=0)
         self.queue("IB_CNTL").update(IB_ENABLE=0)
@@ -227,7 +229,7 @@ class Engine:
     def reset(self) -> None:
         """Freeze, halt and soft-reset the engine; its queues are gone afterwards.
 
-        A doorbell that is left on, or an offset, would reach the engine again as soon as it runs
+        A doorbell that stays on, or its offset, would reach the engine again as soon as it runs
         (tinygrad 0.14 clears both).
         """
         self.queue("DOORBELL").update(ENABLE=0)

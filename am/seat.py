@@ -17,8 +17,9 @@ SEATS = 8
 
 @dataclass(frozen=True)
 class Seat:
-    """index: of its queues, 0 for the holder that booted the card. vmid: its translation context.
-    pasid: what interrupts name besides, another one for each tenant; 0 for the first holder."""
+    """The seat of one holder. index: of its queues, 0 for the holder that booted the card. vmid:
+    its translation context. pasid: also named by interrupts, a different one for each tenant; 0 for
+    the first holder."""
 
     index: int = 0
     vmid: int = QUEUE_VMID
@@ -39,6 +40,6 @@ class Seat:
         return 2 * (facts.generation.doorbells.compute_ring0 + self.index)
 
     def copy_doorbell(self, facts: ChipFacts, engine: int) -> int:
-        """Dword index of the doorbell of its queue of an engine."""
+        """Dword index of the doorbell of its queue on a copy engine."""
         doorbells = facts.generation.doorbells
         return 2 * (doorbells.copy_engine0 + engine * doorbells.copy_stride + self.index)

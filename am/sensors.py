@@ -1,7 +1,7 @@
-"""Sensors: what the SMU measures, read from its metrics table.
+"""Sensors: the SMU's measurements, read from its metrics table.
 
-One table answers all sensors: it is transferred at most once per REFRESH_S. Source: Linux 6.12
-smu_v13_0_0_ppt.c (which member is what, units), smu13_driver_if_v13_0_0.h.
+One table serves all sensors: it is transferred at most once per REFRESH_S. Source: Linux 6.12
+smu_v13_0_0_ppt.c (meaning and units of the members), smu13_driver_if_v13_0_0.h.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hcq.layout import Struct
 from hcq.telemetry import Sensor
 
 REFRESH_S = 0.1
-_THROTTLER = "THROTTLER_"  # smu_v13_0_0_get_throttler_status: a reason holds where it is above 0 %
+_THROTTLER = "THROTTLER_"  # smu_v13_0_0_get_throttler_status: a reason applies if it is above 0 %
 
 
 class Metrics:
@@ -44,7 +44,7 @@ class Metrics:
 
 
 def reasons_of(smu: Smu) -> list[tuple[int, str]]:
-    """Reasons to lower clocks: place in the table, and label."""
+    """Return the reasons to lower clocks: place in the table, and label."""
     ids = constants(smu.interface.tables)
     names = [name for name in ids if name.startswith(_THROTTLER) and name.endswith("_BIT")]
     return sorted(
@@ -54,7 +54,7 @@ def reasons_of(smu: Smu) -> list[tuple[int, str]]:
 
 
 def make_sensors(metrics: Metrics) -> tuple[Sensor, ...]:
-    """All sensors of the device."""
+    """Return all sensors of the device."""
     ids = constants(metrics.smu.interface.tables)
 
     def temperature(index: str) -> Callable[[], float]:

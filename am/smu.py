@@ -44,9 +44,9 @@ class Smu:
         self.nbio = nbio
         self.carveout = carveout
         self.limit_s = MESSAGE_LIMIT_S
-        self.version = 0  # as GetSmuVersion gave it last
-        self.stuck = False  # a message was not answered: only a reset makes the SMU listen again
-        self._idle = False  # the last message was answered, and no other one was sent since
+        self.version = 0  # last result of GetSmuVersion
+        self.stuck = False  # a message was not answered: the SMU responds only after a reset
+        self._idle = False  # the last message was answered, and none was sent since
         self._asked: dict[str, list[int]] = {}  # argument, response, result of messages in a list
         self._sending = False  # an exception may have kept the last message from being sent
         self.interface = interface = chip.facts.smu
@@ -60,7 +60,7 @@ class Smu:
         return int(self.chip.mp1.MP1_SMN_C2PMSG_82.read())
 
     def tell(self, message: str, argument: int = 0) -> None:
-        """The same for a message without a result.
+        """Send a message that has no result; see `send`.
 
         ORDER: response cleared, argument, message: writing the message starts the SMU.
         """
@@ -101,8 +101,8 @@ class Smu:
     # ---- messages in a list of registers (am.lists) --------------------------------------------
 
     def ask(self, message: str, argument: int = 0) -> None:
-        """As a step of a list: send a message and keep what it gives, for `answer`. The last
-        message was answered."""
+        """As a step of a list: send a message and keep its result for `answer`. The message before
+        it was answered."""
         recorder, mp1 = self.chip.bus.recorder, self.chip.mp1
         assert recorder is not None
         asked = self._asked[message] = [argument]
@@ -112,8 +112,8 @@ class Smu:
         recorder.keep(mp1.MP1_SMN_C2PMSG_82.index, asked.append)
 
     def answer(self, message: str) -> int:
-        """What a message gave in a list that has ended; one that the SMU was too busy for is sent
-        again. FirmwareSilent, FirmwareRejected, as from `send`."""
+        """Return the result of a message in a list that has ended. A message that the SMU was too
+        busy for is sent again. FirmwareSilent, FirmwareRejected, as from `send`."""
         argument, response, result = self._asked.pop(message)
         self._idle = True
         if response == BUSY:
@@ -122,8 +122,8 @@ class Smu:
         return result
 
     def check_asked(self) -> None:
-        """A list has not ended: FirmwareSilent where that is the SMU's doing, as its last message
-        has no response."""
+        """Check a list that has not ended: FirmwareSilent if the SMU is the cause, that is, if its
+        last message has no response."""
         if not self._asked or self.chip.mp1.MP1_SMN_C2PMSG_90.read():
             return
         number = int(self.chip.mp1.MP1_SMN_C2PMSG_66.read())
@@ -142,9 +142,9 @@ class Smu:
 
     @batched
     def strike_mode1(self) -> None:
-        """Ask the debug mailbox for a reset of the whole chip, without waiting.
+        """Request a reset of the whole chip through the debug mailbox, without waiting.
 
-        Firmware that is stuck takes it too. Source: Linux commit 29b1b0b06def ("use debug port for
+        Works even if the firmware is stuck. Source: Linux commit 29b1b0b06def ("use debug port for
         mode1 reset request on smu 13&14"), which waits for no response either; smu_v13_0.c for the
         registers; tinygrad 0.14 does the same on boards.
         """
@@ -154,7 +154,7 @@ class Smu:
         mp1.MP1_SMN_C2PMSG_75.write(self.chip.generation.smu_debug_mode1_message)
 
     def mode1(self) -> None:
-        """Ask for a reset of the whole chip, without waiting, the way that the chip knows."""
+        """Request a reset of the whole chip, without waiting, in the way that the chip supports."""
         if self.chip.facts.mode1_by_debug:
             self.strike_mode1()
         else:
@@ -162,8 +162,8 @@ class Smu:
             self.post(self.message_number("Mode1Reset"), 0)
 
     def _settle(self) -> None:
-        """Wait a while for the end of a message whose sender was cut off: one that comes before it
-        is lost. Firmware that is stuck is not waited for."""
+        """Wait a while for the end of a message whose sender was interrupted: a message sent before
+        that end is lost. Does not wait for stuck firmware."""
         if self.stuck:
             return
         with contextlib.suppress(UnitTimeout):
@@ -202,7 +202,7 @@ class Smu:
             ) from error
 
     def state(self) -> dict[str, object]:
-        """The mailbox registers, for reports. Never raises."""
+        """Return the mailbox registers, for reports. Never raises."""
         try:
             return {
                 "smu_message": int(self.chip.mp1.MP1_SMN_C2PMSG_66.read()),
@@ -216,10 +216,10 @@ class Smu:
     # ---- life --------------------------------------------------------------------------------
 
     def start(self, *, by_list: bool = False) -> None:
-        """Check versions, tell the SMU where our table buffer is, switch its features on. by_list:
-        the features alone, see `ask_rest`. UNSURE: Linux and tinygrad tell it of the buffer before;
-        it writes there when it is asked for a table."""
-        self._idle = False  # what it answered before it was loaded says nothing
+        """Check versions, send the address of the table buffer, switch the SMU's features on.
+        by_list: switch the features on only, see `ask_rest`. UNSURE: Linux and tinygrad send the
+        address first; the SMU writes there when a table is requested."""
+        self._idle = False  # an answer from before it was loaded means nothing
         if not by_list:
             self._take_versions(self.send("GetSmuVersion"), self.send("GetDriverIfVersion"))
             for message, argument in self._table_address():
@@ -232,7 +232,7 @@ class Smu:
             log.warning("%s; it is off where the firmware does not know it", error)
 
     def _table_address(self) -> tuple[tuple[str, int], tuple[str, int]]:
-        """The messages, and their arguments, that tell where our table buffer is."""
+        """Return the messages and arguments that set the address of the table buffer."""
         address = self.carveout.mc(self.carveout.smu_table)
         return (
             ("SetDriverDramAddrHigh", address >> 32),
@@ -240,14 +240,15 @@ class Smu:
         )
 
     def ask_rest(self) -> None:
-        """As a step of a list: the part of `start` that features do not need, for `take_rest`."""
+        """As a step of a list: do the part of `start` that is not needed for the features. See
+        `take_rest`."""
         self.ask("GetSmuVersion")
         self.ask("GetDriverIfVersion")
         for message, argument in self._table_address():
             self.ask(message, argument)
 
     def take_rest(self) -> None:
-        """See `ask_rest`."""
+        """Take the answers to `ask_rest`."""
         self._take_versions(self.answer("GetSmuVersion"), self.answer("GetDriverIfVersion"))
         for message, _ in self._table_address():
             self.answer(message)
@@ -263,8 +264,8 @@ class Smu:
             )
 
     def enable_graphics(self) -> None:
-        """Switch the features of the graphics core on again, which was reset. That GFXOFF is
-        forbidden the SMU has kept: the kernel does not repeat it (smu_v13_0_10.c)."""
+        """Switch the features of the graphics core on again after its reset. The SMU still forbids
+        GFXOFF: the kernel does not repeat that (smu_v13_0_10.c)."""
         self.tell("EnableAllSmuFeatures", self._interface.FEATURE_PWR_GFX)
 
     def running(self) -> bool:
@@ -307,5 +308,5 @@ class Smu:
 
 
 def version_text(version: int) -> str:
-    """As the kernel prints it: major.minor.debug."""
+    """Format a version as the kernel prints it: major.minor.debug."""
     return f"{version >> 16 & 0xFF}.{version >> 8 & 0xFF}.{version & 0xFF}"

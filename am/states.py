@@ -1,8 +1,8 @@
 """Named states of each firmware and unit of a chip, with meaning and remedy.
 
-Reads registers and writes none, so that it works on a chip in any state: one that was not
-booted, one that hangs, one that another process left. Registers that change when they are read
-(the semaphores of the invalidation engines) are left alone.
+This module reads registers and writes none, so it works on a chip in any state: not booted, hung,
+or left by another process. Registers that change when they are read (the semaphores of the
+invalidation engines) are left alone.
 
 Sources: Linux 6.12 amdgpu_discovery.c (board firmware), psp_v13_0.c (bootloader, secure OS, ring),
 amdgpu_ras.c, amdgpu_ras.h (boot errors), smu_cmn.c (responses), gfx_v11_0.c (autoload, RLC, MEC),
@@ -28,8 +28,8 @@ _READY = 0x8000_0000
 
 @dataclass(frozen=True)
 class State:
-    """unit: what it is of. name: for people and programs. ok: as in a chip that works, or that
-    waits to be booted; None: not known, as a recording lacks it. registers: what it was read from.
+    """The state of one `unit`. name: for people and programs. ok: the unit works, or waits to be
+    booted; None: not known, because a recording lacks it. registers: the values it was read from.
     """
 
     unit: str
@@ -41,8 +41,8 @@ class State:
 
 
 def states(chip: Chip) -> list[State]:
-    """Each unit's state, in the order of a boot; the first that is not ok is where to look. A chip
-    that does not answer at all is one state."""
+    """Return each unit's state, in the order of a boot; the first that is not ok is where to look.
+    A chip that does not answer at all has one state."""
     if _lost(chip):
         if chip.unplaced():
             meaning = "a reset of its slot cleared the addresses of its BARs; nothing restored them"
@@ -66,7 +66,7 @@ def _lost(chip: Chip) -> bool:
 
 
 def _tried(unit: str, look: Callable[[], Iterator[State]]) -> Iterator[State]:
-    """The states that `look` finds, and why it ends where it cannot read one."""
+    """Yield the states that `look` finds; if it cannot read one, yield the reason."""
     try:
         yield from look()
     except NotRecorded as error:
@@ -77,7 +77,7 @@ def _tried(unit: str, look: Callable[[], Iterator[State]]) -> Iterator[State]:
 
 
 def _with(registers: dict[str, int], **more: BoundRegister) -> dict[str, int]:
-    """Values, and those of further registers that are only shown: of a recording what it has."""
+    """Add further registers, which are only shown, to `registers`; of a recording, those it has."""
     for name, register in more.items():
         with suppress(NotRecorded):
             registers[name] = int(register.read())
@@ -85,8 +85,8 @@ def _with(registers: dict[str, int], **more: BoundRegister) -> dict[str, int]:
 
 
 def unreached(error: UgpuError) -> State | None:
-    """The state of a chip that cannot be looked into, by the error that says so; None for an error
-    that tells nothing of the chip."""
+    """Return the state of a chip that cannot be read, from the error that reports this; None for an
+    error that does not concern the chip."""
     facts, remedy = error.facts, str(error.facts.get("remedy", ""))
     if isinstance(error, FirmwareSilent):
         words = {"C2PMSG_33": "c2pmsg_33", "RCC_CONFIG_MEMSIZE": "vram_mb"}
@@ -100,7 +100,7 @@ def unreached(error: UgpuError) -> State | None:
 
 
 def as_json(chip: Chip) -> list[dict[str, object]]:
-    """The same, for a bundle."""
+    """Return `states` as dictionaries, for a bundle."""
     return [asdict(state) for state in states(chip)]
 
 
@@ -194,7 +194,7 @@ def _bootloader(chip: Chip, word: int, registers: dict[str, int]) -> State:
 
 def _smu(chip: Chip) -> Iterator[State]:
     mp1, registers, loaded = chip.mp1, dict[str, int](), True
-    with suppress(NotRecorded):  # then the mailbox tells
+    with suppress(NotRecorded):  # then the mailbox shows the state
         flags = registers["MP1_FIRMWARE_FLAGS"] = chip.bus.read32(
             chip.generation.smu_firmware_flags // 4
         )
@@ -340,8 +340,8 @@ def _interrupts(chip: Chip) -> Iterator[State]:
 
 
 def _thermal(chip: Chip) -> Iterator[State]:
-    """UNSURE: that CTF_TEMP shows the temperature on gfx11 as it does on Vega (vega10_thermal.c);
-    a board would settle it."""
+    """Thermal controller. UNSURE: whether CTF_TEMP shows the temperature on gfx11 as it does on
+    Vega (vega10_thermal.c); a board would settle it."""
     if not chip.instances("THM"):
         return
     control = chip.thm.THM_THERMAL_INT_CTRL.read()
@@ -360,7 +360,7 @@ def _thermal(chip: Chip) -> Iterator[State]:
 
 
 def _looks(chip: Chip) -> Iterator[tuple[str, Callable[[], Iterator[State]]]]:
-    """Each unit, and what finds its state, in the order of a boot."""
+    """Yield each unit, and the function that finds its state, in the order of a boot."""
     yield "board firmware", lambda: _board(chip)
     yield "PSP", lambda: _psp(chip)
     yield "SMU", lambda: _smu(chip)

@@ -1,10 +1,10 @@
-"""THM: the thermal controller, which tells when the chip gets too hot.
+"""THM: the thermal controller, which reports when the chip gets too hot.
 
 The board's power-play table states at which temperature a driver has to stop the chip, and how much
 lower that is while a fan does not turn. Linux then waits 50 ms, reads the temperature again, and
-switches the machine off. At a higher one the board cuts the power by itself, and says so before
-(critical temperature fault, CTF). Source: Linux 6.12
-smu_v13_0.c (smu_v13_0_set_irq_state, smu_v13_0_irq_process), smu_v13_0_0_pptable.h (the table),
+switches the machine off. At a higher temperature the board cuts the power by itself, and reports
+that first (critical temperature fault, CTF). Source: Linux 6.12 smu_v13_0.c
+(smu_v13_0_set_irq_state, smu_v13_0_irq_process), smu_v13_0_0_pptable.h (the table),
 smu_v13_0_0_ppt.c (smu_v13_0_0_get_thermal_temperature_range), soc15_ih_clientid.h.
 """
 
@@ -28,8 +28,8 @@ _LIMIT_PLACE = 29  # of software_shutdown_temp, 16 bits, in the packed table
 _OFFSET = struct.Struct("<h")  # SkuTable.FanAbnormalTempLimitOffset
 _FAN = "SkuTable.FanAbnormalTempLimitOffset"
 _PPTABLE = 832  # where PPTable_t begins, behind reserved words and limits for overclocking
-_LEAST, _MOST = 60, 255  # degrees: what a limit may be; the field has 8 bits
-_CREDIT = 5  # interrupts that the interrupt handler has not taken yet, at most
+_LEAST, _MOST = 60, 255  # degrees: valid range of a limit; the field has 8 bits
+_CREDIT = 5  # maximum of interrupts that the interrupt handler has not taken yet
 _TOO_HOT, _GPIO_19 = 0, 83
 
 _CLIENTS = constants("soc15_ih_clientid")
@@ -40,10 +40,11 @@ WHOLE_CARD = frozenset({CLIENT_THM, CLIENT_SMUIO, CLIENT_MP1})
 
 
 class Thermal:
-    """Drive one chip's controller. limit: degrees Celsius of the hottest place beyond which the
-    chip must not work; 0 where nothing states it, or the chip has no controller that we know.
-    stated: the board's, which `limit` is below while a fan does not turn. moments: how often it was
-    passed and not found passed any more. announcements: what the SMU says by itself."""
+    """Drive one chip's thermal controller. limit: temperature of the hottest place, in degrees
+    Celsius, beyond which the chip must not work; 0 if none is stated, or if the chip has no
+    controller that ugpu knows. stated: the board's limit; `limit` is lower while a fan does not
+    turn. moments: how often a crossing was reported that was over when it was checked.
+    announcements: the events that the SMU reports by itself."""
 
     def __init__(self, chip: Chip, smu: Smu) -> None:
         self.chip = chip
@@ -52,10 +53,10 @@ class Thermal:
         self.moments = 0
         self.announcements = Announcements(chip, smu)
         self._offset = 0
-        self._control: int | None = None  # what the last list has read of the register
+        self._control: int | None = None  # register value that the last list read
 
     def start(self) -> None:
-        """Learn the limit, have its crossing told, and what the SMU announces. The SMU runs."""
+        """Read the limit; enable reports of its crossing and SMU announcements. The SMU runs."""
         self._watch()
         self.announcements.start()
 
@@ -78,14 +79,14 @@ class Thermal:
         return bool(self.chip.instances("THM"))
 
     def _offset_place(self) -> int:
-        """Where in the table the offset lies that a fan which does not turn brings."""
+        """Place in the table of the offset that applies while a fan does not turn."""
         return _PPTABLE + structs(self.smu.interface.tables).PPTable_t.offset_of(_FAN)
 
     # ---- by a list of registers (am.lists), as `start` -----------------------------------------
 
     def ask(self) -> None:
         """As a step of a list: have the SMU write the board's table and announce events. `places`
-        are to be read behind it, for `take`."""
+        must be read after it, for `take`."""
         if self._exists():
             self.smu.ask("TransferTableSmu2Dram", self.smu.table_number(_TABLE))
             recorder, control = self.chip.bus.recorder, self.chip.thm.THM_THERMAL_INT_CTRL
@@ -97,12 +98,12 @@ class Thermal:
         self._control = found
 
     def places(self) -> list[int]:
-        """The words of VRAM that `take` wants."""
+        """VRAM addresses of the words that `take` needs."""
         table = self.smu.carveout.smu_table
         return [table + at & ~3 for at in (_LIMIT_PLACE, self._offset_place())]
 
     def take(self, words: Sequence[int]) -> None:
-        """Take what `places` held; `switch_on` is next."""
+        """Take the content of `places`. `switch_on` is next."""
         self.limit = self.stated = 0
         if not self._exists():
             log.info("no registers of the thermal controller: over-temperature is not reported")
@@ -136,7 +137,7 @@ class Thermal:
 
     @batched
     def switch_on(self) -> None:
-        """Have the crossing of the limit told, where the board's table has one; also in a list."""
+        """Enable reports of crossing the limit, if the board's table has one. Also in a list."""
         if not self.limit:
             return
         thm, found = self.chip.thm, self._control
@@ -153,7 +154,7 @@ class Thermal:
         thm.THM_THERMAL_INT_ENA.write(THERM_INTH_CLR=1, THERM_INTL_CLR=1, THERM_TRIGGER_CLR=1)
 
     def _change_limit(self, device: str) -> None:
-        """Follow what the SMU announces of a fan."""
+        """Change the limit after the SMU has announced a fan's state."""
         if not self.stated:
             return
         bad = self.announcements.fan_abnormal
@@ -167,7 +168,7 @@ class Thermal:
         log.warning("%s: %s: the limit is now %d degrees Celsius", device, what, limit)
 
     def stop(self) -> None:
-        """Have nothing told any more."""
+        """Disable all reports."""
         self.announcements.stop()
         if not self.limit:
             return
@@ -183,9 +184,9 @@ class Thermal:
     def explain(
         self, device: str, client: int, source: int, event: int = 0
     ) -> OverTemperature | None:
-        """The failure that an interrupt of the controller means; None where it is none (any more),
-        or where another block has sent it. event: the first data word, in which the SMU names what
-        it announces. The device's lock is held."""
+        """Return the failure that an interrupt of the controller reports; None if there is none
+        (any more), or if another block sent it. event: the first data word, in which the SMU names
+        its announcement. The device's lock is held."""
         if client == CLIENT_MP1 and source == TO_DRIVER:
             if self.announcements.take(device, event):
                 self._change_limit(device)
@@ -209,7 +210,7 @@ class Thermal:
             )
 
     def excess(self, device: str) -> OverTemperature | None:
-        """The failure of a chip that is too hot at this moment."""
+        """Return the failure of a chip that is too hot now; None if it is not."""
         celsius = self.hotspot()
         if not self.limit or celsius < self.limit:
             self.moments += 1

@@ -43,12 +43,12 @@ class UnitClasses:
 
 @dataclass
 class Units:
-    """The chip's blocks, its memory, and host memory the chip points to.
+    """The chip's blocks, its memory, and host memory that the chip points to.
 
     dummy_address: of a page outside the chip that faulting accesses and the IH's dummy reads go to.
-    dummy: its memory, None where it is part of what the transport has besides. lists: keeps what it
-    reads there, as long as nothing else runs. later: writes that the next list of registers brings
-    along, or `catch_up`.
+    dummy: its memory, None if that is part of other memory of the transport. lists: stores the
+    values it reads in that page, as long as nothing else runs. later: writes for the next list of
+    registers, or for `catch_up`.
     """
 
     chip: Chip
@@ -70,7 +70,7 @@ class Units:
     later: list[Callable[[], object]] = field(default_factory=list)
 
     def catch_up(self) -> None:
-        """Do what was left for later, by the host's own accesses."""
+        """Do the writes of `later` by the host's own accesses."""
         steps, self.later = self.later, []
         for step in steps:
             step()
@@ -131,7 +131,7 @@ def make_units(chip: Chip, classes: UnitClasses) -> Units:
 
 
 def _map_signals(memory: AddressSpace, bulk: BulkMemory) -> tuple[VirtAddr, int]:
-    """Map the memory for timelines; returns its address and size."""
+    """Map the memory for timelines; return its address and size."""
     start = bulk.signals % PAGE
     size = start + bulk.signals_size
     mapping = memory.allocate(size, Placement.HOST, bus=bulk.signals - start)

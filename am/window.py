@@ -1,4 +1,4 @@
-"""The chip as it is: registers named by its discovery table, nothing booted and nothing reset."""
+"""Access to a chip as it is: registers named by its discovery table, without a boot or a reset."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _WHOLE_WAVES = 4  # waves that are shown with their registers: thousands of read
 
 @contextmanager
 def open_window(attachment: Attachment) -> Iterator[Chip]:
-    """Reach the registers of a chip in whatever state it is; the transport is closed in the end.
+    """Open a chip's registers in whatever state the chip is; the transport is closed at the end.
 
     While the window is open the function decodes its BARs, does not reach host memory, and its end
-    of the link stays awake (am.boot.first_contact); what configuration space said before is put
-    back. A card that a process left at rest when it died gets the power of its graphics core back
-    (am.rest). Raises FirmwareSilent where the board's own firmware has not come up, DiscoveryError
-    where the chip's description of itself cannot be read, DeviceLost.
+    of the link stays awake (am.boot.first_contact); configuration space is restored afterwards. If
+    a process died while the card rested, the graphics core gets its power back (am.rest). Raises
+    FirmwareSilent if the board's own firmware has not come up, DiscoveryError if the discovery
+    table cannot be read, DeviceLost.
     """
     transport = attachment.transport
     try:
@@ -55,14 +55,14 @@ def open_window(attachment: Attachment) -> Iterator[Chip]:
             finally:
                 chip.link.restore()
         finally:
-            with suppress(UgpuError):  # the card is gone, and what says so is on its way
+            with suppress(UgpuError):  # the card is gone, and that error is being raised
                 transport.config_write(_COMMAND, command, 2)
     finally:
         transport.close()
 
 
 def banks(recording: Recording) -> Banks:
-    """Return the registers of a recorded chip that choose what others mean."""
+    """Return the registers of a recorded chip that select what other registers mean."""
     return selectors.banks(recording)
 
 
@@ -75,9 +75,9 @@ def _smu(chip: Chip) -> Smu:
 
 @contextmanager
 def open_recorded(transport: RecordedTransport) -> Iterator[Chip]:
-    """Reach the chip of a recording at one moment, by what was recorded alone; the transport is
-    closed in the end. NotRecorded where the size of VRAM or the discovery table was not read by
-    then; FirmwareSilent, DiscoveryError as `open_window`."""
+    """Open the chip of a recording at one moment, from recorded accesses alone; the transport is
+    closed at the end. NotRecorded if the size of VRAM or the discovery table was not read by then;
+    FirmwareSilent, DiscoveryError as in `open_window`."""
     with transport:
         facts = chips.find(transport.identity.vendor, transport.identity.device)
         if facts is None:
@@ -101,9 +101,9 @@ def _describe(chip: Chip) -> None:
 
 
 def observer(transport: Transport) -> Callable[[], None]:
-    """Return a function that reads all that `look` shows of a chip while its driver boots it: for a
-    recording (hcq.transport.record). It raises as `open_recorded` where the chip cannot be reached
-    yet, and DeviceLost."""
+    """Return a function that reads everything that `look` shows of a chip while its driver boots
+    it, for a recording (hcq.transport.record). The function raises the errors of `open_recorded`
+    where the chip cannot be reached yet, and DeviceLost."""
     facts = chips.find(transport.identity.vendor, transport.identity.device)
     if facts is None:
         raise DeviceNotFound(f"ugpu does not support PCI id {transport.identity}")
@@ -120,7 +120,7 @@ def observer(transport: Transport) -> Callable[[], None]:
     return observe
 
 
-#: registers that reading changes: semaphores, and windows that go on to the next word
+#: registers that reading changes: semaphores, and windows that advance to the next word
 CHANGED_BY_READING = ("*_INVALIDATE_ENG*_SEM", "*_UCODE_DATA", "*_RAM_DATA", "*_FIFO*_DATA",
                       "*_PERFMON_DATA*", "SQ_IND_DATA")  # fmt: skip
 
@@ -151,12 +151,12 @@ def dangers() -> tuple[tuple[str, str], ...]:
 
 
 def look(chip: Chip, part: str) -> object:
-    """A part of what a bundle has, of the chip as it is: states, queues, waves, registers."""
+    """Return one part of a bundle from the chip as it is: states, queues, waves, registers."""
     return _LOOKS[part](chip)
 
 
 def _waves(chip: Chip) -> list[dict[str, object]]:
-    """All waves, the first ones with their registers where the chip, or a recording, has them."""
+    """All waves, the first ones with their registers if the chip, or a recording, has them."""
     found = list(inspect.waves(chip))
     with suppress(NotRecorded):
         for wave in found[:_WHOLE_WAVES]:
@@ -173,8 +173,8 @@ _LOOKS: dict[str, Callable[[Chip], object]] = {
 
 
 def named_states(attachment: Attachment) -> list[dict[str, object]]:
-    """Each unit's state; of a chip that cannot be looked into the one that says why. The transport
-    is closed in the end. A recording's are those of its moment."""
+    """Each unit's state. If the chip cannot be reached, the one state that gives the reason. The
+    transport is closed at the end. A recording gives the states of its moment."""
     transport = attachment.transport
     if isinstance(transport, RecordedTransport):
         reached = open_recorded(transport)
@@ -199,7 +199,7 @@ def diagnose(chip: Chip) -> Diagnosis:
 
 
 def walk(chip: Chip, address: int, vmid: int | None, hub: str) -> dict[str, object]:
-    """Where a virtual address leads; vmid: that of our own work where it is None."""
+    """Return the translation of a virtual address. vmid: None for the VMID of ugpu's work."""
     form = generation_of(chip.generation).units.page_format()
     return inspect.walk(chip, form, address, QUEUE_VMID if vmid is None else vmid, hub)
 

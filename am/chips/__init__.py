@@ -1,4 +1,4 @@
-"""Chips: one folder each, with a typed record of facts; names and PCI ids are found from here."""
+"""Chips: one folder each, with a typed record of facts; found here by name or PCI id."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hcq.errors import DeviceNotFound
 _REGISTER_NAMES = "am.names:register_names"
 _OPEN = "am.device:open_device"
 _WINDOW = "am.window"
-# Registers that the driver uses by the clock, as (BAR, offset in bytes): RCC_CONFIG_MEMSIZE (is the
-# chip still there), IH_RB_RPTR (what the chip reported was taken in) and MP0_SMN_C2PMSG_81 (does
-# the PSP's secure OS still run).
+# Registers that the driver accesses periodically, as (BAR, offset in bytes): RCC_CONFIG_MEMSIZE (is
+# the chip present), IH_RB_RPTR (the chip's reports were taken) and MP0_SMN_C2PMSG_81 (does the
+# PSP's secure OS still run).
 _BY_CLOCK = ((5, 0x378C), (5, 0x448C), (5, 0x58244))
-DEFAULT = "navi31"  # where a chip is needed and none was named
+DEFAULT = "navi31"  # used where a chip is needed and none was named
 
 
 def names() -> list[str]:
@@ -43,12 +43,12 @@ def all_facts() -> Iterator[ChipFacts]:
 
 
 def virtual_names() -> list[str]:
-    """Return the chips with a model: all, as it takes what it needs from the facts."""
+    """Return the chips with a model: all, because the model takes its data from the facts."""
     return names()
 
 
 def find(vendor: int, device: int) -> ChipFacts | None:
-    """Return the facts of the chip with this PCI id, None for another."""
+    """Return the facts of the chip with this PCI id, None for any other id."""
     for facts in all_facts():
         if vendor == facts.generation.vendor and device in facts.pci_ids:
             return facts

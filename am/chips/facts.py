@@ -10,11 +10,12 @@ from am.generations.facts import FirmwareFile, GenerationFacts, SmuInterface, Ve
 
 @dataclass(frozen=True)
 class BoardFacts:
-    """A board with the chip, as its virtual card is built. Sizes are bytes.
+    """A board with the chip, from which its virtual card is built. Sizes are bytes.
 
-    channels: of memory, of 16 bits. vector_registers: of a lane on each SIMD, wave32.
-    graphics_megahertz, memory_megahertz: highest clocks. power_limit: watts. shutdown_celsius: at
-    which the board's table has its driver switch the card off; our choice, no header states it.
+    channels: memory channels of 16 bits. vector_registers: per lane on each SIMD, wave32.
+    graphics_megahertz, memory_megahertz: highest clocks. power_limit: watts. shutdown_celsius:
+    temperature at which the board's table has its driver switch the card off; our choice, no header
+    states it.
     """
 
     vram: int
@@ -36,11 +37,11 @@ class ChipFacts:
 
     name: of its folder ("navi31"). title: for people ("Navi31"). isa: processor as LLVM names it.
     pci_ids: device ids; the vendor is the generation's. versions: of its blocks, as its discovery
-    table states them. copy_engines: SDMA engines, before harvesting. clock_gates: what may be
-    gated, as soc21.c names it without AMD_CG_SUPPORT_. mode1_since: SMU firmware from which mode1
-    is known; mode1_by_debug: the debug mailbox alone takes the request. mode2_since: SMU firmware
-    from which mode2 is known, 0 for chips without. products: boards that have the chip. proven: the
-    board that ran our driver and its report in docs/hardware; "" where none.
+    table states them. copy_engines: SDMA engines, before harvesting. clock_gates: clocks that may
+    be gated, named as in soc21.c without AMD_CG_SUPPORT_. mode1_since: first SMU firmware that
+    supports mode1; mode1_by_debug: only the debug mailbox takes the request. mode2_since: first SMU
+    firmware that supports mode2, 0 for chips without. products: boards that have the chip. proven:
+    the board that ran ugpu's driver and its report in docs/hardware; "" where none.
     """
 
     name: str
@@ -82,5 +83,5 @@ class ChipFacts:
 
     @property
     def smu(self) -> SmuInterface:
-        """The language of its SMU's firmware."""
+        """The interface of the chip's SMU firmware."""
         return self.generation.smu_interfaces[self.versions["MP1"]]

@@ -10,7 +10,7 @@ Version = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Doorbells:
-    """Doorbell slots of 64 bits, by index. range: dwords of one copy engine's part."""
+    """Doorbell slots of 64 bits, by index. copy_range: dwords of one copy engine's part."""
 
     compute_ring0: int
     compute_first: int  # range that the compute engine listens to
@@ -22,10 +22,10 @@ class Doorbells:
 
 @dataclass(frozen=True)
 class SmuInterface:
-    """The language of an SMU's firmware, by the names of its generated tables in am/regs.
+    """The interface of an SMU's firmware, by the names of its generated tables in am/regs.
 
     messages: constants PPSMC_MSG_*. tables: structures and constants of the tables that it
-    exchanges. version: what GetDriverIfVersion answers where both sides have the same headers.
+    exchanges. version: the result of GetDriverIfVersion if both sides have the same headers.
     """
 
     messages: str
@@ -47,12 +47,12 @@ class GenerationFacts:
     """One generation. Register indices and bases are in dwords, sizes in bytes, times in seconds.
 
     register_tables: block -> version -> table in am/regs; a version that is missing is not
-    supported. naming_blocks: blocks whose version must be the chip's, since firmware is named
-    after it. optional_blocks: may be missing. typical_bases: one entry a segment; the driver takes
-    the discovery table's. boot_components: (name, command for C2PMSG_35, fw_type in the PSP's
-    container) in order. ip_firmware: (psp_gfx_fw_type, name of the part) in the order of loading.
-    smu_firmware: the same, loaded before the TMR. mode2_firmware: parts that a reset of the
-    graphics core needs loaded again.
+    supported. naming_blocks: blocks whose version must be the chip's, because firmware is named
+    after it. optional_blocks: may be missing. typical_bases: one entry per segment; the driver uses
+    those of the discovery table. boot_components: (name, command for C2PMSG_35, fw_type in the
+    PSP's container) in order. ip_firmware: (psp_gfx_fw_type, name of the part) in the order of
+    loading. smu_firmware: the same, loaded before the TMR. mode2_firmware: parts that must be
+    loaded again after a reset of the graphics core.
     """
 
     name: str

@@ -22,11 +22,11 @@ from hcq.layout import Struct
 class Generation:
     """The driver's part of a generation; its facts are in am/generations/<name>/facts.py.
 
-    units: what drives each block, and the form of page tables. compute_queue, copy_queue: rings and
-    the packets in them. describe_queue: makes the descriptor of a compute queue, from where its
-    memory is and the graphics core's registers. cold_boot, warm_attach: the stages of coming up.
-    proof: runs after a reset. cleaner: the kernel that overwrites what others left in compute units
-    of so many vector registers (BoardFacts).
+    units: the class that drives each block, and the page-table format. compute_queue, copy_queue:
+    rings and the packets in them. describe_queue: makes the descriptor of a compute queue from the
+    addresses of its memory and the graphics core's registers. cold_boot, warm_attach: the stages of
+    starting. proof: runs after a reset. cleaner: makes the kernel that overwrites what others left
+    in compute units, from the number of their vector registers (BoardFacts).
     """
 
     units: UnitClasses
@@ -40,7 +40,7 @@ class Generation:
 
 
 def generation_of(facts: GenerationFacts) -> Generation:
-    """Return the record of a generation: one folder of am/generations has it."""
+    """Return the record of a generation, from its folder in am/generations."""
     module = importlib.import_module(f"am.generations.{facts.name}.driver")
     found: Generation = module.GENERATION
     return found

@@ -3,8 +3,8 @@
 Sources: PCI ids, PCI ID repository; versions of GC, MP0, MP1 and SDMA, Linux 6.12 gfx_v11_0.c,
 gfxhub_v3_0_3.c, psp_v13_0.c, smu_v13_0_0_ppt.c (mode1 by the debug mailbox too), sdma_v6_0.c; clock
 gates, soc21.c; geometry, memory and clocks, a Radeon RX 7800 XT. UNSURE: versions of the other
-blocks, out of those that the kernel drives alike, and the SMU firmware's; the discovery table and
-the kernel's log of a board would tell.
+blocks, chosen from those that the kernel drives alike, and the SMU firmware's; the discovery table
+and the kernel's log of a board would show them.
 """
 
 from __future__ import annotations

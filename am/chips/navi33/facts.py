@@ -1,10 +1,10 @@
-"""Navi33: RX 7600 and its mobile kin.
+"""Navi33: RX 7600 and its mobile variants.
 
 Sources: PCI ids, PCI ID repository; versions of GC, MMHUB, MP0, MP1 and SDMA, Linux 6.12
 gfx_v11_0.c, mmhub_v3_0_2.c, psp_v13_0.c, smu_v13_0_7_ppt.c, sdma_v6_0.c; clock gates, soc21.c;
 geometry and SMU firmware, the kernel's log of a Radeon RX 7600; vector registers, LLVM AMDGPU.td
-(gfx1102 lacks the larger file). UNSURE: versions of the other blocks, out of those that the kernel
-drives alike; the discovery table of a board would tell.
+(gfx1102 lacks the larger file). UNSURE: versions of the other blocks, chosen from those that the
+kernel drives alike; the discovery table of a board would show them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The kernel by which chips of GFX 11.0 overwrite what kernels left in registers and LDS.
+"""The kernel with which chips of GFX 11.0 overwrite what kernels left in registers and LDS.
 
-A group of 32 waves takes a compute unit as a whole: in CU mode it has two SIMDs of 16 wave slots
+A group of 32 waves takes a whole compute unit: in CU mode the unit has two SIMDs of 16 wave slots
 each (am/generations/gfx11/facts.py), and 64 KiB of LDS. Each wave has a sixteenth of its SIMD's
-vector registers, and 108 scalar registers. All are at the barrier before the first one ends: no
-wave gets the registers of another one. The kernel's own shader for this purpose (Linux 6.13,
+vector registers, and 108 scalar registers. All waves reach the barrier before the first one ends,
+so no wave gets the registers of another one. Linux's own shader for this purpose (Linux 6.13,
 gfx_v11_0.c, cleaner shader) relies on the same shape.
 
 Encodings: AMD, "RDNA3" Instruction Set Architecture, 2023, chapter 15; the descriptor's fields:
@@ -22,7 +22,7 @@ _STORE = 16 * _THREADS  # bytes that one instruction of all waves stores
 
 
 def kernel(vector_registers: int) -> CleanerKernel:
-    """Return the kernel for SIMDs with so many vector registers of 32 lanes."""
+    """Return the kernel for SIMDs with `vector_registers` vector registers of 32 lanes."""
     count = vector_registers // _WAVES_PER_SIMD
     stores = (
         word
@@ -42,7 +42,7 @@ def kernel(vector_registers: int) -> CleanerKernel:
         ),
         threads=_THREADS,
         local_size=_LDS,
-        rsrc1=0xC0AF_0000 | count // 8 - 1,  # as of the proof's kernel, in CU mode
+        rsrc1=0xC0AF_0000 | count // 8 - 1,  # as in the proof's kernel, in CU mode
         rsrc2=0,
         rsrc3=0,
         properties=0x400,  # wave32

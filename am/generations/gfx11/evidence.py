@@ -1,6 +1,6 @@
-"""Which registers tell about a gfx11 chip that failed, by block; names may be patterns.
+"""Registers that describe a failed gfx11 chip, by block; names may be patterns.
 
-Reading must change nothing: an invalidation engine's _SEM is taken by who reads it.
+Reading must change nothing: reading an invalidation engine's _SEM takes the semaphore.
 
 Source: Linux 6.12 gfx_v11_0.c (gc_reg_list_11_0, gc_cp_reg_list_11, wave_read_wave_data).
 """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from am.generations.facts import Doorbells, FirmwareFile, GenerationFacts, SmuInterface
 
-# Versions that the kernel drives by these headers (Linux 6.12 amdgpu_discovery.c; gfxhub_v3_0_3.c
+# Versions that the kernel drives with these headers (Linux 6.12 amdgpu_discovery.c; gfxhub_v3_0_3.c
 # and mmhub_v3_0_2.c for the two whose translation registers are elsewhere). Thermal and SMUIO
 # registers of these chips are those of 13.0.2 and 13.0.6 (smu_v13_0.c, smuio_v13_0_6.c). SDMA
 # registers are part of GC's.
@@ -41,7 +41,7 @@ FACTS = GenerationFacts(
     register_tables=_TABLES,
     wave_register_table="gc_11_0_0_indirect",  # SQ_WAVE_* by index, for all (gfx_v11_0.c)
     naming_blocks=frozenset({"GC", "MP0", "MP1", "SDMA0"}),
-    # Sensors come from the SMU; all that we change in ATHUB is the gating of its clock.
+    # Sensors come from the SMU; in ATHUB, ugpu changes only the gating of its clock.
     optional_blocks=frozenset({"SMUIO", "THM", "ATHUB"}),
     # Linux 6.12 include/soc15_hw_ip.h.
     hardware_ids={
@@ -113,7 +113,7 @@ FACTS = GenerationFacts(
     ),
     secure_os_type=1,  # enum psp_fw_type, amdgpu_ucode.h
     toc_type=4,
-    # Linux 6.12 psp_v13_0.c hands the key database to the SPL step too; missing parts are skipped.
+    # Linux 6.12 psp_v13_0.c passes the key database to the SPL step too; missing parts are skipped.
     boot_components=(
         ("key database", 0x80000, 3),
         ("security patch level", 0x10000000, 3),
@@ -124,8 +124,9 @@ FACTS = GenerationFacts(
         ("RAS driver", 0xE0000, 10),
         ("secure OS", 0x20000, 1),
     ),
-    # Whether the bootloader shows a refused component in the low bits of C2PMSG_35 at once: the
-    # kernel looks from PSP 13.0.6 on, of the server parts alone (psp_v13_0.c, wait_for_bootloader).
+    # Whether the bootloader reports a refused component in the low bits of C2PMSG_35 at once: the
+    # kernel checks from PSP 13.0.6 on, for the server parts alone (psp_v13_0.c,
+    # wait_for_bootloader).
     bootloader_tells_refusal=False,
     # Order of a recorded transcript of an existing user-space driver; RLC_G last (amdgpu_psp.c).
     ip_firmware=(
@@ -153,8 +154,8 @@ FACTS = GenerationFacts(
         (13, 0, 10): SmuInterface("smu_v13_0_0_ppsmc", "smu13_driver_if_v13_0_0", 0x3D),
     },
     # DEBUGSMC_MSG_Mode1Reset (Linux commit 29b1b0b06def, tinygrad 0.14); the header of Linux 6.12
-    # calls message 2 GetDebugData, smu_v13_0_0_ppt.c sends it to 13.0.10. UNSURE: that 13.0.0
-    # firmware of that age answers and does not reset; a board with an SMU older than 78.100 would
+    # calls message 2 GetDebugData, smu_v13_0_0_ppt.c sends it to 13.0.10. UNSURE: whether 13.0.0
+    # firmware of that age answers without a reset; a board with an SMU older than 78.100 would
     # settle it.
     smu_debug_mode1_message=2,
     # SMN address of MP1_FIRMWARE_FLAGS, bit 0: the SMU listens (smu_v13_0_check_fw_status).

@@ -1,4 +1,4 @@
-"""The kernel by which chips of GFX 11.0 prove that they work after a reset.
+"""The kernel with which chips of GFX 11.0 prove that they work after a reset.
 
 Encodings: AMD, "RDNA3" Instruction Set Architecture, 2023, chapter 15; the descriptor's fields:
 LLVM AMDGPUUsage. The model disassembles the same text (tests/am/test_am_proof.py).
