@@ -1,11 +1,11 @@
-"""Element types, and which type an operation on two of them has.
+"""Element types, and the type of an operation on two of them.
 
 Promotion follows NumPy between integers and between floats, and PyTorch between the two kinds:
 
 - bool with anything gives the other type.
 - Two signed or two unsigned integers give the wider one. Signed with unsigned gives the narrowest
-  signed type that holds both; uint64 with a signed type has none and gives float32, our widest
-  float (NumPy: float64).
+  signed type that holds both. uint64 with a signed type has no such type and gives float32, our
+  widest float (NumPy: float64).
 - An integer with a float gives that float, whatever the integer's width.
 - float16 with bfloat16 gives float32, the narrowest type that holds both.
 - A Python scalar is weak (NumPy's NEP 50): it takes the tensor's type, except that a float makes an
@@ -69,7 +69,7 @@ _UNSIGNED = {dtype.itemsize: dtype for dtype in (uint8, uint16, uint32, uint64)}
 
 
 def as_dtype(given: DType | DTypeLike) -> DType:
-    """Return the DType for a DType, a name, or a NumPy dtype. BadArgument for what we lack."""
+    """Return the DType for a DType, a name, or a NumPy dtype. BadArgument if unsupported."""
     if isinstance(given, DType):
         return given
     if isinstance(given, str) and given in _BY_NAME:
@@ -83,8 +83,8 @@ def as_dtype(given: DType | DTypeLike) -> DType:
 
 
 def from_numpy(given: np.dtype[Any]) -> DType:
-    """The type that stores a NumPy array: its own, or float32 for float64."""
-    found = _FROM_NUMPY.get(given)  # a dtype's name takes NumPy four microseconds
+    """Return the type that stores a NumPy array: its own, or float32 for float64."""
+    found = _FROM_NUMPY.get(given)  # NumPy takes four microseconds for a dtype's name
     if found is None:
         found = _FROM_NUMPY[given] = _named(given)
     return found
@@ -100,12 +100,12 @@ def _named(given: np.dtype[Any]) -> DType:
 
 
 def to_numpy(dtype: DType) -> np.dtype[np.generic]:
-    """The NumPy type whose bytes are the tensor's. bfloat16 has none: its bits are uint16."""
+    """Return the NumPy type with the same bytes. bfloat16 has none: its bits are uint16."""
     return _TO_NUMPY[dtype.name]
 
 
 def promote(left: DType, right: DType) -> DType:
-    """The type of an operation on two tensors; see the module's rules."""
+    """Return the type of an operation on two tensors; see the module docstring for the rules."""
     if left is right or right is bool_:
         return left
     if left is bool_:
@@ -121,7 +121,7 @@ def promote(left: DType, right: DType) -> DType:
 
 
 def promote_scalar(dtype: DType, scalar: bool | int | float) -> DType:
-    """The type of an operation on a tensor and a Python scalar."""
+    """Return the type of an operation on a tensor and a Python scalar."""
     if isinstance(scalar, bool) or dtype.is_float:
         return dtype
     if isinstance(scalar, float):
@@ -130,26 +130,26 @@ def promote_scalar(dtype: DType, scalar: bool | int | float) -> DType:
 
 
 def of_scalar(scalar: bool | int | float) -> DType:
-    """The type of a tensor made from a Python scalar alone."""
+    """Return the type of a tensor made from a Python scalar alone."""
     if isinstance(scalar, bool):
         return bool_
     return int64 if isinstance(scalar, int) else float32
 
 
 def sum_dtype(dtype: DType) -> DType:
-    """The type of a sum or product: integers and bools widen to 64 bits, as in NumPy."""
+    """Return the type of a sum or product: integers and bools widen to 64 bits, as in NumPy."""
     if dtype.is_float:
         return dtype
     return uint64 if dtype.kind == "u" else int64
 
 
 def float_dtype(dtype: DType) -> DType:
-    """The type of a function that has real results: floats keep theirs, the rest give float32."""
+    """Return the type of a real-valued function: floats keep theirs, others give float32."""
     return dtype if dtype.is_float else float32
 
 
 def lowest(dtype: DType) -> bool | int | float:
-    """The smallest value: what a maximum over nothing would be."""
+    """Return the smallest value: the maximum over no elements."""
     if dtype is bool_:
         return False
     if dtype.is_float:
@@ -158,7 +158,7 @@ def lowest(dtype: DType) -> bool | int | float:
 
 
 def highest(dtype: DType) -> bool | int | float:
-    """The largest value: what a minimum over nothing would be."""
+    """Return the largest value: the minimum over no elements."""
     if dtype is bool_:
         return True
     if dtype.is_float:
@@ -175,5 +175,5 @@ def encode_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def decode_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """The float32 values of bfloat16 bits; exact."""
+    """Return the float32 values of bfloat16 bits; exact."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -59,7 +59,7 @@ class Tensor(
     """
 
     __slots__ = ()
-    __array_priority__ = 100.0  # so that `array + tensor` comes to us
+    __array_priority__ = 100.0  # so that `array + tensor` calls Tensor
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Tensor(
     ) -> None:
         self.device = device_of(device)
         wanted = None if dtype is None else dtypes.as_dtype(dtype)
-        if type(data) is np.ndarray:  # by far the most
+        if type(data) is np.ndarray:  # by far the most frequent case
             self.node = _upload(self.device, data, wanted)
         elif isinstance(data, Tensor):
             self.node = graph.cast(data.to(self.device).node, wanted or data.dtype)
@@ -100,7 +100,7 @@ class Tensor(
         made.node.origin = here()
         return made
 
-    # ---- made of nothing -----------------------------------------------------------------------
+    # ---- creation ------------------------------------------------------------------------------
 
     @classmethod
     def full(
@@ -192,7 +192,7 @@ class Tensor(
 
     @classmethod
     def _bits(cls, shape: Shape, device: Device | str | None) -> Self:
-        """32 random bits for each element, as uint64."""
+        """Return 32 random bits for each element, as uint64."""
         count = prod(shape)
         taken = cls._taken(device_of(device), count)
         numbers = cls.arange(count, device=taken.device).cast(dtypes.uint64) + taken[0]
@@ -200,8 +200,8 @@ class Tensor(
 
     @classmethod
     def _taken(cls, device: Device, count: int) -> Self:
-        """Where the next `count` random numbers begin, and the key; of a recorded function, in
-        memory that each replay fills."""
+        """Return the number of the first of the next `count` random numbers, and the key. In a
+        recorded function, both are in memory that each replay fills."""
         recording = current_recording()
         capturing = core_of(device).capturing
         if recording is None and capturing is not None and capturing.is_mine:
@@ -386,7 +386,7 @@ class Tensor(
     def _kept(self, name: str, make: Callable[[], np.ndarray[Any, Any]]) -> Tensor | None:
         kept = runtime_of(self.device).constants
         if name not in kept:
-            recording = current_recording()  # its first call, without a pool, runs itself
+            recording = current_recording()  # its first call, without a pool, runs as usual
             captured = recording is not None and recording.pool is not None
             if captured or core_of(self.device).capturing is not None:
                 return None
@@ -402,7 +402,7 @@ class Tensor(
         return self._new(self.node)
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Another tensor with the same elements: assigning to one leaves the other as it was."""
+        """Return another tensor with the same elements; assigning to one leaves the other as is."""
         return self._new(self.node)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -413,12 +413,12 @@ class Tensor(
         array = self.numpy()
         return array if dtype is None else array.astype(dtype)
 
-    def __dlpack__(self, **options: Any) -> Any:  # Any: as the array API standard has it
-        """Hand a copy of the elements, in the host's memory, to another library."""
+    def __dlpack__(self, **options: Any) -> Any:  # Any: as in the array API standard
+        """Return a copy of the elements, in the host's memory, for another library."""
         return self.numpy().__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)  # kDLCPU of dlpack.h: what __dlpack__ hands over
+        return (1, 0)  # kDLCPU of dlpack.h: the device of the __dlpack__ copy
 
     def __bool__(self) -> bool:
         return bool(self.item())
@@ -435,7 +435,7 @@ class Tensor(
 
 
 def _tensors(operation: str, given: Sequence[Tensor]) -> Sequence[Tensor]:
-    """A sequence of tensors, not an empty one."""
+    """Return a sequence of tensors, checked not to be empty."""
     if not isinstance(given, list | tuple) or not all(isinstance(each, Tensor) for each in given):
         raise BadArgument(f"{operation}: expected a sequence of Tensors, got {given!r}")
     if not given:
@@ -444,7 +444,7 @@ def _tensors(operation: str, given: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def _restored(kind: type[Tensor], array: NDArray[Any], dtype: str, device: str) -> Tensor:
-    """A pickled tensor."""
+    """Rebuild a pickled tensor."""
     return kind(array, dtype=dtype, device=device)
 
 
@@ -463,8 +463,8 @@ def _as_array(data: Any) -> NDArray[Any]:
 
 
 def _upload(device: Device, array: NDArray[Any], wanted: DType | None) -> Node:
-    """Put an array on a device as a "buffer" node of its own type or the wanted one. BadArgument in
-    a function that is recorded."""
+    """Copy an array to a device as a "buffer" node of its own type or the wanted one. Raises
+    BadArgument in a function that is being recorded."""
     recording = current_recording()
     if recording is not None:
         raise BadArgument(

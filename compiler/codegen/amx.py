@@ -17,19 +17,19 @@ PALETTE = 1
 
 
 def configuration() -> bytes:
-    """The 64 bytes that set up eight tiles of 16 rows of 64 bytes."""
+    """Return the 64 bytes that configure eight tiles of 16 rows of 64 bytes."""
     bytes_of_rows = struct.pack("<8H", *[TILE_BYTES] * TILES)
     return struct.pack("<B15x16s16x8B8x", PALETTE, bytes_of_rows, *[TILE_ROWS] * TILES)
 
 
 def constant(name: str) -> str:
-    """A global that holds the configuration."""
+    """Return the definition of a global that holds the configuration."""
     text = "".join(f"\\{byte:02x}" for byte in configuration())
     return f'@{name} = private constant [64 x i8] c"{text}", align 64'
 
 
 def emit(lines: Lines, step: TileStep) -> None:
-    """Add one step."""
+    """Emit one step."""
     tile = ("i8", str(step.tile))
     if step.operation == "zero":
         _call(lines, "tilezero", [tile])
@@ -45,13 +45,13 @@ def emit(lines: Lines, step: TileStep) -> None:
 
 
 def begin(lines: Lines, name: str) -> str:
-    """The call that sets the tiles up from a global."""
+    """Return the call that configures the tiles from a global."""
     lines.declarations.add("declare void @llvm.x86.ldtilecfg(ptr)")
     return f"  call void @llvm.x86.ldtilecfg(ptr @{name})"
 
 
 def end(lines: Lines) -> str:
-    """The call that frees them: a thread switch then saves less state."""
+    """Return the call that releases them: a thread switch then saves less state."""
     lines.declarations.add("declare void @llvm.x86.tilerelease()")
     return "  call void @llvm.x86.tilerelease()"
 

@@ -5,7 +5,7 @@ several kernels are compiled at the same time. A process that dies or does not a
 and its kernel is a CompileError that carries the IR.
 
 A request is JSON: the text and the target's fields. An answer is a status byte, the seconds it took
-(a double) and the object, or a message in UTF-8. This side does without LLVM.
+(a double) and the object, or a message in UTF-8. This process does not load LLVM.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import llvmlite  # its version; this loads no LLVM
+import llvmlite  # only its version; this does not load LLVM
 
 from compiler.codegen.adreno.version import adreno_version
 from compiler.codegen.complaints import brief, locate
@@ -31,12 +31,12 @@ from hcq.target import TargetSpec
 
 # TIMEOUT: the largest kernels of the tests take 2 s on a busy machine; LLVM may also never end
 LIMIT_S = 120.0
-MOST = 4  # processes, and no more than the host's processors
+MOST = 4  # maximum processes, and at most the host's processors
 ANSWER = struct.Struct("<Bd")
 DONE, REFUSED = 0, 1
-NEEDED = ("name", "abi", "triple", "cpu", "features")  # the fields of a target that LLVM is told
+NEEDED = ("name", "abi", "triple", "cpu", "features")  # the fields of a target that LLVM needs
 WORKER = "compiler.codegen.worker"
-KEPT = 20  # IR files of failed kernels in their folder
+KEPT = 20  # IR files of failed kernels kept in their folder
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Compiled:
 
 
 def request(text: str, target: TargetSpec) -> bytes:
-    """The message that asks to compile `text`."""
+    """Return the message that requests compilation of `text`."""
     fields = {name: getattr(target, name) for name in NEEDED}
     return json.dumps({"text": text, "target": fields}).encode()
 
@@ -60,14 +60,14 @@ def version() -> str:
 
 
 class Child:
-    """One compiling process. For one thread at a time."""
+    """One compiling process. Only one thread may use it at a time."""
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         self.limit_s = limit_s
         self.worker = Process(WORKER)
 
     def compile(self, text: str, target: TargetSpec) -> Compiled:
-        """Compile in the child; CompileError says how it ended otherwise."""
+        """Compile in the child. CompileError reports how it ended otherwise."""
         who = "Mesa" if target.abi == "ir3" else "LLVM"
         try:
             message = self._answer(request(text, target))
@@ -91,7 +91,7 @@ class Child:
         except Ended as ended:
             if ended.code:
                 raise
-            return self.worker.ask(request, self.limit_s)  # it had left for want of work
+            return self.worker.ask(request, self.limit_s)  # it had ended while idle
 
     def close(self) -> None:
         """End the process; idempotent."""
@@ -138,7 +138,7 @@ class Children:
 
 
 def _kept(text: str, kernel: str, keep: Path | None) -> Path | None:
-    """Write the IR into a folder that keeps the last few; None where it cannot be written."""
+    """Write the IR into a folder that keeps the last few; None if it cannot be written."""
     if keep is None:
         return None
     path = keep / f"{kernel}.ll"
@@ -158,7 +158,7 @@ _shared: Children | None = None
 
 
 def shared() -> Children:
-    """The children of this process (a forked one gets its own); ended at exit."""
+    """Return the children of this process (a forked one gets its own); ended at exit."""
     global _shared
     with _lock:
         if _shared is None or _shared.owner != os.getpid():

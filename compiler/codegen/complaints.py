@@ -1,5 +1,5 @@
-"""Which line of a module LLVM complains about: its parser names one, its verifier prints the
-instruction, and its back ends, before they end the process, an intrinsic or a function."""
+"""Find the line of a module that an LLVM error is about: its parser gives one, its verifier prints
+the instruction, and its back ends, before they end the process, an intrinsic or a function."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _PLACE = re.compile(r"<string>:(\d+):\d+: (?:error: )?(.*)")
 _INTRINSIC = re.compile(r"llvm\.[\w.]+")
 _QUOTED = re.compile(r"(?<!\w)'([^']+)'")
 _FUNCTION = re.compile(r"(?:In function:? |@)([\w.$-]+)")
-_LONGEST = 200  # letters of a line that are shown
+_LONGEST = 200  # maximum letters of a line that are shown
 
 
 def locate(text: str, said: str) -> dict[str, object]:
-    """`line`, from 1, and `code`, what stands there; nothing where LLVM's words point nowhere."""
+    """Return `line`, from 1, and `code`, its text; nothing if LLVM's message gives no place."""
     lines = text.splitlines()
     place = _PLACE.search(said)
     if place is not None and 1 <= int(place[1]) <= len(lines):
@@ -44,7 +44,7 @@ def brief(said: str) -> str:
 
 
 def _named(lines: list[str], name: str, declared: bool) -> int | None:
-    """Where an intrinsic is called, or a function begins."""
+    """Return where an intrinsic is called, or a function begins."""
     begins: Callable[[str], bool] = (
         (lambda line: line.startswith("define"))
         if declared

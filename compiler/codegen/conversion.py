@@ -2,9 +2,9 @@
 
 LLVM's saturating conversion (`llvm.fptosi.sat`) is scalar code on x86: a comparison or two and a
 conversion for each element. The plain one is a vector instruction, but its result is poison for
-numbers that do not fit, so these are chosen by comparisons (LLVM Language Reference, "fptosi .. to"
-and "select", which passes on no poison from the side that is not chosen). Comparisons that the
-value's bounds answer are left out.
+numbers out of range, so comparisons select these (LLVM Language Reference, "fptosi .. to" and
+"select", which does not propagate poison from the side that is not selected). Comparisons that the
+value's bounds decide are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from compiler.codegen.lines import Lines
 from compiler.dtype import DType, bool_
 from compiler.expression.value import Value
 
-WIDTH = 32  # narrower integers are made of those of this many bits
+WIDTH = 32  # bits; narrower integers are converted from integers of this width
 
 
 def bounds(node: Value) -> tuple[float, float]:
@@ -42,10 +42,10 @@ def bounds(node: Value) -> tuple[float, float]:
 
 
 def to_integer(lines: Lines, text: str, kind: str, node: Value | None, target: DType) -> str:
-    """A scalar float towards zero; what does not fit becomes the nearest end of the range, and NaN
-    zero.
+    """Convert a scalar float towards zero; a number out of range becomes the nearest end of the
+    range, and NaN zero.
 
-    node: the float, where it is known; text, kind: its name and its LLVM type, both a scalar's.
+    node: the float, if it is known; text, kind: its name and its LLVM type, both a scalar's.
     """
     signed, bits = target.kind == "i", max(WIDTH, target.bits)
     wide = signed or target.bits < WIDTH
@@ -77,5 +77,5 @@ def _chosen(lines: Lines, test: str, number: int, kind: str, otherwise: str) -> 
 
 
 def _float(number: int) -> str:
-    """A power of two, or zero, as LLVM reads floats."""
+    """Return a power of two, or zero, in LLVM's float syntax."""
     return f"{float(number):.1f}"

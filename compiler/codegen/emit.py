@@ -1,8 +1,9 @@
-"""The one LLVM emitter: a Kernel to LLVM IR text, for the host and for AMD, NVIDIA and Adreno GPUs.
+"""The LLVM emitter for all targets: a Kernel to LLVM IR text, for the host and for AMD, NVIDIA and
+Adreno GPUs.
 
 Targets differ in how a kernel is entered (see TargetSpec.abi), in what a thread, a group and
 local memory are, and in the width of indices: 64 bits on the host; on a GPU 32, unless range
-analysis says that an index or a byte offset may pass 2^31 - 1.
+analysis shows that an index or a byte offset may exceed 2^31 - 1.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ SHELLS: Mapping[str, Callable[[Kernel, TargetSpec, int], Shell]] = {
 
 
 def emit(kernel: Kernel, target: TargetSpec) -> str:
-    """LLVM IR of a verified kernel. NotSupported for an ABI we have no shell for."""
+    """Return the LLVM IR of a verified kernel. NotSupported for an unknown ABI."""
     return emitted(kernel, target).text
 
 
 def emitted(kernel: Kernel, target: TargetSpec) -> Emitted:
-    """The same, with the statement of each line. The kernel must be kept as long as the result."""
+    """Return the same, with the statement of each line. Keep the kernel as long as the result."""
     shell = SHELLS.get(target.abi)
     if shell is None:
         raise NotSupported(
@@ -47,7 +48,7 @@ def emitted(kernel: Kernel, target: TargetSpec) -> Emitted:
 
 
 def index_bits(kernel: Kernel, target: TargetSpec) -> int:
-    """32 or 64: what the kernel's index arithmetic needs."""
+    """Return the bits that the kernel's index arithmetic needs: 32 or 64."""
     if target.abi == "host":
         return 64
     known: dict[int, int] = {}  # magnitudes, by the index's identity: the kernel keeps it alive
@@ -65,7 +66,7 @@ def index_bits(kernel: Kernel, target: TargetSpec) -> int:
 def _accesses(
     body: Iterable[Statement], seen: set[int]
 ) -> Iterator[tuple[Memory | None, Index]]:  # fmt: skip
-    """Every access and other index expression. seen: identities of values that were met before,
+    """Yield every access and other index expression. seen: identities of values visited before,
     which statements share."""
     for statement in body:
         if isinstance(statement, Store):

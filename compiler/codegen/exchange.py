@@ -1,7 +1,7 @@
 """Values from other lanes of the wave, as LLVM intrinsics.
 
 `exchange` gives each lane the value of the lane whose number differs in one bit. The hardware moves
-words of 32 bits: what is narrower is widened first, what is wider goes in two halves.
+words of 32 bits: narrower values are widened first, wider ones move in two halves.
 
 AMD: within 16 lanes of RDNA by DPP row_xmask, across by v_permlanex16 (RDNA3 ISA, "Data Parallel
 Processing (DPP)", "Cross-Lane and Data Parallel Processing"); of CDNA by ds_swizzle and
@@ -14,14 +14,14 @@ from collections.abc import Callable
 
 from compiler.codegen.lines import Lines
 
-Word = Callable[[str], str]  # an i32 of this lane to that of another lane
+Word = Callable[[str], str]  # from an i32 of this lane to that of another lane
 ROW_XMASK = 0x160  # DPP control: lane number xor 0 to 15
 STRAIGHT = ("1985229328", "-19088744")  # lanes 0 to 7 and 8 to 15, four bits each, in order
 SWIZZLE_ALL = 0x1F  # and-mask of ds_swizzle's bit mode; the xor-mask begins at bit 10
 
 
 def amd(lines: Lines, mask: int, wave: int) -> Word:
-    """The word of lane `number xor mask`."""
+    """Return the word of lane `number xor mask`."""
 
     def rows(word: str) -> str:
         flags = [("i32", "poison"), ("i32", word), ("i32", str(ROW_XMASK + mask)), ("i32", "15")]
@@ -53,7 +53,7 @@ def amd(lines: Lines, mask: int, wave: int) -> Word:
 
 
 def nvidia(lines: Lines, mask: int) -> Word:
-    """The word of lane `number xor mask`, for all lanes of a warp."""
+    """Return the word of lane `number xor mask`, for all lanes of a warp."""
 
     def butterfly(word: str) -> str:
         given = [("i32", "-1"), ("i32", word), ("i32", str(mask)), ("i32", "31")]
@@ -63,7 +63,7 @@ def nvidia(lines: Lines, mask: int) -> Word:
 
 
 def exchange(lines: Lines, word: Word, text: str, kind: str, bits: int) -> str:
-    """A scalar of LLVM type `kind` and so many bits, of the other lane."""
+    """Return the other lane's scalar of LLVM type `kind` and `bits` bits."""
     if bits == 64:
         low = word(lines.new(f"trunc i64 {text} to i32"))
         upper = lines.new(f"lshr i64 {text}, 32")

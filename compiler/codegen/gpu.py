@@ -1,8 +1,8 @@
-"""Kernels for GPUs: what AMD's (TargetSpec.abi "amdhsa") and NVIDIA's (compiler.codegen.nvptx)
-share, and AMD's.
+"""Kernels for GPUs: code shared by AMD (TargetSpec.abi "amdhsa") and NVIDIA
+(compiler.codegen.nvptx), and AMD's own.
 
-Both are one function per kernel with pointers to global memory as parameters; they differ in the
-calling convention, in the names of thread and group numbers, and in what a barrier is.
+Both are one function per kernel with pointers to global memory as parameters. They differ in the
+calling convention, in the names of thread and group numbers, and in the implementation of barriers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from compiler.kernel.ir import Kernel
 from hcq.errors import NotSupported
 from hcq.target import TargetSpec
 
-# What the kernels never ask for, so that the driver need not provide it (LLVM AMDGPUUsage,
+# Values that the kernels never use, so that the driver need not provide them (LLVM AMDGPUUsage,
 # "amdgpu-no-*" attributes).
 _UNUSED = (
     "dispatch-ptr", "queue-ptr", "implicitarg-ptr", "dispatch-id", "heap-ptr", "hostcall-ptr",
@@ -88,17 +88,17 @@ class Gpu(Shell):
         return "\n".join(text) + "\n"
 
     def dynamic(self) -> list[str]:
-        """Globals of local memory whose size the launch gives; what points to it is set."""
+        """Return globals of local memory whose size the launch gives; sets the pointers to it."""
         if self.kernel.dynamic_local:
             raise NotSupported("dynamic local memory", target=self.target.name)
         return []
 
     def extent(self, memory: Memory) -> str:
-        """The attribute that tells how many bytes a parameter points to, if the target asks."""
+        """Return the attribute with the number of bytes at a parameter, if the target uses it."""
         return ""
 
     def attributes(self) -> str:
-        """The kernel's attributes in LLVM IR."""
+        """Return the kernel's attributes in LLVM IR."""
         raise NotImplementedError
 
     def metadata(self) -> list[str]:
@@ -121,7 +121,7 @@ class AmdValues(Values):
         return amd(self, mask, self.wave_size)
 
     def among(self, memory: Memory, which: Index) -> str:
-        """Read from the kernel's arguments, eight bytes each, where those are one after another."""
+        """Read from the kernel's arguments, eight bytes each, if those are consecutive."""
         first = self.places[memory.among[0].name]
         if [self.places[each.name] - first for each in memory.among] != [*range(len(memory.among))]:
             return super().among(memory, which)

@@ -1,7 +1,7 @@
 """Kernels for the host (TargetSpec.abi "host").
 
-A group is one iteration of a loop, its local memory is on the stack, and barriers are nothing,
-since a group has one thread.
+A group is one iteration of a loop, its local memory is on the stack, and barriers are empty, since
+a group has one thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hcq.target import TargetSpec
 
 
 class HostValues(Values):
-    """Values whose conversions LLVM turns into vector code."""
+    """Values whose conversions LLVM vectorises."""
 
     def to_integer(self, text: str, kind: str, node: Value | None, target: DType) -> str:
         return to_integer(self, text, kind, node, target)
@@ -44,21 +44,21 @@ class Host(Shell):
         known = "+fma" in features or not target.triple.startswith("x86")
         super().__init__(kernel, target, bits, known)
         self.has_tiles = False
-        self.rolled = 0  # loops so far that must not be unrolled
+        self.rolled = 0  # number of loops so far that must not be unrolled
 
     def tile(self, step: TileStep) -> None:
         self.has_tiles = True
         amx.emit(self.lines, step)
 
     def again(self, loop: Loop) -> str:
-        """LLVM Language Reference, "llvm.loop.unroll.disable"; each loop has a node of its own."""
+        """LLVM Language Reference, "llvm.loop.unroll.disable"; each loop has its own node."""
         if not loop.rolled:
             return ""
         self.rolled += 1
         return f", !llvm.loop !{self.rolled + 1}"
 
     def barrier(self) -> None:
-        """A group is one thread."""
+        """Emit nothing: a group is one thread."""
 
     def module(self) -> str:
         kernel, lines = self.kernel, self.lines
@@ -101,7 +101,7 @@ class Host(Shell):
             marked(kernel.name, [f"ptr {memory.name}" for memory in kernel.parameters]),
             *([amx.constant(f"{kernel.name}.tiles")] if self.has_tiles else ()),
             *sorted(lines.declarations),
-            # without "no-builtins" LLVM may call memset and memcpy, which the loader has not
+            # without "no-builtins" LLVM may call memset and memcpy, which the loader lacks
             'attributes #0 = { nounwind "no-builtins" noinline }',
             "!0 = !{}",
             *(('!1 = !{!"llvm.loop.unroll.disable"}',) if self.rolled else ()),
@@ -110,7 +110,7 @@ class Host(Shell):
         return "\n".join(text) + "\n"
 
     def _groups(self) -> None:
-        """The loop over the flat group numbers [first, last)."""
+        """Emit the loop over the flat group numbers [first, last)."""
         lines, grid = self.lines, self.kernel.grid
         lines.put("br label %groups.head")
         self.enter("groups.head")

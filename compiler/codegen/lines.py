@@ -16,7 +16,7 @@ SUFFIX = {"i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "hal
 
 
 def element_type(dtype: DType, lanes: int = 1) -> str:
-    """The LLVM type of a value."""
+    """Return the LLVM type of a value."""
     if dtype.is_float:
         name = {"float32": "float", "float16": "half", "bfloat16": "i16"}[dtype.name]
     else:
@@ -25,7 +25,7 @@ def element_type(dtype: DType, lanes: int = 1) -> str:
 
 
 def stored_type(dtype: DType, lanes: int = 1) -> str:
-    """The LLVM type in memory: as the value's, but a bool is a byte."""
+    """Return the LLVM type in memory: the value's, except that a bool is a byte."""
     return (
         element_type(dtype, lanes).replace("i1", "i8")
         if dtype is bool_
@@ -45,11 +45,11 @@ class Lines:
         self.text: list[str] = []
         self.declarations: set[str] = set()
         self.pointers: dict[str, str] = {}  # memory name (registers: name.index) to pointer
-        self.places: dict[str, int] = {}  # of the parameters, by name; on a GPU
+        self.places: dict[str, int] = {}  # positions of the parameters, by name; on a GPU
         self.variables: dict[str, str] = {}  # range name to its SSA value
-        self.scopes: list[dict[object, str]] = [{}]  # what holds until the scope ends
-        self.shared: dict[object, str] = {}  # what holds until local memory changes
-        self.private: dict[object, str] = {}  # what holds for one statement
+        self.scopes: list[dict[object, str]] = [{}]  # results valid until the scope ends
+        self.shared: dict[object, str] = {}  # results valid until local memory changes
+        self.private: dict[object, str] = {}  # results valid for one statement
         self.classes: dict[int, int] = {}
         self.kept: list[Value] = []  # keeps ids in `classes` and the scopes alive
         self.count = 0
@@ -68,7 +68,7 @@ class Lines:
         return f"{stem}{self.count}"
 
     def call(self, name: str, result: str, arguments: list[tuple[str, str]]) -> str:
-        """Call an intrinsic, declaring it."""
+        """Call an intrinsic, and declare it."""
         kinds = ", ".join(kind for kind, _ in arguments)
         self.declarations.add(f"declare {result} @{name}({kinds})")
         given = ", ".join(f"{kind} {text}" for kind, text in arguments)
@@ -85,7 +85,7 @@ class Lines:
     # ---- indices -------------------------------------------------------------------------------
 
     def index(self, index: Index) -> str:
-        """The value of an index."""
+        """Return the value of an index."""
         if index.is_constant:
             return str(index.constant)
         known = self._find(index)
@@ -134,7 +134,7 @@ class Lines:
         op = "div" if isinstance(atom, Div) else "rem"
         if atom.value.low >= 0:
             result = self.new(f"u{op} {kind} {inner}, {divisor}")
-        else:  # LLVM rounds towards zero, we round down
+        else:  # LLVM rounds towards zero, index arithmetic rounds down
             rest = self.new(f"srem {kind} {inner}, {divisor}")
             negative = self.new(f"icmp slt {kind} {rest}, 0")
             if op == "rem":
@@ -151,7 +151,7 @@ class Lines:
         raise NotImplementedError
 
     def conditions(self, conditions: Validity) -> str:
-        """An i1: all indices are at least zero."""
+        """Return an i1: all indices are at least zero."""
         known = self._find(("conditions", conditions))
         if known is not None:
             return known
@@ -171,7 +171,7 @@ class Lines:
     # ---- memory --------------------------------------------------------------------------------
 
     def address(self, memory: Memory, index: Index | str, known: Index) -> str:
-        """A pointer to an element. `index` is the Index, or the SSA value that stands for it."""
+        """Return a pointer to an element. `index`: the Index, or the SSA value for it."""
         if memory.space == "register":
             return self.pointers[f"{memory.name}.{known.constant}"]
         position = index if isinstance(index, str) else self.index(index)
@@ -189,7 +189,7 @@ class Lines:
         return self.new(f"getelementptr inbounds {stored}, {space} {pointer}, {kind} {position}")
 
     def pointer(self, memory: Memory) -> str:
-        """To a memory's first element; of one of several, chosen by halves."""
+        """Return a pointer to a memory's first element; one of several is selected by bisection."""
         if memory.which is None:
             return self.pointers[memory.name]
         known = self._find(("pointer", memory.name))
@@ -198,7 +198,7 @@ class Lines:
         return known
 
     def among(self, memory: Memory, which: Index) -> str:
-        """The pointer of one of several parameters."""
+        """Return the pointer of one of several parameters."""
         pointers = [self.pointers[each.name] for each in memory.among]
         starts: Sequence[int] = range(1, len(pointers))
         atom = which.terms[0][0] if which.terms else None
@@ -207,7 +207,7 @@ class Lines:
         return self.chosen(pointers, starts, self.index(which), self.spaces[memory.space])
 
     def chosen(self, texts: Sequence[str], starts: Sequence[int], number: str, kind: str) -> str:
-        """texts[how many of `starts`, which rise, are at most `number`]"""
+        """Return texts[n], n the number of `starts` (ascending) that are at most `number`."""
         if len(set(texts)) == 1:
             return texts[0]
         half = len(texts) // 2
@@ -221,8 +221,8 @@ class Lines:
         return self.new(f"select i1 {test}, {kind} {left}, {kind} {right}")
 
     def _exchanged(self, index: Index, size: int) -> str:
-        """The byte offset of an element of swizzled memory: bits 4-6 are changed by bits 7-9. What
-        is a multiple of 1024 bytes takes no part, and is added behind."""
+        """Return the byte offset of an element of swizzled memory: bits 4-6 are changed by bits
+        7-9. The part that is a multiple of 1024 bytes is unaffected, and added afterwards."""
         known = self._find(("exchanged", index))
         if known is not None:
             return known
@@ -250,7 +250,7 @@ class Lines:
 
 
 def _rank(atom: Atom) -> tuple[int, str]:
-    """Order of summation: what is the same for the whole group first, what changes often last."""
+    """Return the order of summation: uniform terms of a group first, the most variable last."""
     kinds = {"group": 0, "thread": 1, "loop": 2}
     if isinstance(atom, Range):
         return kinds[atom.kind], atom.name
@@ -259,7 +259,7 @@ def _rank(atom: Atom) -> tuple[int, str]:
 
 
 def alignment(memory: Memory, index: Index, lanes: int) -> int:
-    """Bytes by which an access is surely aligned; memories start at 256 (registers: their size)."""
+    """Return an access's sure alignment in bytes; memories start at 256 (registers: their size)."""
     size = memory.dtype.itemsize
     if memory.space == "register" or lanes == 1:
         return size if lanes == 1 else _power_of_two(size * lanes, 64)

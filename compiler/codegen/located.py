@@ -1,5 +1,5 @@
-"""Line tables of kernels: each instruction names the line of its statement in the printed kernel
-(compiler.kernel.text), so that a fault names it too.
+"""Line tables of kernels: each instruction has the line of its statement in the printed kernel
+(compiler.kernel.text), so that a fault reports it too.
 
 Sources: LLVM Language Reference, "Metadata" (DICompileUnit, DISubprogram, DILocation); PTX ISA,
 "Debugging Directives"; LLVM's NVPTXAsmPrinter (labels around functions with locations).
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 FILE = "kernel-ir"  # the file that line tables name
-_FIRST = 1000  # metadata nodes below are the kernel's own
+_FIRST = 1000  # metadata nodes below this number are the kernel's own
 _DEFINE = re.compile(r"^(define .*@([\w.$-]+)\(.*\) #0) \{$", re.MULTILINE)
 _MARK = ", !dbg !"
 _LOC = re.compile(r"\s*\.loc\s+\d+\s+(\d+)")
@@ -22,8 +22,8 @@ _ADDED = re.compile(rf'\s*\.file\s+\d+\s+"|\s*\.section\s+\.debug_|{_LABEL}')
 
 @dataclass(frozen=True)
 class Emitted:
-    """A module of one function. spans: of each statement the lines of text from and up to which its
-    instructions are, where `above` is line 0, and its id; the innermost statements first."""
+    """A module of one function. spans: for each statement, first and end line of the text with its
+    instructions, where `above` is line 0, and its id; the innermost statements first."""
 
     text: str
     above: int
@@ -37,8 +37,8 @@ class Emitted:
 
 
 def with_lines(module: str, spans: Sequence[Sequence[int]], *, directives: bool = False) -> str:
-    """Return a module with a line table. spans: see Emitted.lines. directives: in the text that is
-    made of it alone (PTX)."""
+    """Return a module with a line table. spans: see Emitted.lines. directives: only as directives
+    in the generated text (PTX)."""
     text, seen = module.rstrip("\n").split("\n"), set()
     for first, end, line in spans:
         seen.add(line)
@@ -75,8 +75,8 @@ def with_lines(module: str, spans: Sequence[Sequence[int]], *, directives: bool 
 
 
 def lines_of_ptx(located: str) -> list[tuple[str, int]]:
-    """Return the lines of PTX without its directives of lines, each with the line of kernel IR that
-    they name, 0 where they name none."""
+    """Return the lines of PTX without line directives, each with the line of kernel IR that they
+    give, 0 without one."""
     found, line = [], 0
     for text in located.splitlines():
         directive = _LOC.match(text)

@@ -1,7 +1,7 @@
 """The matrix units' instructions as LLVM intrinsics.
 
 Names and operand types: LLVM's IntrinsicsAMDGPU.td (int_amdgcn_wmma_*, int_amdgcn_mfma_*) and
-IntrinsicsNVVM.td (int_nvvm_mma_*). compiler.kernel.matrix_units says what the lanes hold.
+IntrinsicsNVVM.td (int_nvvm_mma_*). compiler.kernel.matrix_units describes the lanes' contents.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from compiler.kernel.matrix_units import UNITS, MatrixUnit
 
 @dataclass(frozen=True)
 class Amd:
-    """One call on whole vectors. operand: the type LLVM wants of both factors. signs: whether each
-    factor comes after a flag (signed). tail: constant arguments after the total."""
+    """One call on whole vectors. operand: LLVM's type of both factors. signs: whether a flag
+    (signed) precedes each factor. tail: constant arguments after the total."""
 
     name: str
     operand: str
@@ -99,13 +99,13 @@ CALLS: Mapping[str, Amd | Nvidia] = {
 
 
 def matrix_product(lines: Lines, name: str, left: str, right: str, total: str) -> str:
-    """The SSA value of unit `name`'s total + left x right."""
+    """Return the SSA value of unit `name`'s total + left x right."""
     return CALLS[name].call(lines, UNITS[name], left, right, total)
 
 
 def shared_matrices(lines: Lines, pointer: str, turned: bool, kind: str) -> str:
-    """The SSA value of what a lane gets of four 8 x 16-byte matrices in shared memory (PTX ISA,
-    "ldmatrix"), as a vector of type `kind`. pointer: of the row that the lane names."""
+    """Return the SSA value of a lane's part of four 8 x 16-byte matrices in shared memory (PTX ISA,
+    "ldmatrix"), as a vector of type `kind`. pointer: of the lane's row."""
     name = f"llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4{'.trans' if turned else ''}.b16.p3"
     result = "{ i32, i32, i32, i32 }"
     given = lines.call(name, result, [("ptr addrspace(3)", pointer)])

@@ -1,8 +1,8 @@
 """Kernels for NVIDIA GPUs (TargetSpec.abi "ptx").
 
 LLVM's NVPTXUsage; PTX ISA: "Special Registers", "bar", "cp.async", "ldmatrix", "wgmma". LLVM has no
-intrinsic of `wgmma.mma_async`, which is therefore written as PTX; its totals are operands that come
-back. So they are of the last wait, which else would not hold up who reads them.
+intrinsic for `wgmma.mma_async`, which is therefore emitted as PTX. Its totals are both operands and
+results, and also those of the last wait; otherwise their readers would not be ordered after it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from compiler.expression.value import Memory
 from compiler.kernel.ir import Asynchronous, Await, Bulk, Close, Fetch, GroupProduct, Signal
 from compiler.kernel.matrix_units import CORE, GROUP_UNITS, ROW
 
-ALIGNED = 8 * ROW  # bytes after which the exchange of chunks repeats: where swizzled memory starts
+ALIGNED = 8 * ROW  # alignment of swizzled memory: bytes after which the exchange of chunks repeats
 
 # The descriptor of a factor in shared memory (PTX ISA, "Matrix Descriptor Format"): the address in
 # units of 16 bytes in bits 0-13; in bits 16-29 the distance of neighbours along the leading
@@ -31,15 +31,15 @@ _KINDS = {"float16": "f16", "bfloat16": "bf16", "tf32": "tf32", "int8": "s8"}
 
 
 def descriptor(turned: bool, length: int) -> int:
-    """The upper part of a descriptor for rows of 128 bytes. length: elements of a row, and rows of
-    a block of turned ones. Eight rows are 1024 bytes; the leading dimension counts only where
-    turned rows lie block after block."""
+    """Return the upper part of a descriptor for rows of 128 bytes. length: elements of a row, and
+    rows of a block of turned ones. Eight rows are 1024 bytes; the leading dimension matters only
+    where turned rows are stored block after block."""
     leading = length * ROW // _UNIT if turned else 1
     return _SWIZZLE_128 | ALIGNED // _UNIT << _STRIDE | leading << _LEADING
 
 
-# The same for core matrices of 128 bytes side by side (kernel.nvidia.packed), which nothing
-# exchanges: neighbours along a row of 128 bytes follow each other, eight rows are 1024 bytes.
+# The same for core matrices of 128 bytes side by side (kernel.nvidia.packed), which are not
+# swizzled: neighbours along a row of 128 bytes are consecutive, eight rows are 1024 bytes.
 PACKED = ALIGNED // _UNIT << _STRIDE | CORE // _UNIT << _LEADING
 
 
@@ -65,7 +65,7 @@ class Nvidia(Gpu):
     separator = "_"
 
     def barrier(self) -> None:
-        """All threads of the group; orders their accesses to shared memory too."""
+        """Wait for all threads of the group; also order their accesses to shared memory."""
         name = "llvm.nvvm.barrier.cta.sync.aligned.all"
         self.lines.declarations.add(f"declare void @{name}(i32)")
         self.lines.put(f"call void @{name}(i32 0)")
@@ -80,7 +80,7 @@ class Nvidia(Gpu):
         return f'"nvvm.reqntid"="{self.kernel.block},1,1"{together if several else ""}'
 
     def dynamic(self) -> list[str]:
-        """One array of open size for all memory that the launch gives."""
+        """Return one array of open size for all memory that the launch gives."""
         lines, offset = self.lines, 0
         name = f"@{self.kernel.name}{self.separator}ring"
         for memory in self.kernel.locals:
@@ -92,7 +92,7 @@ class Nvidia(Gpu):
             return []
         return [f"{name} = external addrspace(3) global [0 x i8], align {ALIGNED}"]
 
-    # ---- what goes on meanwhile ----------------------------------------------------------------
+    # ---- asynchronous operations ---------------------------------------------------------------
 
     def asynchronous(self, statement: Asynchronous) -> None:
         lines = self.lines
@@ -124,7 +124,7 @@ class Nvidia(Gpu):
         self.lines.put(f"call void @llvm.nvvm.{name}({given})")
 
     def _fetch(self, fetch: Fetch) -> None:
-        """16 bytes; where the conditions do not hold none of them is read."""
+        """Fetch 16 bytes; none of them is read if the conditions do not hold."""
         lines, source = self.lines, fetch.source
         target = lines.address(fetch.memory, fetch.index, fetch.index)
         arguments = [("ptr addrspace(3)", target)]
@@ -140,12 +140,12 @@ class Nvidia(Gpu):
         self._plain(name, *arguments, *size)
 
     def _shared(self, memory: Memory, index: Index) -> str:
-        """The 32-bit address of an element in shared memory."""
+        """Return the 32-bit address of an element in shared memory."""
         pointer = self.lines.address(memory, index, index)
         return self.lines.new(f"ptrtoint ptr addrspace(3) {pointer} to i32")
 
     def _direct(self, text: str, *arguments: tuple[str, str], result: str = "void") -> str:
-        """A piece of PTX that reads or writes memory behind LLVM's back."""
+        """Emit PTX that reads or writes memory in ways that LLVM does not see."""
         kinds = {"i16": "h", "i32": "r", "i64": "l", "ptr addrspace(1)": "l"}
         constraints = ["=r"] if result != "void" else []
         constraints += [*(kinds[kind] for kind, _ in arguments), "~{memory}"]
@@ -163,7 +163,7 @@ class Nvidia(Gpu):
                 each = ("i32", self._shared(memory, constant(number)))
                 arrivals = ("i32", lines.index(signal.number))
                 self._direct("mbarrier.init.shared::cta.b64 [$0], $1;", each, arrivals)
-            # copies in bulk, which see memory by another way, find them then
+            # bulk copies, which see memory by another path, find them then
             self._plain("fence.proxy.async.shared_cta")
             if self.kernel.cluster > 1:
                 self._direct("fence.mbarrier_init.release.cluster;")
@@ -185,7 +185,7 @@ class Nvidia(Gpu):
         lines.shared.clear()
 
     def _wait(self, at: tuple[str, str], parity: str) -> None:
-        """Ask until the phase is over; each time the hardware lets the threads rest a while."""
+        """Poll until the phase is over; each time the hardware suspends the threads for a while."""
         lines = self.lines
         if lines.index_type == "i64" and parity.startswith("%"):
             parity = lines.new(f"trunc i64 {parity} to i32")
@@ -219,8 +219,8 @@ class Nvidia(Gpu):
         )
 
     def _group_product(self, product: GroupProduct) -> None:
-        """One piece of PTX from the fence to the end of the group: between them, and until they are
-        waited for, the totals' registers must not be touched, not even moved."""
+        """Emit one piece of PTX from the fence to the end of the group: inside it, and until they
+        are waited for, the totals' registers must not be accessed, not even moved."""
         unit = GROUP_UNITS[product.unit]
         length = ROW // unit.element.itemsize
         name, count = _KINDS[unit.name.partition(".")[2]], product.columns // 2
@@ -240,7 +240,7 @@ class Nvidia(Gpu):
         self._on_totals(f"{{ {'; '.join(text)}; }}", product.totals, given)
 
     def _described(self, memory: Memory, index: Index, turned: bool, length: int) -> str:
-        """The descriptor of a factor that starts at an element."""
+        """Return the descriptor of a factor that starts at an element."""
         lines = self.lines
         offset = lines.index(index * memory.dtype.itemsize)
         place = lines.pointers[memory.name]
@@ -254,7 +254,7 @@ class Nvidia(Gpu):
         return lines.new(f"or disjoint i64 {wide}, {upper}")
 
     def _on_totals(self, text: str, totals: Memory, given: list[tuple[str, str]]) -> None:
-        """PTX whose first operands are the totals, which it may change, then what is given."""
+        """Emit PTX whose first operands are the totals, which it may change, then `given`."""
         lines, kind, count = self.lines, element_type(totals.dtype), totals.count
         places = [lines.address(totals, at, at) for at in map(constant, range(count))]
         held = [(kind, lines.new(f"load {kind}, ptr {place}")) for place in places]

@@ -1,7 +1,7 @@
 """LLVM IR text to an object file, or to PTX, by llvmlite; for Adreno, with Mesa.
 
-LLVM's back ends end the process on IR they cannot handle, so it is compiled in a child process:
-`compile_text` is for anybody's IR, `compile_here` for that process (compiler.codegen.worker).
+LLVM's back ends end the process on IR they cannot handle, so compilation runs in a child process:
+`compile_text` accepts any IR, `compile_here` is for that process (compiler.codegen.worker).
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _lock = threading.Lock()  # llvmlite's global context is shared by all modules
 
 
 def compile_text(text: str, target: TargetSpec) -> bytes:
-    """Optimise and assemble a module of LLVM IR in a child process; returns a relocatable ELF
-    object, which `Device.load` takes, or PTX as UTF-8 text. CompileError says what LLVM has against
-    it, and in which line where LLVM says so."""
+    """Optimise and assemble a module of LLVM IR in a child process; return a relocatable ELF
+    object, which `Device.load` takes, or PTX as UTF-8 text. CompileError gives LLVM's message, and
+    the line if LLVM gives one."""
     return shared().submit(text, target, _name(text)).result().image
 
 
 def _name(text: str) -> str:
-    """The first function that is defined."""
+    """Return the first function that is defined."""
     found = _DEFINED.search(text)
     return found[1] if found else "module"
 
 
 def compile_here(text: str, target: TargetSpec) -> bytes:
-    """The same in this process, which LLVM may end. RuntimeError for what its parser, verifier or
-    target lookup refuse."""
+    """Compile in this process, which LLVM may end. RuntimeError if its parser, verifier or target
+    lookup reject the module."""
     if target.abi == "ir3":
         return _compile(text, target)
     machine = (target.abi, target.triple, target.cpu, target.features)
@@ -70,7 +70,7 @@ def _compile(text: str, target: TargetSpec) -> bytes:
 
 @lru_cache(maxsize=16)
 def _machine(triple: str, cpu: str, features: str) -> llvm.TargetMachine:
-    """A target machine; position independent, so that an object runs wherever it is placed."""
+    """Return a target machine; position independent, so that an object runs at any address."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     found = llvm.Target.from_triple(triple)
@@ -81,6 +81,6 @@ def _machine(triple: str, cpu: str, features: str) -> llvm.TargetMachine:
 
 @lru_cache(maxsize=1)
 def _host_machine() -> llvm.TargetMachine:
-    """A target machine for passes that ask none."""
+    """Return a target machine for passes that do not use one."""
     llvm.initialize_native_target()
     return llvm.Target.from_default_triple().create_target_machine()

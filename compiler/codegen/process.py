@@ -17,7 +17,7 @@ from pathlib import Path
 from hcq.errors import HostError
 
 LENGTH = struct.Struct("<Q")
-TAIL = 4096  # bytes of what a process said last
+TAIL = 4096  # bytes kept of the end of a process's output
 ROOT = Path(__file__).resolve().parents[2]
 START = "import runpy, sys; sys.path[:] = {path!r}; runpy.run_module({module!r}, None, '__main__')"
 
@@ -27,7 +27,7 @@ def send(channel: socket.socket, message: bytes) -> None:
 
 
 def receive(channel: socket.socket) -> bytes:
-    """The next message; EOFError where the other side has gone."""
+    """Return the next message; EOFError if the other side has closed the connection."""
     return _exactly(channel, LENGTH.unpack(_exactly(channel, LENGTH.size))[0])
 
 
@@ -43,7 +43,7 @@ def _exactly(channel: socket.socket, count: int) -> bytes:
 
 class Ended(Exception):
     """The process ended instead of answering. code: its exit status, negative for a signal; said:
-    the last line it wrote to stderr, LLVM's own where there is one."""
+    the last line it wrote to stderr, LLVM's own if there is one."""
 
     def __init__(self, code: int, said: str) -> None:
         super().__init__(f"{how(code)}: {said}")
@@ -52,7 +52,7 @@ class Ended(Exception):
 
 
 def how(code: int) -> str:
-    """An exit status for people: "SIGSEGV" or "status 1"."""
+    """Return an exit status as text: "SIGSEGV" or "status 1"."""
     if code < 0:
         with contextlib.suppress(ValueError):
             return signal.Signals(-code).name
@@ -60,18 +60,18 @@ def how(code: int) -> str:
 
 
 class Process:
-    """`python -m module SOCKET arguments...`, started by the first message and again when it is
-    gone. For one thread at a time."""
+    """`python -m module SOCKET arguments...`, started by the first message and again after it has
+    ended. Only one thread may use it at a time."""
 
     def __init__(self, module: str, arguments: tuple[str, ...] = ()) -> None:
         self.module = module
         self.arguments = arguments
         self.process: subprocess.Popen[bytes] | None = None
         self.channel: socket.socket | None = None
-        self.errors = -1  # what the process says: an anonymous file
+        self.errors = -1  # the process's stderr: an anonymous file
 
     def start(self) -> None:
-        """HostError where no process can be made."""
+        """Start the process. HostError if it cannot be started."""
         ours, theirs = socket.socketpair()
         code = START.format(path=[str(ROOT), *sys.path], module=self.module)
         self.errors = os.memfd_create("ugpu-child")
@@ -92,8 +92,8 @@ class Process:
         self.channel = ours
 
     def ask(self, message: bytes, limit_s: float) -> bytes:
-        """The answer. TimeoutError after `limit_s` seconds without one, Ended; either way the
-        process is gone, and the next message starts another."""
+        """Return the answer. TimeoutError after `limit_s` seconds without one, Ended; in both cases
+        the process is gone, and the next message starts another."""
         if self.process is None:
             self.start()
         assert self.channel is not None

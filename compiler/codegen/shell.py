@@ -1,4 +1,4 @@
-"""Statements of the kernel IR as LLVM IR text: what kernels of all targets share."""
+"""Statements of the kernel IR as LLVM IR text: the part shared by kernels of all targets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Shell:
         self.lines.wave_size = target.wave_size
         self.lines.written = frozenset(m.name for m in kernel.parameters[: kernel.outputs])
         self.block = "entry"
-        # Lines of text from and up to which a statement's are, and its id; the innermost first.
+        # First and end line of a statement's text, and its id; the innermost first.
         self.spans: list[tuple[int, int, int]] = []
         self.above = 0  # lines of the module above those
 
@@ -69,7 +69,7 @@ class Shell:
         self.block = label
 
     def nested(self, body: Iterable[Statement]) -> None:
-        """Statements whose values must not be used outside of them."""
+        """Emit statements whose values must not be used outside of them."""
         self.lines.shared.clear()
         self.lines.private.clear()
         self.lines.scopes.append({})
@@ -98,7 +98,7 @@ class Shell:
         self.lines.put(f"br label %{head}")
         self.enter(head)
         position = len(self.lines.text)
-        self.lines.put("")  # the counter, once the blocks that it comes from are known
+        self.lines.put("")  # the counter, filled in once its predecessor blocks are known
         test = self.lines.new(f"icmp slt {kind} {counter}, {limit}")
         self.lines.put(f"br i1 {test}, label %{inside}, label %{after}")
         self.enter(inside)
@@ -116,7 +116,7 @@ class Shell:
         return ""
 
     def registers(self) -> list[str]:
-        """Stack slots of the register arrays, one per element; LLVM turns them into registers."""
+        """Emit stack slots of the register arrays, one per element; LLVM promotes them."""
         lines = []
         for memory in self.kernel.locals:
             if memory.space != "register":
@@ -141,7 +141,7 @@ class Shell:
         raise NotImplementedError
 
     def meet(self) -> None:
-        """A barrier of all groups of a cluster; NotSupported on targets that have none."""
+        """Emit a barrier of all groups of a cluster; NotSupported on targets without clusters."""
         raise NotSupported("barriers of clusters", target=self.target.name)
 
     def module(self) -> str:

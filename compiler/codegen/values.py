@@ -23,7 +23,7 @@ _COMPARE = {
     "u": {"lt": "ult", "le": "ule", "eq": "eq", "ne": "ne"},
     "b": {"lt": "ult", "le": "ule", "eq": "eq", "ne": "ne"},
 }
-# what a value reads: nothing that changes; local memory; registers, or what the kernel writes
+# memory that a value reads: constant; local; registers, or memory that the kernel writes
 PURE, SHARED, PRIVATE = 0, 1, 2
 _SPACES = {"global": PURE, "local": SHARED, "register": PRIVATE}
 
@@ -36,7 +36,7 @@ class Values(Lines):
         raise NotImplementedError
 
     def marks(self, access: Load) -> str:
-        """The metadata of a load of what the kernel does not write."""
+        """Return the metadata of a load from memory that the kernel does not write."""
         return ", !invariant.load !0"
 
     def load(self, access: Load, lanes: int) -> str:
@@ -79,7 +79,7 @@ class Values(Lines):
             self.shared.clear()
 
     def opaque(self, atom: Opaque) -> str:
-        """A table's entry, or a lookup: clamped, then as wide as indices are."""
+        """Return a table's entry, or a lookup: clamped, then resized to the width of indices."""
         if isinstance(atom, Table):
             entries = [str(number) for number in atom.entries]
             return self.chosen(entries, atom.starts, self.index(atom.number), self.index_type)
@@ -98,7 +98,7 @@ class Values(Lines):
     # ---- values --------------------------------------------------------------------------------
 
     def value(self, root: Value) -> str:
-        """The SSA value, or literal, of `root`; what is known is not looked into."""
+        """Return the SSA value, or literal, of `root`; known values are not visited again."""
         known = self._known(root)
         stack = [] if known is not None else [root]
         while stack:
@@ -108,7 +108,7 @@ class Values(Lines):
                 stack += reversed(missing)
                 continue
             stack.pop()
-            known = self._known(node)  # what several need is on the stack more than once
+            known = self._known(node)  # a shared source is on the stack more than once
             if known is None:
                 known = self._holder(node)[id(node)] = self._operation(node)
         assert known is not None
@@ -281,11 +281,11 @@ class Values(Lines):
         safe = self.new(f"select i1 {small}, {kind} {sources[1]}, {kind} {bits - 1}")
         moved = self.new(f"{name} {kind} {sources[0]}, {safe}")
         if name == "ashr":
-            return moved  # by bits - 1 it is all sign already
+            return moved  # shifted by bits - 1, every bit is the sign
         return self.new(f"select i1 {small}, {kind} {moved}, {kind} 0")
 
     def _divide(self, node: Value, sources: list[str], kind: str, signed: bool) -> str:
-        """Division that never traps: by zero gives zero; the lowest number by -1 wraps."""
+        """Emit division that never traps: by zero gives zero; the lowest number by -1 wraps."""
         left, right = sources
         zero = self.new(f"icmp eq {kind} {right}, 0")
         if not signed:
@@ -314,7 +314,7 @@ class Values(Lines):
     # ---- conversions ---------------------------------------------------------------------------
 
     def _resize(self, text: str, source: str, target: str) -> str:
-        """An index as an integer of another width."""
+        """Return an index as an integer of another width."""
         if source == target:
             return text
         if not text.startswith("%"):
@@ -365,8 +365,8 @@ class Values(Lines):
         return self.new(f"{name} {old} {text} to {new}")
 
     def to_integer(self, text: str, kind: str, node: Value | None, target: DType) -> str:
-        """A float (`node`, where it is known) of an LLVM type towards zero; what does not fit
-        becomes the nearest end of the range, NaN zero."""
+        """Convert a float (`node`, if it is known) of an LLVM type towards zero; a number out of
+        range becomes the nearest end of the range, NaN zero."""
         stem, new = "fptosi" if target.kind == "i" else "fptoui", element_type(target)
         return self.call(f"llvm.{stem}.sat.{new}.{SUFFIX[kind]}", new, [(kind, text)])
 
@@ -396,7 +396,7 @@ def _wrap(number: int, bits: int) -> int:
 
 
 def literal(number: bool | int | float, dtype: DType) -> str:
-    """An LLVM constant."""
+    """Return an LLVM constant."""
     if dtype is bool_:
         return "true" if number else "false"
     if not dtype.is_float:

@@ -1,9 +1,9 @@
-"""The compiling process: reads requests from a socket, answers each, ends when the socket does.
+"""The compiling process: reads requests from a socket, answers each, ends when the socket closes.
 
-LLVM's back ends end the process on IR they cannot handle. So that it is not the user's process,
-compiler.codegen.children runs this one and gives it another when it is gone.
+LLVM's back ends end the process on IR they cannot handle. To keep the user's process alive,
+compiler.codegen.children runs this one, and replaces it when it has ended.
 
-Messages are those of compiler.codegen.process; what is in them says compiler.codegen.children.
+Messages are those of compiler.codegen.process; compiler.codegen.children describes their content.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def answer(message: bytes) -> bytes:
 
 
 def serve(channel: socket.socket) -> None:
-    """Answer requests until the other side goes, or asks nothing for a while."""
+    """Answer requests until the other side closes the connection, or sends none for a while."""
     while select.select([channel], [], [], IDLE_S)[0]:
         try:
             message = receive(channel)

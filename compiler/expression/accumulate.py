@@ -10,7 +10,7 @@ _OPS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and", "
 
 
 def identity(operation: str, dtype: DType) -> Value:
-    """The result of reducing nothing."""
+    """Return the result of reducing no elements."""
     if operation == "max":
         return const(dtypes.lowest(dtype), dtype)
     if operation == "min":
@@ -19,14 +19,14 @@ def identity(operation: str, dtype: DType) -> Value:
 
 
 def combine(operation: str, left: Value, right: Value) -> Value:
-    """One step. Float sums and products may be taken in any order."""
+    """Return one step. Float sums and products may be taken in any order."""
     free = left.dtype.is_float and operation in ("sum", "prod")
     arg = "reassoc" if free else None
     return value(_OPS[operation], left.dtype, (left, right), arg, left.lanes)
 
 
 def multiply_add(left: Value, right: Value, total: Value) -> Value:
-    """total + left * right; floats round once."""
+    """Return total + left * right; floats round once."""
     if total.dtype.is_float:
         return value("fma", total.dtype, (left, right, total), lanes=total.lanes)
     product = value("mul", total.dtype, (left, right), lanes=total.lanes)
@@ -34,5 +34,5 @@ def multiply_add(left: Value, right: Value, total: Value) -> Value:
 
 
 def replace(root: Value, old: Value, new: Value) -> Value:
-    """`root` with one node replaced: an epilogue, its reduction now computed."""
+    """Return `root` with one node replaced: an epilogue whose reduction is now computed."""
     return rebuild(root, lambda node, _: new if node is old else None)

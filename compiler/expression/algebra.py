@@ -36,11 +36,11 @@ class Range:
     def key(self) -> str:
         return self.name
 
-    def __hash__(self) -> int:  # of the name alone, which seldom has two sizes
+    def __hash__(self) -> int:  # of the name alone, which rarely has two sizes
         return hash(self.name)
 
     def index(self) -> Index:
-        """The Index that is just this variable."""
+        """Return the Index that is just this variable."""
         return Index(((self, 1),), 0) if self.size > 1 else Index((), 0)
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ class Mod(_Quotient):
 
 
 class Opaque(ABC):
-    """A bounded integer that other parts know how to compute (compiler.expression.lookup)."""
+    """A bounded integer that other modules can compute (compiler.expression.lookup)."""
 
     __slots__ = ()
 
@@ -110,15 +110,15 @@ class Opaque(ABC):
 
     @abstractmethod
     def indices(self) -> Iterable[Index]:
-        """The indices it depends on."""
+        """Yield the indices it depends on."""
 
     @abstractmethod
     def rebuild(self, leaf: Callable[[Range], Index]) -> Index:
-        """The same over `leaf(range)` for each range."""
+        """Return the same over `leaf(range)` for each range."""
 
     @abstractmethod
     def guarded(self, conditions: Validity) -> Index:
-        """The same, reading memory only where the conditions hold."""
+        """Return the same, reading memory only where the conditions hold."""
 
     @abstractmethod
     def magnitude(self) -> int:
@@ -155,15 +155,15 @@ class Index:
         return not self.terms
 
     def ranges(self) -> frozenset[Range]:
-        """Every variable in it."""
+        """Return every variable in it."""
         return _ranges(self)
 
     def coefficient(self, atom: Atom) -> int:
-        """The factor of `atom` at the top level, 0 if absent."""
+        """Return the factor of `atom` at the top level, 0 if absent."""
         return next((c for a, c in self.terms if a == atom), 0)
 
     def multiple(self) -> int:
-        """The largest known divisor of every value it takes; 0 for the constant 0."""
+        """Return the largest known divisor of every value it takes; 0 for the constant 0."""
         return gcd(self.constant, *(c for _, c in self.terms))
 
     def substitute(self, values: Mapping[Range, Index]) -> Index:
@@ -175,8 +175,8 @@ class Index:
     def rebuild(
         self, leaf: Callable[[Range], Index], opaque: Callable[[Opaque], Index] | None = None
     ) -> Index:
-        """The same expression over `leaf(range)` for each range; opaque atoms are rebuilt, or
-        replaced by `opaque(atom)`."""
+        """Return the same expression over `leaf(range)` for each range; opaque atoms are rebuilt,
+        or replaced by `opaque(atom)`."""
         pairs: list[tuple[Atom, int]] = []
         offset = self.constant
         for atom, factor in self.terms:
@@ -193,7 +193,7 @@ class Index:
         return _total(pairs, offset)
 
     def evaluate(self, values: Mapping[str, int]) -> int:
-        """Its value where each range, by name, and opaque atom, by key, has the given value."""
+        """Return its value for given values of each range, by name, and opaque atom, by key."""
         total = self.constant
         for atom, factor in self.terms:
             if isinstance(atom, Range):
@@ -208,7 +208,7 @@ class Index:
         return total
 
     def magnitude(self) -> int:
-        """The largest absolute value that computing it passes through."""
+        """Return the largest absolute value of any intermediate result."""
         worst = abs(self.constant)
         for atom, factor in self.terms:
             worst += max(abs(factor * atom.low), abs(factor * atom.high))
@@ -305,7 +305,7 @@ def _total(pairs: Iterable[tuple[Atom, int]], offset: int) -> Index:
 
 
 def _split(index: Index, divisor: int) -> tuple[Index, Index]:
-    """index = divisor * quotient + rest, with 0 <= rest.constant < divisor."""
+    """Return index = divisor * quotient + rest, with 0 <= rest.constant < divisor."""
     quotient = tuple((a, c // divisor) for a, c in index.terms if c % divisor == 0)
     rest = tuple((a, c) for a, c in index.terms if c % divisor)
     return (
@@ -358,7 +358,7 @@ def _remainder(index: Index, divisor: int) -> Index:
     _, rest = _split(index, divisor)
     if rest.low // divisor == rest.high // divisor:
         return rest - divisor * (rest.low // divisor)
-    for atom, factor in rest.terms:  # k*(y % d) = k*y modulo c where c divides k*d
+    for atom, factor in rest.terms:  # k*(y % d) = k*y modulo c if c divides k*d
         if isinstance(atom, Mod) and (factor * atom.divisor) % divisor == 0:
             others = Index(tuple(pair for pair in rest.terms if pair[0] != atom), rest.constant)
             return (others + atom.value * factor) % divisor
@@ -369,13 +369,13 @@ def _remainder(index: Index, divisor: int) -> Index:
     return Index(((Mod(rest, divisor), 1),), 0)
 
 
-# A condition is an Index that must not be negative; a validity is a set of them, all to hold.
+# A condition is an Index that must not be negative; a validity is a set of conditions, all to hold.
 Validity = tuple[Index, ...]
 NEVER: Validity = (constant(-1),)
 
 
 def at_least_zero(index: Index) -> Validity:
-    """The validity `index >= 0`, simplified: () is always, NEVER is never."""
+    """Return the validity `index >= 0`, simplified: () always holds, NEVER does not."""
     if index.low >= 0:
         return ()
     if index.high < 0:
@@ -387,12 +387,12 @@ def at_least_zero(index: Index) -> Validity:
 
 
 def within(index: Index, start: int, stop: int) -> Validity:
-    """The validity `start <= index < stop`."""
+    """Return the validity `start <= index < stop`."""
     return both(at_least_zero(index - start), at_least_zero(constant(stop - 1) - index))
 
 
 def both(left: Validity, right: Validity) -> Validity:
-    """Both hold. Sorted and without repeats, so that equal sets are equal."""
+    """Return the validity that both hold, sorted and without repeats: equal sets are equal."""
     if left == NEVER or right == NEVER:
         return NEVER
     if not left or left == right:
@@ -411,7 +411,7 @@ def substitute_all(conditions: Validity, values: Mapping[Range, Index]) -> Valid
 
 
 def flatten(indices: Iterable[Index], shape: Iterable[int]) -> Index:
-    """The row-major position of `indices` in `shape`."""
+    """Return the row-major position of `indices` in `shape`."""
     position = constant(0)
     for index, size in zip(indices, shape, strict=True):
         position = position * size + index
@@ -419,7 +419,7 @@ def flatten(indices: Iterable[Index], shape: Iterable[int]) -> Index:
 
 
 def unflatten(position: Index, shape: tuple[int, ...]) -> list[Index]:
-    """The indices in `shape` of a row-major position below its size."""
+    """Return the indices in `shape` of a row-major position below its size."""
     indices: list[Index] = []
     for size in reversed(shape[1:]):
         indices.append(position % size if size else constant(0))

@@ -14,9 +14,9 @@ from compiler.expression.value import Memory, Value, walk
 class Chosen:
     """Additional facts of a computation whose indices select the elements to write.
 
-    allowed: an element is written only where it holds. ordered: ranges besides the computation's
-    that may write the same element, and must do so in order. coordinate: differs for elements that
-    are written apart, and is below `size`; so it can be shared out.
+    allowed: an element is written only where it holds. ordered: further ranges that may write the
+    same element, and must do so in order. coordinate: a number below `size` that differs for
+    elements written independently, so that the work can be shared by it.
     """
 
     allowed: Validity = ()
@@ -29,8 +29,8 @@ class Chosen:
 class Computation:
     """Computation of one kernel: output[flatten(ranges)] = value, for all values of the ranges.
 
-    ranges: of sizes above 1, the last the fastest. value: may hold "reduce" and "function"; or is a
-    "scan" or "sort" along one of the ranges (compiler.kernel.host.scan, .sort).
+    ranges: of sizes above 1, the last is the fastest. value: may contain "reduce" and "function";
+    or is a "scan" or "sort" along one of the ranges (compiler.kernel.host.scan, .sort).
     others: further outputs over the same ranges; then the value is the "results" of all.
     """
 
@@ -39,35 +39,35 @@ class Computation:
     ranges: tuple[Range, ...]
     value: Value
     origin: str
-    place: Index | None = None  # where the element goes, if not there
+    place: Index | None = None  # where the element goes, if not to its row-major position
     others: tuple[Memory, ...] = ()
     chosen: Chosen | None = None
-    pieces: tuple[Computation, ...] = ()  # instead of a value: parts that are computed apart
+    pieces: tuple[Computation, ...] = ()  # instead of a value: parts computed separately
 
     @property
     def outputs(self) -> tuple[Memory, ...]:
         return (self.output, *self.others)
 
     def results(self, root: Value) -> list[tuple[Memory, Value]]:
-        """Each output, and its part of `root`, a form of `value`."""
+        """Return each output, and its part of `root`, a form of `value`."""
         parts = root.sources if root.op == "results" else (root,)
         return list(zip(self.outputs, parts, strict=True))
 
     @property
     def position(self) -> Index:
-        """Where the element goes."""
+        """Return where the element goes."""
         if self.place is not None:
             return self.place
         return flatten([r.index() for r in self.ranges], [r.size for r in self.ranges])
 
     @property
     def reduction(self) -> Value | None:
-        """The reduce inside the value, the innermost first."""
+        """Return the reduce inside the value, the innermost first."""
         return next((node for node in walk(self.value) if node.op == "reduce"), None)
 
     @property
     def reductions(self) -> list[Value]:
-        """Every reduce inside the value, each after those inside of it."""
+        """Return every reduce inside the value, each after those inside it."""
         return [node for node in walk(self.value) if node.op == "reduce"]
 
 

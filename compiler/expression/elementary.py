@@ -1,10 +1,10 @@
-"""The element-wise operations of the tensor graph: how each becomes IR, and what it costs.
+"""The element-wise operations of the tensor graph: translation of each to IR, and its cost.
 
 The tensor layer has already brought the sources to one type. Floats of 16 bits are computed in
 float32 and rounded after every operation, so that results do not depend on what was fused.
 
-Elementary functions stay one operation of the IR ("function") while a kernel is put together, so
-that what is written twice is small and can be recognised; `expand` writes them out for lowering.
+Elementary functions stay one operation of the IR ("function") while a kernel is built, so that
+repeated ones are small and can be recognised; `expand` expands them for lowering.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ BUILDERS: Mapping[str, Build] = {
 }
 FUNCTIONS = frozenset(("pow", "floordiv", "mod", *_ELEMENTARY))
 COMPARISONS = frozenset(("lt", "le", "eq", "ne"))
-# In additions; what is not named costs one.
+# In additions; an operation not listed costs one.
 COSTS: Mapping[str, int] = {
     "exp": 12, "exp2": 12, "expm1": 14, "log": 16, "log2": 16, "log10": 16, "log1p": 24,
     "sin": 40, "cos": 40, "tan": 44, "sinh": 24, "cosh": 16, "tanh": 24, "sigmoid": 16,
@@ -111,12 +111,12 @@ def price(op: str, dtype: DType) -> int:
 
 
 def is_narrow(dtype: DType) -> bool:
-    """A float that is stored in 16 bits and computed in 32."""
+    """Return whether a float is stored in 16 bits and computed in 32."""
     return dtype.is_float and dtype is not float32
 
 
 def build(op: str, dtype: DType, sources: list[Value]) -> Value:
-    """The IR of one operation with result type `dtype`."""
+    """Return the IR of one operation with result type `dtype`."""
     wide = [cast(s, float32) if is_narrow(s.dtype) and op != "where" else s for s in sources]
     if op in FUNCTIONS and (op == "pow" or wide[0].dtype.is_float):
         return cast(value("function", wide[0].dtype, wide, op), dtype)
@@ -124,7 +124,7 @@ def build(op: str, dtype: DType, sources: list[Value]) -> Value:
 
 
 def expand(root: Value) -> Value:
-    """Write out every "function" of a value by simpler operations."""
+    """Replace every "function" in a value by simpler operations."""
 
     def change(node: Value, sources: tuple[Value, ...]) -> Value | None:
         return BUILDERS[node.arg](*sources) if node.op == "function" else None
@@ -133,7 +133,7 @@ def expand(root: Value) -> Value:
 
 
 def cost(node: Value) -> int:
-    """Of one evaluation of a value's own operation, in additions (compiler.pattern.cost)."""
+    """Return the cost of one evaluation of a value's own operation (compiler.pattern.cost)."""
     if node.op in ("const", "index", "load", "bitcast", "extract", "pack", "broadcast", "results"):
         return 0
     return price(node.arg if node.op == "function" else node.op, node.dtype)

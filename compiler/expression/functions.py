@@ -1,8 +1,8 @@
-"""Elementary functions on float32, made of the IR's own operations.
+"""Elementary functions on float32, composed of the IR's own operations.
 
 LLVM's intrinsics for these are library calls on the host and differ in accuracy between GPUs (and
 some abort the back end), so each is a range reduction and a polynomial, the same on every target.
-Bounds of their errors: docs/accuracy.md. They need a fused multiply-add. More functions are in
+Error bounds: docs/accuracy.md. They need a fused multiply-add. More functions are in
 `inverse`, `power` and `remainders`. Reductions: Cody and Waite, "Software Manual for the Elementary
 Functions"; for large angles Payne and Hanek, "Radian reduction for trigonometric functions".
 Polynomials of log, sin and cos: S. Moshier, Cephes library, single precision; of expm1, sinh and
@@ -30,7 +30,7 @@ TWO_OVER_PI = (
 )  # fmt: skip
 SIGN = -0x80000000  # the sign bit of an int32
 SHIFTER = 12582912.0  # 1.5 * 2**23: adding it rounds to a whole number, left in the lowest bits
-HUGE_ANGLE = 131072.0  # beyond it, angles are reduced by integer arithmetic
+HUGE_ANGLE = 131072.0  # larger angles are reduced by integer arithmetic
 
 
 def real(number: float) -> Value:
@@ -95,7 +95,7 @@ def as_float(bits: Value) -> Value:
 
 
 def with_sign(size: Value, source: Value) -> Value:
-    """`size`, which is not negative, with the sign of `source`; zeros have one too."""
+    """Return `size`, which is not negative, with the sign of `source`; zeros have one too."""
     sign = binary("and", as_bits(source), const(SIGN, int32))
     return as_float(binary("or", as_bits(size), sign))
 
@@ -117,7 +117,7 @@ def clamp(x: Value, low: float, high: float) -> Value:
 
 
 def scale(x: Value, exponent: Value) -> Value:
-    """x * 2**exponent, |exponent| < 250: in two steps, so that results may be subnormal."""
+    """Return x * 2**exponent, |exponent| < 250: in two steps, so that results may be subnormal."""
     half = binary("shr", exponent, const(1, int32))
     for part in (half, sub(exponent, half)):
         x = mul(x, as_float(binary("shl", add(part, 127), const(23, int32))))
@@ -130,7 +130,7 @@ def exp(x: Value) -> Value:
 
 
 def _exp_times(x: Value, exponent: int) -> Value:
-    """e**x * 2**exponent, for x that is bounded."""
+    """Return e**x * 2**exponent, for bounded x."""
     count = unary("round", mul(x, LOG2_E))
     rest = fma(count, -LN2_LOW, fma(count, -LN2_HIGH, x))
     series = polynomial(rest, [1 / math.factorial(k) for k in range(7, -1, -1)])
@@ -139,7 +139,7 @@ def _exp_times(x: Value, exponent: int) -> Value:
 
 
 def exp_below(x: Value) -> Value:
-    """e**x for x at most zero, or NaN, in fewer steps; below the normal numbers it is zero."""
+    """Return e**x for x <= 0 or NaN, in fewer steps; results below the normal numbers are zero."""
     shifted = fma(x, LOG2_E, SHIFTER)
     count = sub(shifted, SHIFTER)
     rest = fma(count, -LN2_LOW, fma(count, -LN2_HIGH, x))
@@ -150,7 +150,7 @@ def exp_below(x: Value) -> Value:
 
 
 def expm1(x: Value) -> Value:
-    """e**x - 1, also where e**x is close to 1."""
+    """Return e**x - 1, accurate even where e**x is close to 1."""
     bounded = clamp(x, -18.0, 89.0)
     shifted = fma(bounded, LOG2_E, SHIFTER)
     count = sub(shifted, SHIFTER)
@@ -168,7 +168,7 @@ def expm1(x: Value) -> Value:
 
 
 def _exp2_of(count: Value, rest: Value) -> Value:
-    """2**(count + rest), count whole and |rest| at most about 0.5."""
+    """Return 2**(count + rest), count whole and |rest| at most about 0.5."""
     powers = [math.log(2) ** k / math.factorial(k) for k in range(7, -1, -1)]
     return scale(polynomial(rest, powers), cast(count, int32))
 
@@ -181,7 +181,7 @@ def exp2(x: Value) -> Value:
 
 
 def mantissa_of(x: Value) -> tuple[Value, Value]:
-    """x = 2**e * m with sqrt(1/2) <= m < sqrt(2): e as an integer, and m. For x > 0."""
+    """Return e as an integer, and m: x = 2**e * m with sqrt(1/2) <= m < sqrt(2). For x > 0."""
     tiny = less(x, 2.0**-126)
     bits = as_bits(where(tiny, mul(x, 2.0**24), x))
     offset = sub(bits, 0x3F3504F3)  # the bits of sqrt(1/2)
@@ -204,7 +204,7 @@ def _log_of(f: Value) -> Value:
 
 
 def _log_parts(x: Value) -> tuple[Value, Value]:
-    """x = 2**e * m: e as a float, and log(m)."""
+    """Return e as a float, and log(m), for x = 2**e * m."""
     exponent, mantissa = mantissa_of(x)
     return cast(exponent, float32), _log_of(sub(mantissa, 1.0))
 
@@ -236,7 +236,7 @@ def log10(x: Value) -> Value:
 
 
 def log_of_sum(base: Value, more: Value) -> Value:
-    """log(base + more) of a sum that is not rounded; base = 1 or more = 0."""
+    """Return log(base + more) of a sum that is not rounded; base = 1 or more = 0."""
     total = add(base, more)
     part = sub(total, base)
     lost = add(sub(base, sub(total, part)), sub(more, part))  # Knuth's two-sum
@@ -250,7 +250,7 @@ def log_of_sum(base: Value, more: Value) -> Value:
 
 
 def log1p(x: Value) -> Value:
-    """log(1 + x), also where 1 + x is close to 1."""
+    """Return log(1 + x), accurate even where 1 + x is close to 1."""
     return where(equal(x, 0.0), x, log_of_sum(real(1.0), x))
 
 
@@ -298,7 +298,7 @@ def _reduce_huge(x: Value) -> tuple[Value, Value]:
 
 
 def _turned(x: Value) -> tuple[Value, Value, Value]:
-    """Sine and cosine of what is left of x beside multiples of pi/2, and how many those are."""
+    """Return sine and cosine of x reduced by multiples of pi/2, and the number of multiples."""
     huge = less(real(HUGE_ANGLE), absolute(x))
     count = unary("round", mul(x, 2 / math.pi))
     rest = x

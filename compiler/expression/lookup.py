@@ -1,8 +1,8 @@
 """Indices that come from memory: an integer value as an atom of the index algebra.
 
-What a gather reads where is then index arithmetic like any other, through every reshape, pad and
-slice. A Lookup is clamped into its bounds when it is computed, so that whatever is read with it
-exists; who made it decides what is used of that (see ranges, "gather").
+The places that a gather reads are then index arithmetic like any other, through every reshape, pad
+and slice. A Lookup is clamped into its bounds when it is computed, so that every element read with
+it exists; its creator decides which of these elements are used (see ranges, "gather").
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Lookup(Opaque):
         return Lookup(substitute(self.source, used), self.high + 1).index()
 
     def magnitude(self) -> int:
-        sizes = [8 * index.magnitude() for index in self.indices()]  # of the widest elements
+        sizes = [8 * index.magnitude() for index in self.indices()]  # 8: the widest elements
         return max(self.high, *sizes, 0)
 
     def guarded(self, conditions: Validity) -> Index:
@@ -68,7 +68,7 @@ class Lookup(Opaque):
 
 
 def lookup(source: Value, size: int) -> Index:
-    """The index that `source` computes."""
+    """Return the index that `source` computes."""
     if source.op == "index" and source.arg.low >= 0 and source.arg.high < size:
         found: Index = source.arg
         return found
@@ -76,8 +76,8 @@ def lookup(source: Value, size: int) -> Index:
 
 
 def looked_up(number: Value, size: int, checked: bool, inside: list[Value]) -> Index:
-    """The index into an axis that a value is; unless it is known to be one (`checked`), negative
-    ones count from the end, and `inside` gets the conditions for it."""
+    """Return the index into an axis that a value gives. Unless it is known to be in range
+    (`checked`), negative values count from the end, and `inside` receives the conditions for it."""
     if not checked and not (number.op == "index" and number.arg.low >= 0):
         number = _from_end(number, size)
     sure = number.op == "index" and number.arg.low >= 0 and number.arg.high < size
@@ -87,7 +87,7 @@ def looked_up(number: Value, size: int, checked: bool, inside: list[Value]) -> I
 
 
 def _from_end(number: Value, size: int) -> Value:
-    """A negative index counts from the end."""
+    """Return an index in which negative values count from the end."""
     if number.dtype.kind != "i":
         return number
     wide = cast(number, int64)
@@ -96,7 +96,7 @@ def _from_end(number: Value, size: int) -> Value:
 
 
 def _in_bounds(number: Value, size: int) -> list[Value]:
-    """Conditions for 0 <= number < size."""
+    """Return the conditions for 0 <= number < size."""
     wide = cast(number, int64)
     if number.dtype.name == "uint64":
         return [binary("lt", number, const(size, number.dtype))]
@@ -105,7 +105,7 @@ def _in_bounds(number: Value, size: int) -> list[Value]:
 
 
 def guard(root: Value, conditions: Validity) -> Value:
-    """Let every load of `root`, those of its indices too, happen only where the conditions hold."""
+    """Restrict every load in `root`, those in its indices too, to where the conditions hold."""
     if not conditions:
         return root
 
@@ -122,14 +122,14 @@ def guard(root: Value, conditions: Validity) -> Value:
 
 
 def guarded(index: Index, conditions: Validity) -> Index:
-    """An index whose own loads happen only where the conditions hold."""
+    """Return an index whose own loads happen only where the conditions hold."""
     if not any(isinstance(atom, Opaque) for atom in atoms(index)):
         return index
     return index.rebuild(lambda r: r.index(), lambda atom: atom.guarded(conditions))
 
 
 def atoms(index: Index) -> Iterator[object]:
-    """Every atom of an index, those inside quotients too."""
+    """Yield every atom of an index, including those inside quotients."""
     for atom, _ in index.terms:
         yield atom
         if not isinstance(atom, Range | Opaque):

@@ -1,4 +1,4 @@
-"""Joining neighbouring ranges wherever no index gets harder for it: one long loop beats two."""
+"""Join neighbouring ranges if no index becomes more complex: one long loop beats two."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from compiler.expression.value import Value, indices_of, substitute
 def merge_ranges(
     ranges: Sequence[Range], root: Value, indices: tuple[Index, ...]
 ) -> tuple[tuple[Range, ...], Value, tuple[Index, ...]]:
-    """indices: what else depends on the ranges."""
+    """Merge ranges. indices: further expressions that depend on the ranges."""
     merged = list(ranges)
     position = len(merged) - 2
     while position >= 0:
@@ -28,7 +28,7 @@ def merge_ranges(
 
 
 def _difficulty(root: Value, others: Sequence[Index]) -> int:
-    """The number of divisions in the distinct indices of an expression."""
+    """Return the number of divisions in the distinct indices of an expression."""
     atoms: set[Div | Mod] = set()
 
     def visit(index: Index) -> None:

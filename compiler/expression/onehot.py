@@ -1,10 +1,10 @@
-"""Sums that pick one term: a one-hot factor becomes an index.
+"""Sums that select one term: a one-hot factor becomes an index.
 
 before: sum over k of (k == v) * f(k), with v the same for all k: n terms, all but one of them zero.
-after: f(v) where 0 <= v < n, else zero: one term, read where v says (compiler.expression.lookup).
+after: f(v) where 0 <= v < n, else zero: one term, read at index v (compiler.expression.lookup).
 
-So a table times one-hot rows is a gather, and a comparison of two ranges under a sum is a plain
-index. Terms that are not picked count as zero, whatever f is there (also infinite or NaN).
+A table times one-hot rows is then a gather, and a comparison of two ranges under a sum is a plain
+index. Terms that are not selected count as zero, whatever f is there (even infinite or NaN).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from compiler.expression.value import (
 
 
 def pick(body: Value, counter: Range) -> Value | None:
-    """The sum of `body` over the counter, where it picks one term; else None."""
+    """Return the sum of `body` over the counter if it selects one term; otherwise None."""
     factors = _factors(body)
     for place, factor in enumerate(factors):
         found = _one_hot(factor, counter)
@@ -44,7 +44,7 @@ def pick(body: Value, counter: Range) -> Value | None:
 
 
 def _term(root: Value, counter: Range, number: Value, offset: Index) -> Value:
-    """`root` where the counter plus the offset is the number, or zero if it never is."""
+    """Return `root` where the counter plus the offset is the number, or zero if it never is."""
     nothing = const(0, root.dtype)
     if number.op == "index":
         position = number.arg - offset
@@ -65,8 +65,8 @@ def _factors(root: Value) -> list[Value]:
 
 
 def _one_hot(factor: Value, counter: Range) -> tuple[Value, Value, Index] | None:
-    """What is picked, the number that picks it, and the offset of the counter in the comparison:
-    of a comparison as a number, or of a choice between something and zero."""
+    """Return the selected value, the number that selects it, and the offset of the counter in the
+    comparison. The factor is a comparison as a number, or a choice between a value and zero."""
     if factor.op == "cast" and factor.sources[0].op == "eq":
         test, wanted = factor.sources[0], const(1, factor.dtype)
     elif factor.op == "where" and factor.sources[0].op == "eq" and _is_zero(factor.sources[2]):

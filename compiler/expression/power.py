@@ -1,4 +1,4 @@
-"""Powers on float32 and on integers, made of the IR's own operations (see `functions`).
+"""Powers on float32 and on integers, composed of the IR's own operations (see `functions`).
 
 x**y = 2**(y * log2(x)), with the logarithm as a sum of two float32, as an error of 2**-24 in it
 would be multiplied by up to 128. Sums and products of two terms: T. Dekker, "A floating-point
@@ -39,7 +39,7 @@ FACTOR, FACTOR_LOW = 0.96179670095443725586, -7.02846165e-9
 
 
 def _product(one: Pair, two: Pair) -> tuple[Value, Value]:
-    """The product of two sums."""
+    """Return the product of two sums."""
     rounded = mul(one[0], two[0])
     error = fma(one[0], two[0], unary("neg", rounded))
     for (high, _), (_, low) in ((one, two), (two, one)):
@@ -57,7 +57,7 @@ def whole_power(exponent: int, x: Value) -> Value:
             total = _product(total, (x, None))
     rounded, error = total
     assert error is not None
-    size = absolute(rounded)  # of zero and infinity the error is not known
+    size = absolute(rounded)  # for zero and infinity the error is not known
     usable = binary("and", less(real(0.0), size), less(size, math.inf))
     return where(usable, add(rounded, error), rounded)
 

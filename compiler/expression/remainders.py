@@ -1,8 +1,8 @@
 """Remainders and quotients of float32, exact for quotients of any size (see `functions`).
 
-The remainder of x by y comes from the mantissas by long division: each step multiplies what is left
-by a power of two, and takes away the nearest multiple of the divisor by a fused multiply-add, which
-is exact. Signs and special values as C's fmod, Python's % and NumPy's floor_divide.
+The remainder of x by y is computed from the mantissas by long division: each step multiplies the
+rest by a power of two, and subtracts the nearest multiple of the divisor by a fused multiply-add,
+which is exact. Signs and special values as in C's fmod, Python's % and NumPy's floor_divide.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _parts(x: Value) -> tuple[Value, Value]:
 
 
 def _exponents(x: Value) -> tuple[int, int]:
-    """Between which powers of two all finite values of x but zero lie."""
+    """Return the powers of two between which all finite non-zero values of x are."""
     if x.op == "const" and 0 < abs(x.arg) < math.inf:
         exponent = math.frexp(x.arg)[1] - 1
         return exponent, exponent
@@ -96,7 +96,7 @@ def remainder(x: Value, y: Value) -> Value:
 
 
 def floor_quotient(x: Value, y: Value) -> Value:
-    """floor(x / y) of the exact quotient, rounded; x / y where y is zero."""
+    """Return floor(x / y) of the exact quotient, rounded; x / y where y is zero."""
     rest = fmod(x, y)
     quotient = div(sub(x, rest), y)
     quotient = where(_is_opposite(rest, y), sub(quotient, 1.0), quotient)

@@ -1,7 +1,7 @@
-"""Integers of a table known beforehand, as atoms of the index algebra; nothing is read for them.
+"""Integers of a constant table, as atoms of the index algebra; no memory is read for them.
 
-A row of parts is told by where each but the first begins; a Table says what belongs to the part
-that a number lies in. It is a choice by halves, of as many comparisons as there are parts.
+A row of parts is given by the start of each but the first. A Table gives the entry for the part
+that contains a number. It is a selection by bisection, of as many comparisons as there are parts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from compiler.expression.algebra import Index, Opaque, Range, Validity
 
 
 class Table(Opaque):
-    """entries[how many of `starts`, which rise, are at most `number`]."""
+    """entries[n], where n is the number of `starts` (ascending) that are at most `number`."""
 
     __slots__ = ("entries", "high", "key", "low", "number", "starts")
 
@@ -50,14 +50,14 @@ class Table(Opaque):
 
 
 def table(entries: Sequence[int], starts: Sequence[int], number: Index) -> Index:
-    """The entry of the part that a number lies in, in its simplest form."""
+    """Return the entry of the part that contains a number, in its simplest form."""
     least = min(entries)
     if number.is_constant:
         return Index((), entries[sum(start <= number.constant for start in starts)])
     if len(set(entries)) == 1:
         return Index((), least)
     inside = number.low >= 0 and number.high < len(entries)
-    if inside and tuple(starts) == tuple(range(1, len(entries))):  # a part is one number
+    if inside and tuple(starts) == tuple(range(1, len(entries))):  # each part is one number
         steps = {after - before for before, after in pairwise(entries)}
         if len(steps) == 1:
             return number * steps.pop() + entries[0]

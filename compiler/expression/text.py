@@ -15,7 +15,7 @@ def format_value(root: Value) -> str:
 
 
 def memory_text(memory: Memory) -> str:
-    """Name, type and size of a memory."""
+    """Return name, type and size of a memory."""
     swizzled = " swizzled" if memory.swizzled else " ring" if memory.ring else ""
     kind = type_text(memory.dtype, memory.lanes)
     return f"{memory.space} {kind} {memory.name}[{memory.count}]{swizzled}"
@@ -26,13 +26,13 @@ def conditions_text(conditions: Validity) -> str:
 
 
 class Printer:
-    """Prints expressions; an operation that is used more than once gets a line of its own."""
+    """Prints expressions; an operation that is used more than once gets its own line."""
 
     def __init__(self, lines: list[str]) -> None:
         self.lines = lines
 
     def expression(self, root: Value, indent: str) -> str:
-        """The text of `root`; operations used more than once get a line and a number first."""
+        """Return the text of `root`; operations used more than once get a line and number first."""
         nodes = list(walk(root))
         uses: dict[int, int] = {}
         for node in nodes:
@@ -57,7 +57,7 @@ def access_text(access: Load, lanes: int) -> str:
 
 
 def operation_text(node: Value, sources: list[str]) -> str:
-    """One operation on sources that are text already."""
+    """Return the text of one operation, given the text of its sources."""
     if node.op == "const":
         return f"{node.arg!r}:{type_text(node.dtype, node.lanes)}"
     if node.op == "index":

@@ -5,7 +5,7 @@
 
 Values are interned: structurally equal values are one object, compared by identity. A value with
 lanes > 1 is a short vector. "reduce", "scan", "sort", "function" and "results" exist only before
-lowering; compiler.kernel.verify knows what may stand where. Code that creates values holds
+lowering; compiler.kernel.verify checks what may stand where. Code that creates values holds
 `interning`.
 """
 
@@ -26,11 +26,11 @@ from compiler.expression.algebra import Index, Range, Validity, substitute_all
 class Memory:
     """An array that loads and stores name. space: "global" a parameter; "local" shared by the
     group's threads; "register" private to a thread and indexed by constants. lanes: of a register's
-    element. swizzled: local memory in rows of 128 bytes, whose 16-byte chunk c of row r lies at
-    place c xor r % 8, so that the same chunk of eight rows meets all banks; indices do not know.
+    element. swizzled: local memory in rows of 128 bytes, whose 16-byte chunk c of row r is at
+    place c xor r % 8, so that the same chunk of eight rows uses all banks; indices ignore this.
     among: parameters of which it is one; `which` of them (beyond the ends: the last one there) is
-    the same for a whole group.
-    ring: local memory as it is indexed, beside the swizzled one in what the launch gives.
+    the same for a whole group. ring: local memory without swizzling, beside the swizzled one in
+    the memory that the launch gives.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Memory:
         return self.swizzled or self.ring
 
 
-# op: (number of sources, None where any; what the dtypes must be)
+# op: (number of sources, None for any; the requirement on dtypes)
 #   "same": sources and result alike, "compare": alike sources and a bool, "free": no rule
 OPS: Mapping[str, tuple[int | None, str]] = {
     "const": (0, "free"),  # arg: the Python value
@@ -57,7 +57,7 @@ OPS: Mapping[str, tuple[int | None, str]] = {
     "load": (0, "free"),  # arg: Load
     "gate": (2, "same"),  # arg: Validity; the first source where it holds, else the second
     "reduce": (1, "same"),  # arg: (op, ranges); only before lowering
-    "scan": (None, "free"),  # arg: (op, range); of its source, and of what comes before; alike
+    "scan": (None, "free"),  # arg: (op, range); of its source and of the start; same type
     "sort": (1, "free"),  # arg: (bits, range); both as in compiler.graph.node
     "results": (None, "free"),  # the values of several outputs; only before lowering
     "function": (None, "same"),  # arg: the name of an elementary function; only before lowering
@@ -79,7 +79,7 @@ OPS: Mapping[str, tuple[int | None, str]] = {
     "fma": (3, "float"),
     "dot2": (3, "dot2"),  # total + a0 * b0 + a1 * b1 for neighbouring pairs of bfloat16
     "dot4": (3, "dot4"),  # total + a0 * b0 + .. + a3 * b3: neighbouring bytes, of a unsigned
-    "exchange": (1, "same"),  # arg: a power of two; that of the wave's lane whose number is xor arg
+    "exchange": (1, "same"),  # arg: a power of two; the value of the wave's lane number xor arg
     "matrix": (3, "matrix"),  # arg: a unit of matrix_units; the wave's left x right + total
     "matrices": (0, "free"),  # arg: (Load, turned); four 8 x 16-byte matrices, spread over a wave
     "and": (2, "bits"),
@@ -122,7 +122,7 @@ class Value:
     dtype: DType
     lanes: int
     sources: tuple[Value, ...]
-    arg: Any  # by op: see OPS
+    arg: Any  # depends on op: see OPS
     key: tuple[object, ...]
 
     def __repr__(self) -> str:
@@ -139,11 +139,11 @@ def value(
     op: str,
     dtype: DType,
     sources: Sequence[Value] = (),
-    arg: Any = None,  # by op: see OPS
+    arg: Any = None,  # depends on op: see OPS
     lanes: int = 1,
 ) -> Value:
-    """The one Value with this structure."""
-    shown = repr(arg) if op == "const" else arg  # 0.0 and -0.0 and False are equal, but not alike
+    """Return the one Value with this structure."""
+    shown = repr(arg) if op == "const" else arg  # 0.0, -0.0 and False are equal, but not the same
     key = (op, dtype, lanes, tuple(map(id, sources)), shown)
     found = _interned.get(key)
     if found is None:
@@ -155,7 +155,7 @@ def value(
 
 
 def const(number: bool | int | float, dtype: DType) -> Value:
-    """A constant, wrapped to the type's width."""
+    """Return a constant, wrapped to the type's width."""
     if dtype.is_float:
         return value("const", dtype, (), float(number))
     if dtype is bool_:
@@ -167,7 +167,7 @@ def const(number: bool | int | float, dtype: DType) -> Value:
 
 
 def cast(source: Value, dtype: DType) -> Value:
-    """The value in another type; a constant stays one where that is exact."""
+    """Return the value in another type; a constant stays one if that is exact."""
     if source.dtype is dtype:
         return source
     if source.op == "const" and source.lanes == 1:
@@ -185,13 +185,13 @@ def load(memory: Memory, index: Index, conditions: Validity = (), lanes: int = 1
 
 
 def binary(op: str, left: Value, right: Value) -> Value:
-    """An operation on two alike values; comparisons give bool."""
+    """Return an operation on two values of one type; comparisons give bool."""
     dtype = bool_ if OPS[op][1] == "compare" else left.dtype
     return value(op, dtype, (left, right), lanes=left.lanes)
 
 
 def walk(root: Value) -> Iterator[Value]:
-    """Every value below `root`, sources first, each once."""
+    """Yield every value below `root`, sources first, each once."""
     seen: set[int] = set()
     stack: list[Value | None] = [root]  # None is above one whose sources have been yielded
     while stack:
@@ -209,8 +209,8 @@ def walk(root: Value) -> Iterator[Value]:
 
 
 def unseen(root: Value, seen: set[int]) -> Iterator[Value]:
-    """Every value at or below `root` whose identity is not in `seen`, in no order; they are put
-    there. For values that statements of a kernel share, each once."""
+    """Yield every value at or below `root` whose identity is not in `seen`, in no order, and add
+    it there. For values that statements of a kernel share, each once."""
     stack = [root]
     while stack:
         node = stack.pop()
@@ -257,7 +257,7 @@ def substitute(root: Value, values: Mapping[Range, Index]) -> Value:
 
 
 def gate(conditions: Validity, inside: Value, outside: Value) -> Value:
-    """`inside` where the conditions hold, else `outside`."""
+    """Return `inside` where the conditions hold, else `outside`."""
     from_load = (
         inside.op == "load"
         and outside.op == "const"
@@ -272,13 +272,13 @@ def gate(conditions: Validity, inside: Value, outside: Value) -> Value:
 
 
 def indices_of(root: Value) -> Iterator[Index]:
-    """Every index expression in a value."""
+    """Yield every index expression in a value."""
     for node in walk(root):
         yield from own_indices(node)
 
 
 def own_indices(node: Value) -> Iterator[Index]:
-    """The index expressions of a value alone, without those of its sources."""
+    """Yield the index expressions of a value alone, without those of its sources."""
     if node.op == "index":
         yield node.arg
     elif node.op == "load":

@@ -6,9 +6,9 @@
         print(run.graph)
         for kernel in run.kernels: print(kernel.name, kernel.seconds, kernel.ir)
 
-While watched, every kernel is submitted alone, waited for, and run again a few times (on what it
-writes into, put back each time), so that it can be timed; kernels of a function being recorded
-(compiler.front.jit) are not timed, and replays are not seen.
+While `watch` is active, every kernel is submitted alone, waited for, and run again a few times for
+timing; memory that it writes into is restored before each run. Kernels of a function being recorded
+(compiler.front.jit) are not timed, and replays are not reported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from hcq.target import TargetSpec
 class KernelReport:
     """A kernel of a run. result, inputs: numbers of nodes in the graph's text. computes: tensor
     operations. ir: compiler.kernel.text. code: LLVM IR. flops, bytes: see pattern.work. seconds:
-    the best of its runs but the first, first_seconds: of that one; None where not timed."""
+    the best time of all runs but the first, first_seconds: time of the first; None if not timed."""
 
     name: str
     computes: str
@@ -46,7 +46,7 @@ class KernelReport:
     target: int | None  # the node whose memory it writes into
     ir: str
     code: str
-    others: tuple[int, ...] = ()  # further results
+    others: tuple[int, ...] = ()  # numbers of further results
     flops: int = 0
     bytes: int = 0
     seconds: float | None = None
@@ -62,8 +62,8 @@ class KernelReport:
 
 @dataclass
 class CallReport:
-    """A call of a nested function. first, kernels: which kernels of the run it is. like: the number
-    of an earlier call of the run with the same schedule."""
+    """A call of a nested function. first, kernels: its kernels are `kernels` of the run, from
+    number `first` on. like: the number of an earlier call of the run with the same schedule."""
 
     function: str
     results: tuple[int, ...]
@@ -82,7 +82,7 @@ class CallReport:
 @dataclass
 class RunReport:
     """One realization. graph: a line per node: number, operation, sources, where it was built; then
-    each nested function once, with numbers of its own."""
+    each nested function once, with its own numbers."""
 
     device: str
     graph: str
@@ -91,7 +91,8 @@ class RunReport:
 
     @property
     def schedule(self) -> str:
-        """A line per kernel and call, the kernels of equal calls once; no times, no addresses."""
+        """Return a line per kernel and call, with the kernels of equal calls listed once and no
+        times or addresses."""
         lines = []
         calls = {call.first: call for call in self.calls}
         place = 0
@@ -142,8 +143,7 @@ class _Watch:
 
 
 def report(run: Run) -> RunReport:
-    """Describe a run that is about to happen. The caller holds
-    compiler.expression.value.interning."""
+    """Describe a run before it starts. The caller holds compiler.expression.value.interning."""
     groups, nodes, target = run.groups, run.nodes, run.target
     places = {id(node): place for place, node in enumerate(nodes)}
     made = RunReport(run.device, graph_text(nodes, places) + _functions(nodes))
@@ -181,7 +181,7 @@ def _calls(
     groups: Sequence[Group], places: Mapping[int, int], target: TargetSpec
 ) -> list[CallReport]:
     found: list[CallReport] = []
-    earlier: dict[int, int] = {}  # by id of a function's plan: the first call of it
+    earlier: dict[int, int] = {}  # by id of a function's plan: its first call
     first = 0
     for group in groups:
         if not isinstance(group, CallGroup):
@@ -200,7 +200,7 @@ def _calls(
 
 
 def _functions(nodes: Sequence[Node]) -> str:
-    """The graphs of the functions that are called, each once, those called inside too."""
+    """Return the graphs of all called functions, nested calls included, each once."""
     texts: dict[int, str] = {}
     waiting = list(nodes)[::-1]
     while waiting:
@@ -218,7 +218,7 @@ def _functions(nodes: Sequence[Node]) -> str:
 
 
 def graph_text(nodes: Sequence[Node], places: Mapping[int, int]) -> str:
-    """Nodes by number, sources first."""
+    """Return the nodes as text, by number, sources first."""
     lines = []
     for place, node in enumerate(nodes):
         stored = node.storage is not None

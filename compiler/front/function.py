@@ -25,7 +25,7 @@ def function(wrapped: Callable[Given, Result]) -> Callable[Given, Result]:
     tensors (a network's layers) share one schedule, one set of kernels and temporary memory.
     Different shapes, types or plain values create a new schedule. Results may be in lists, tuples
     and dicts. When one of its results is requested, a call computes all that are still referenced.
-    NotSupported for results on several devices.
+    Raises NotSupported for results on several devices.
     """
 
     @functools.wraps(wrapped)

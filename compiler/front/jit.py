@@ -1,7 +1,7 @@
 """@jit: record a function's kernels once, then replay them with new inputs.
 
-The first call runs as ever and compiles; the second is captured as a graph of the device
-(Device.capture) and replayed at once; later calls only replay: no graph of tensors is built, no
+The first call runs as usual and compiles. The second is captured as a graph of the device
+(Device.capture) and replayed at once. Later calls only replay: no tensor graph is built, no
 schedule is made and no Python runs per kernel. Results are new tensors each time.
 """
 
@@ -27,7 +27,7 @@ from hcq.graph import Capture
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
-ATTEMPTS = 4  # calls whose kernels may differ from the call's before, while things settle
+ATTEMPTS = 4  # calls whose kernels may differ from those of the call before, until they settle
 
 
 def jit(function: Callable[Given, Result]) -> Jit[Given, Result]:
@@ -95,7 +95,7 @@ class Jit(Generic[Given, Result]):
         return f"<jit {self.name}: {state}>"
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        """As a method: each instance has a recording of its own."""
+        """Bind as a method: each instance has its own recording."""
         if instance is None:
             return self
         bound = Jit(self._function.__get__(instance, owner))  # type of a bound method
@@ -107,14 +107,14 @@ class Jit(Generic[Given, Result]):
     def _learn(
         self,
         signature: tuple[Any, ...],
-        args: Any,  # those of the call
+        args: Any,  # the arguments of the call
         kwargs: Any,
         storages: list[Storage],
     ) -> Result:
         self._calls += 1
         if self._keys is None or signature != self._signature:
             with Recording(self.name) as first:
-                given = _replace((args, kwargs), iter(storages))  # so that ours stay as they are
+                given = _replace((args, kwargs), iter(storages))  # the caller's tensors stay as is
                 result = self._function(*given[0], **given[1])
                 _realize(result)
             first.finish()
@@ -150,23 +150,23 @@ class Jit(Generic[Given, Result]):
 
 
 class _Replay:
-    """A captured graph, the memory it owns, and how its inputs and results are bound. One that is
-    dropped needs no `close`: the device frees graphs and buffers that nothing refers to."""
+    """A captured graph, the memory it owns, and how its inputs and results are bound. A replay that
+    is dropped needs no `close`: the device frees graphs and buffers that nothing refers to."""
 
     def __init__(self, name: str, runtime: Runtime) -> None:
         self.name = name
         self.runtime = runtime
         self.pool = MemoryPool(runtime.device, keep=1 << 62)
         self.graph: Capture = runtime.device.capture()
-        self.inputs: list[tuple[int, Buffer]] = []  # place among the arguments, what stands for it
-        self.results: dict[int, Storage] = {}  # by id: storages that a replay makes anew
-        self.passed: dict[int, int] = {}  # by id: storages that are an argument's
+        self.inputs: list[tuple[int, Buffer]] = []  # position of an argument, its stand-in
+        self.results: dict[int, Storage] = {}  # by id: storages that each replay allocates anew
+        self.passed: dict[int, int] = {}  # by id of a stand-in: position of the argument
         self.held: list[Storage] = []
-        self.shape: Any = None  # of the result, with leaves of _Leaf
+        self.shape: Any = None  # form of the result, with leaves of _Leaf
         self.leaves: list[Node] = []
         self.kernels = 0
-        self.places: Places | None = None  # of its random numbers
-        self.states: list[tuple[weakref.ref[Node], int]] = []  # assigned, and references then
+        self.places: Places | None = None  # of the random numbers it uses
+        self.states: list[tuple[weakref.ref[Node], int]] = []  # assigned nodes, references then
 
     def __enter__(self) -> _Replay:
         return self
@@ -178,11 +178,11 @@ class _Replay:
     def record(
         self, function: Callable[..., Any], args: Any, kwargs: Any, storages: list[Storage]
     ) -> tuple[Any, Recording]:
-        """Capture one call on memory that stands for the arguments'."""
+        """Capture one call, with stand-in memory for its arguments."""
         stand_ins: dict[int, Storage] = {}
         for storage in storages:
             if id(storage) not in stand_ins:
-                # of the size that is needed: a program's buffer may end there
+                # exactly the size needed: a program's buffer may end there
                 stand_ins[id(storage)] = Part(self.pool.take(storage.size), 0, storage.size)
         recording = Recording(self.name, self.pool)
         recording.runtime = self.runtime
@@ -233,12 +233,12 @@ class _Replay:
         self.kernels = len(recording.keys)
 
     def leaks(self, recording: Recording) -> bool:
-        """Return whether something besides the result still refers to what was computed."""
+        """Return whether anything besides the result still refers to computed storages."""
         alive = [each for ref in recording.made if (each := ref()) is not None]
         return any(id(storage) not in self.results for storage in alive)
 
     def run(self, storages: list[Storage]) -> Any:
-        """Replay with these inputs; returns the result on fresh memory."""
+        """Replay with these inputs; return the result in fresh memory."""
         for ref, count in self.states:
             if _references(ref) > count:
                 raise BadArgument(
@@ -265,7 +265,7 @@ class _Replay:
         return _replace(self.template, iter(leaves))
 
     def retire(self) -> None:
-        """Not to be replayed again; what it computed stays."""
+        """Close the graph; its results stay valid."""
         self.graph.close()
 
     def close(self) -> None:
@@ -279,7 +279,7 @@ class _Replay:
 
 
 def _references(ref: weakref.ref[Node]) -> int:
-    """Return the number of references to a node; 0 when it is gone."""
+    """Return the number of references to a node; 0 if it was freed."""
     node = ref()
     return 0 if node is None else sys.getrefcount(node)
 
@@ -290,7 +290,7 @@ def _capturing(device: Device) -> bool:
 
 
 def _flatten(value: Any, tensors: list[Tensor]) -> Any:
-    """Collect the tensors of nested containers; returns what else there is, comparable."""
+    """Collect the tensors of nested containers; return the rest of their content, comparable."""
     if isinstance(value, Tensor):
         tensors.append(value)
         return ("tensor", value.dtype.name, value.shape, value.device.name)
@@ -302,14 +302,14 @@ def _flatten(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def tensors_of(value: object) -> list[Tensor]:
-    """The tensors of nested lists, tuples and dicts."""
+    """Return the tensors of nested lists, tuples and dicts."""
     tensors: list[Tensor] = []
     _flatten(value, tensors)
     return tensors
 
 
 def _replace(value: Any, storages: Any) -> Any:
-    """The same containers, each tensor now of the next storage."""
+    """Return the same containers, each tensor now with the next storage."""
     if isinstance(value, Tensor):
         node = Node("buffer", value.dtype, value.shape)
         node.storage = next(storages)
@@ -330,7 +330,7 @@ def _realize(result: Any) -> None:
 
 
 def _stored(tensors: list[Tensor]) -> list[Storage]:
-    """The memory of each tensor, computed first where it is not yet."""
+    """Return the memory of each tensor, after computing those that are not computed yet."""
     waiting = [tensor.node for tensor in tensors if tensor.node.storage is None]
     if waiting:
         runtime_of(tensors[0].device).realize(waiting)
@@ -338,7 +338,7 @@ def _stored(tensors: list[Tensor]) -> list[Storage]:
 
 
 def _text(shape: Any) -> str:
-    """A signature for people."""
+    """Return a signature as text for error messages."""
     if shape[0] == "tensor":
         return f"{shape[1]}{list(shape[2])}"
     if shape[0] in ("tuple", "list"):

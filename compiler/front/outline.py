@@ -1,12 +1,12 @@
-"""From nodes that a function made to a call of a Body: what is inside, what goes in and comes out.
+"""Turn nodes that a function made into a call of a Body: its inner nodes, inputs and results.
 
-before: the graph of a call's results, built by the function as if it were not one.
-after: the same nodes are results of a "call" node, whose sources are what the function used that
-was there before: arguments, and what it captured.
+before: the graph of a call's results, as built without `function`.
+after: the same nodes are results of a "call" node. Its sources are the nodes that the function used
+and did not make: arguments and captured tensors.
 
-Inside is what was made while the function ran, besides what is stored by now. A node referenced
-from outside becomes a result, whether it was returned or kept somewhere. Movement of what was there
-before, and constants, are taken in: they cost nothing there, and a kernel of their own outside.
+Inner nodes are those made while the function ran, except the ones stored by now. A node referenced
+from outside becomes a result, whether it was returned or kept elsewhere. Movement of earlier nodes,
+and constants, are taken in: they cost nothing inside, and would need their own kernel outside.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from compiler.methods.core import TensorCore
 from compiler.plan.plan import Structure, structure
 from compiler.schedule.calls import live_results
 
-KNOWN = 1024  # bodies kept; beyond it all are made again
-PLAIN = 16  # operations on constants alone that are rather done again in each call
+KNOWN = 1024  # bodies kept; beyond this all are discarded
+PLAIN = 16  # operations on constants alone that each call repeats rather than stores
 _bodies: dict[Structure, Body] = {}
 _SAME_ELEMENTS = ("reshape", "permute", "flip", "expand")
 
 
 def outline(name: str, tensors: Sequence[TensorCore], since: int) -> None:
-    """Make what the tensors need, as far as it was made `since` then, a call. Does nothing where
-    nothing is computed."""
+    """Make a call of the nodes that the tensors need and that were made in period `since` or later.
+    Does nothing if no node is computed."""
     order = _inside([tensor.node for tensor in tensors], since)
     roots = _roots(order, since)
     if not roots:
@@ -72,7 +72,7 @@ def _takes_in(node: Node, since: int) -> bool:
 
 
 def _inside(nodes: list[Node], since: int) -> list[Node]:
-    """Return the inner values that the nodes need; of a call there all results that are left."""
+    """Return the inner nodes that `nodes` need; of an inner call, all results still referenced."""
     order: list[Node] = []
     seen: set[int] = set()
     stack = nodes
@@ -89,11 +89,11 @@ def _inside(nodes: list[Node], since: int) -> list[Node]:
 
 
 def _roots(order: list[Node], since: int) -> list[Node]:
-    """The nodes referenced from outside; of what only moves another's elements, that."""
+    """Return the nodes referenced from outside; for one that only moves elements, its source."""
     used = Counter(id(source) for node in order for source in node.sources)
     places = []
     for place in range(len(order)):
-        # besides the sources inside: `order`, and the argument of getrefcount
+        # references besides those of inner nodes: `order`, and the argument of getrefcount
         if sys.getrefcount(order[place]) > 2 + used[id(order[place])]:
             places.append(place)
     roots: dict[int, Node] = {}
@@ -125,7 +125,7 @@ def _leaves(roots: Sequence[Node], since: int) -> list[Node]:
 
 
 def _copy(name: str, nodes: Sequence[Node], roots: Sequence[Node], leaves: Container[int]) -> Body:
-    """A body with nodes of its own. leaves: ids of what becomes a parameter."""
+    """Return a body with copies of the nodes. leaves: ids of the nodes that become parameters."""
     made: dict[int, Node] = {}
     parameters = []
     for node in nodes:

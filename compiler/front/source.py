@@ -1,4 +1,4 @@
-"""Your own kernel: from source to a program on a device. `Device.compile` calls `compile_source`.
+"""User kernels: from source to a program on a device. `Device.compile` calls `compile_source`.
 
 Source is LLVM IR as text, PTX as text (NVIDIA), or a kernel of our own IR (`ugpu.ir.Kernel`). LLVM
 runs in a child process; objects are cached by content.
@@ -90,7 +90,7 @@ def _text(source: object) -> str:
 
 
 def _lowered(kernel: Kernel, target: TargetSpec) -> str:
-    """A kernel of our IR as LLVM IR."""
+    """Return a kernel of our IR as LLVM IR."""
     try:
         with interning:
             return emit(verify(kernel), target)
@@ -131,7 +131,8 @@ def _from_ptx(device: Device, text: str) -> Program:
 
 
 def _check_triple(text: str, target: TargetSpec) -> None:
-    """LLVM would compile a module of another processor, and its addresses would be wrong."""
+    """Check the module's triple: LLVM would compile a module for another processor, with wrong
+    addresses."""
     found = _TRIPLE.search(text)
     wanted = target.triple.split("-")[0]
     if found is not None and found[1] != wanted:

@@ -1,11 +1,11 @@
 """Nested functions: a part of a graph that is planned once and called with different arguments.
 
 A Body is a graph of its own, whose leaves are parameters. Bodies of equal structure are one object,
-so what is found out about one (its schedule, its plans) is found for all of its calls. A "call"
-node has the arguments as sources; each of its results is a node of its own ("result"). A call runs
-once: it computes all of its results that are still referenced.
+so the schedule and the plans found for one call serve all calls. A "call" node has the arguments as
+sources; each of its results is a separate "result" node. A call runs once and computes all of its
+results that are still referenced.
 
-compiler.front.outline makes them from functions; compiler.schedule.calls plans them.
+compiler.front.outline makes calls from functions; compiler.schedule.calls plans them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from compiler.graph.node import Node
 
-PARAMETER = object()  # the storage of a parameter: to schedule it is in memory
+PARAMETER = object()  # the storage of a parameter: the scheduler sees a stored node
 _numbers = itertools.count(1)
 
 
@@ -25,9 +25,9 @@ _numbers = itertools.count(1)
 class Body:
     """The computation shared by the calls of a function.
 
-    name: of the function that was first seen to compute it. parameters: leaves in the order of a
-    call's sources. nodes: all of it, sources first; of shapes, types and operations only, no data.
-    roots: the results. overwritten, plans: what compiler.schedule has found out.
+    name: the function first seen to compute it. parameters: leaves in the order of a call's
+    sources. nodes: the whole graph, sources first; it has shapes, types and operations but no data.
+    roots: the results. overwritten, plans: cached results of compiler.schedule.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Body:
 
 
 class Call:
-    """Call of a function. results: of the call's result nodes, who is still there."""
+    """Call of a function. results: the call's result nodes; only weak references are kept."""
 
     __slots__ = ("_results", "body")
 
@@ -52,7 +52,7 @@ class Call:
         self._results = [None if node is None else weakref.ref(node) for node in results]
 
     def live(self) -> list[tuple[int, Node]]:
-        """Number and node of every result that is referenced and not computed."""
+        """Return the number and node of each result that is referenced and not yet computed."""
         found = []
         for number, ref in enumerate(self._results):
             node = None if ref is None else ref()
@@ -61,7 +61,7 @@ class Call:
         return found
 
     def moved(self, made: Mapping[int, Node]) -> Call:
-        """The same with other result nodes: made[id(old)]; what is not there is gone."""
+        """Return the call with result nodes made[id(old)]; a result without one is dropped."""
         olds = [None if ref is None else ref() for ref in self._results]
         return Call(self.body, [None if old is None else made.get(id(old)) for old in olds])
 
@@ -70,7 +70,7 @@ class Call:
 
 
 def connect(body: Body, arguments: tuple[Node, ...], results: Sequence[Node]) -> Node:
-    """Let a call of `body` with these arguments compute the nodes `results`, from now on."""
+    """Make the nodes `results` the results of a call of `body` with these arguments."""
     first = results[0]
     node = Node("call", first.dtype, first.shape, arguments)
     node.arg = Call(body, results)

@@ -6,5 +6,5 @@ from collections.abc import Callable, Sequence
 
 from compiler.graph.node import Node
 
-# A form: nodes to be stored before, and from those the node to time.
+# A form: the nodes to store first, and a function from those to the node to time.
 Makes = Callable[[], tuple[Sequence[Node], Callable[[Sequence[Node]], Node]]]

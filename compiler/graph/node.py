@@ -1,8 +1,8 @@
-"""The tensor graph: what a lazy Tensor stands for.
+"""The tensor graph: the nodes behind lazy Tensors.
 
-A Node is an operation on whole arrays. Its shape and type are known when it is made; what it
-holds is computed when it is realized (compiler.runtime), after which `storage` has the result and
-`sources` are forgotten. Nodes never change otherwise, and may be shared.
+A Node is an operation on whole arrays. Its shape and type are known when it is made. Its elements
+are computed when it is realized (compiler.runtime); `storage` then holds the result, and `sources`
+are dropped. Nodes do not change otherwise, and may be shared.
 
 op              sources  arg
 "buffer"        -        -                               data in storage from the start
@@ -15,12 +15,12 @@ element-wise    1..3     -                               see ops.py; all of one 
 "permute"       1        axes                            result axis i is source axis axes[i]
 "expand"        1        -                               axes of size 1 repeated
 "pad"           1        ((before, after) ..., number)   surrounded by a number
-"shrink"        1        ((start, stop) ...)             a box of it
+"shrink"        1        ((start, stop) ...)             a box of the source
 "flip"          1        axes                            reversed along the axes
 "stride"        1        steps                           every step-th element, from the first
 "cat"           1..n     axis                            one after the other
 "gather"        1 + n    (axes, checked)                 elements at indices along n axes, see below
-"assign"        2 or 3   a Region of graph.region        the first, the region being the second
+"assign"        2 or 3   a Region of graph.region        the first, its region set to the second
                                                          where the third (bools), if any, is true
 "scatter"       2 + n    a Scatter of graph.region       the first, with the second's elements at
                                                          the indices, see there
@@ -33,14 +33,14 @@ element-wise    1..3     -                               see ops.py; all of one 
 "call"          0..n     a Call of graph.call            a nested function with these arguments
 "result"        1        its number                      one result of a call
 
-A gather's indices (sources 1 to n) have one common shape, the first axes of the result; the axes
-that are not indexed follow. Negative indices count from the end, and outside of the axis there is
-zero; `checked`: all are known to lie inside.
+The indices of a gather (sources 1 to n) have one common shape, whose axes come first in the result;
+the axes that are not indexed follow. Negative indices count from the end. An index outside its axis
+reads zero. `checked`: all indices are known to be in range.
 
-A scan may have a narrower type than its source, to which each total is rounded. A sort goes along
-the last axis, along which the lower halves must rise, so that it is stable. That of long rows gives
-uint64, with one more axis before the last, of size 2: the first of the two is in order, the other
-undefined. Only hosts lower scans and sorts; elsewhere tensors use other operations.
+A scan may have a narrower type than its source; each total is rounded to it. A sort goes along the
+last axis. The lower halves must rise along that axis, so that the sort is stable. A sort of long
+rows gives uint64 with an extra axis of size 2 before the last: the first of the two is sorted, the
+other undefined. Only hosts lower scans and sorts; on other devices tensors use other operations.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Shape = tuple[int, ...]
 
 
 class Node:
-    """One operation of the tensor graph; see the module for what `arg` holds."""
+    """One operation of the tensor graph; see the module docstring for `arg`."""
 
     __slots__ = (
         "__weakref__", "arg", "dtype", "made", "op", "origin", "recipe", "recipes", "shape",
@@ -73,30 +73,30 @@ class Node:
         dtype: DType,
         shape: Shape,
         sources: tuple[Node, ...] = (),
-        arg: Any = None,  # by op: see the module
+        arg: Any = None,  # depends on op: see the module docstring
     ) -> None:
         self.op = op
         self.dtype = dtype
         self.shape = shape
         self.sources = sources
         self.arg = arg
-        self.storage: object | None = None  # compiler.runtime's, once computed
-        self.origin: Origin | None = None  # the line that built it, where it became a Tensor
+        self.storage: object | None = None  # set by compiler.runtime once computed
+        self.origin: Origin | None = None  # the line that built it, if it became a Tensor
         self.made = _period  # see new_period
-        self.recipe: Recipe | None = None  # compiler.graph.recipe's, where one made it
-        self.recipes: dict[object, Recipe] | None = None  # made of it, while it is stored
+        self.recipe: Recipe | None = None  # the recipe that made it, if any
+        self.recipes: dict[object, Recipe] | None = None  # recipes from this node, while stored
 
     @property
     def size(self) -> int:
         return prod(self.shape)
 
     def settle(self, storage: object) -> None:
-        """Take the computed data and forget how it was computed."""
+        """Take the computed data and drop the operation and its sources."""
         self.storage = storage
         self.op, self.sources, self.arg = "buffer", (), None
 
     def become_result(self, call: Node, number: int) -> None:
-        """Be computed by a call from now on, which gives the same."""
+        """Become a result of a call that computes the same value."""
         self.op, self.sources, self.arg = "result", (call,), number
 
     def __repr__(self) -> str:
@@ -105,11 +105,11 @@ class Node:
 
 class Repeated(Node):
     """Result of a recipe for the `given` nodes, which are stored. This node stands for the whole
-    graph of the recipe, until its operation is read."""
+    graph of the recipe until its operation is read."""
 
     __slots__ = ("given",)
 
-    given: tuple[Node, ...]  # nothing once the graph is there, or the result
+    given: tuple[Node, ...]  # empty once the graph or the result exists
 
     def __init__(self, recipe: Recipe, given: tuple[Node, ...], dtype: DType, shape: Shape) -> None:
         # op, sources and arg stay unset: see __getattr__
@@ -121,7 +121,7 @@ class Repeated(Node):
         self.made = _period
 
     def __getattr__(self, name: str) -> Any:  # one of three types
-        """Called for what is unset: write down the graph."""
+        """Build the recipe's graph when an unset attribute is read."""
         recipe, given = self.recipe, self.given
         if name not in ("op", "sources", "arg") or recipe is None:
             raise AttributeError(name)
@@ -133,7 +133,7 @@ class Repeated(Node):
                 nodes.append(node)
             self.op, _, _, self.arg, places = recipe.made[-1]
             self.sources, self.given = tuple([nodes[place] for place in places]), ()
-        # RACE: another thread may have settled it meanwhile, which writes `storage` first.
+        # RACE: another thread may have settled it meanwhile; settling writes `storage` first.
         if self.storage is not None:
             self.settle(self.storage)
         return object.__getattribute__(self, name)
@@ -148,8 +148,8 @@ _period_lock = threading.Lock()
 
 
 def new_period() -> int:
-    """A number that is at most `made` of the nodes made from now on, and above that of all
-    before."""
+    """Start a period and return its number: nodes made from now on have `made` >= it, earlier
+    nodes a smaller one."""
     global _period
     with _period_lock:
         _period += 1
@@ -157,7 +157,7 @@ def new_period() -> int:
 
 
 def stored_as(root: Node) -> Node:
-    """The node whose elements, in row-major order, are the root's: storing that is enough."""
+    """Return the node to store for `root`: the same elements in row-major order, not reshaped."""
     while root.op == "reshape":
         root = root.sources[0]
     return root
@@ -165,8 +165,8 @@ def stored_as(root: Node) -> Node:
 
 MOVEMENT = frozenset(("reshape", "permute", "expand", "pad", "shrink", "flip", "stride"))
 WRITES = frozenset(("assign", "scatter"))  # the first source, with some elements replaced
-HELD = 4096  # elements of a row that a kernel sorts in memory of its own
-ALONE = frozenset(("scan", "sort"))  # stored, by a kernel that begins with them
+HELD = 4096  # elements of the longest row that a kernel sorts in its own memory
+ALONE = frozenset(("scan", "sort"))  # always stored; the kernel starts with this operation
 ONE_TO_ONE = frozenset(("reshape", "permute", "flip"))  # each source element is used exactly once
 
 
@@ -183,7 +183,7 @@ def elementwise(op: str, dtype: DType, *sources: Node) -> Node:
 
 
 def cast(source: Node, dtype: DType) -> Node:
-    """The node in another type."""
+    """Convert the node to another type."""
     if source.dtype is dtype:
         return source
     if source.op == "const" and dtype.is_float and not source.dtype.is_float:
@@ -192,7 +192,7 @@ def cast(source: Node, dtype: DType) -> Node:
 
 
 def reshape(source: Node, shape: Shape) -> Node:
-    """The same elements, in row-major order, in another shape of as many."""
+    """Return the same elements, in row-major order, in another shape of the same size."""
     if shape == source.shape:
         return source
     if source.op == "reshape":
@@ -203,7 +203,7 @@ def reshape(source: Node, shape: Shape) -> Node:
 
 
 def permute(source: Node, axes: tuple[int, ...]) -> Node:
-    """Axis n of the result is axis `axes[n]` of the source."""
+    """Reorder the axes: axis n of the result is axis `axes[n]` of the source."""
     if axes == tuple(range(len(axes))):
         return source
     if source.op == "permute":
@@ -224,7 +224,7 @@ def expand(source: Node, shape: Shape) -> Node:
 
 
 def pad(source: Node, pairs: Sequence[tuple[int, int]], number: bool | int | float) -> Node:
-    """Put `number` before and after each axis, as often as its pair says."""
+    """Put `number` before and after each axis, as many times as the axis's pair gives."""
     if not any(before or after for before, after in pairs):
         return source
     shape = tuple(
@@ -234,7 +234,7 @@ def pad(source: Node, pairs: Sequence[tuple[int, int]], number: bool | int | flo
 
 
 def shrink(source: Node, box: Sequence[tuple[int, int]]) -> Node:
-    """Keep start <= index < stop of each axis."""
+    """Keep the indices start <= index < stop of each axis."""
     shape = tuple(stop - start for start, stop in box)
     if shape == source.shape:
         return source
@@ -247,7 +247,7 @@ def shrink(source: Node, box: Sequence[tuple[int, int]]) -> Node:
 
 
 def flip(source: Node, axes: Sequence[int]) -> Node:
-    """Turn some axes around."""
+    """Reverse the order along the axes."""
     if not axes:
         return source
     return Node("flip", source.dtype, source.shape, (source,), tuple(sorted(axes)))
@@ -262,14 +262,14 @@ def stride(source: Node, steps: tuple[int, ...]) -> Node:
 
 
 def cat(sources: Sequence[Node], axis: int) -> Node:
-    """One after the other along an axis."""
+    """Join the sources along an axis."""
     shape = list(sources[0].shape)
     shape[axis] = sum(source.shape[axis] for source in sources)
     return Node("cat", sources[0].dtype, tuple(shape), tuple(sources), axis)
 
 
 def gather(source: Node, axes: tuple[int, ...], indices: Sequence[Node], checked: bool) -> Node:
-    """Take elements by indices along `axes`, whose place the indices' own axes take, in front.
+    """Take elements by indices along `axes`; the axes of the indices replace these, in front.
     checked: the indices are known to be in range."""
     rest = tuple(size for axis, size in enumerate(source.shape) if axis not in axes)
     shape = (*indices[0].shape, *rest)
@@ -277,13 +277,13 @@ def gather(source: Node, axes: tuple[int, ...], indices: Sequence[Node], checked
 
 
 def scan(operation: str, source: Node, axis: int, dtype: DType, start: Node | None = None) -> Node:
-    """Running totals along an axis, by `operation`; start: what comes before the first."""
+    """Return running totals along an axis, by `operation`; start: the total before the first."""
     sources = (source,) if start is None else (source, start)
     return Node("scan", dtype, source.shape, sources, (operation, axis))
 
 
 def sort(source: Node, bits: int) -> Node:
-    """The lower halves of rows of uint64, in order of the bits 32 to 32 + bits; as uint32."""
+    """Return the lower halves of rows of uint64 as uint32, ordered by the bits 32 to 32 + bits."""
     *rows, size = source.shape
     if size <= HELD:
         return Node("sort", uint32, source.shape, (source,), (bits, len(rows)))
@@ -296,7 +296,7 @@ _IDENTITY = {"sum": 0, "prod": 1, "or": False, "and": True}
 
 
 def reduce(op: str, source: Node, axes: Sequence[int]) -> Node:
-    """Reduce over axes, which keep size 1. The result has the source's type."""
+    """Reduce over axes, which keep size 1. The result has the type of the source."""
     kept = tuple(1 if axis in axes else size for axis, size in enumerate(source.shape))
     used = tuple(axis for axis in sorted(axes) if source.shape[axis] != 1)
     if not used:
@@ -309,8 +309,8 @@ def reduce(op: str, source: Node, axes: Sequence[int]) -> Node:
 def topological(
     roots: Sequence[Node], earlier: Mapping[int, Sequence[Node]] | None = None
 ) -> list[Node]:
-    """Every node the roots need, sources first, and before each node what `earlier` lists for its
-    id. Does not recurse: graphs may be deep."""
+    """Return every node that the roots need, sources first, and before each node those that
+    `earlier` lists for its id. Does not recurse: graphs may be deep."""
     before = earlier or {}
     order: list[Node] = []
     seen: set[int] = set()

@@ -1,7 +1,7 @@
 """Where a tensor was built: the caller's line outside this package, for errors and reports.
 
-Taking it costs a few hundred nanoseconds: the code object and the place in it are kept, and only
-`text` looks up the line.
+Recording an origin costs a few hundred nanoseconds: it keeps the code object and the offset in it,
+and only `text` looks up the line.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ import sys
 from pathlib import Path
 from types import CodeType
 
-Origin = tuple[CodeType, int]  # and the offset of the running instruction in it, in bytes
+Origin = tuple[CodeType, int]  # code object; offset of the running instruction in it, in bytes
 
 _OURS = str(Path(__file__).parents[1]) + "/"  # the package compiler
-_last: CodeType | None = None  # the last caller: most often the next one too
+_last: CodeType | None = None  # the last caller; usually also the next one
 
 
 def here(above: int = 1) -> Origin | None:
-    """The nearest caller that is not part of the compiler. above: how many calls up it is at
-    least."""
+    """Return the nearest caller outside the compiler. above: the minimum number of calls up."""
     global _last
     try:
         frame = sys._getframe(above)
-    except ValueError:  # our own method that a thread was started with
+    except ValueError:  # a thread was started with a method of the compiler
         return None
     code = frame.f_code
     while code is not _last:
@@ -37,7 +36,7 @@ def here(above: int = 1) -> Origin | None:
 
 
 def text(origin: Origin | None) -> str:
-    """ "file:line", or "" for what has no origin."""
+    """Return "file:line", or "" without an origin."""
     if origin is None:
         return ""
     code, offset = origin

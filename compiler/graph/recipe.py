@@ -1,8 +1,8 @@
-"""Methods that make the same operations of every array of a type and shape: built once, repeated.
+"""Methods that make the same operations for all arrays of one type and shape: built once, repeated.
 
-A Recipe is a list of operations on arrays that are stored, its sources. Repeating it takes a
-fraction of the Python that finding it out takes, and the runtime finds the plan of a node made by a
-recipe without looking at the graph.
+A Recipe is a list of operations on stored arrays, its sources. Repeating a recipe takes a fraction
+of the Python time of building the graph, and the runtime finds the plan of a node made by a recipe
+without looking at the graph.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from compiler.graph.node import MOVEMENT, Node, Repeated, Shape
 if TYPE_CHECKING:
     from hcq.device import Device
 
-LONG = 1 << 20  # elements: a run over so many is worth waking a device's thread ahead of time
+LONG = 1 << 20  # elements of a source that make waking a device's thread early worthwhile
 
 MOST = 48  # operations of a recipe
 
-# A node with its sources by number: first those of the recipe, then what it made before.
+# A node with numbered sources: first those of the recipe, then the nodes made before it.
 Made = tuple[str, DType, Shape, Any, tuple[int, ...]]
 
 
@@ -28,12 +28,12 @@ class Repetition(Protocol):
     """A recipe prepared for one device (compiler.runtime.script)."""
 
     def run(self, root: Node, device: Device) -> bool:
-        """Compute a node that the recipe made. Return False if the runtime must plan it."""
+        """Compute a node that the recipe made. Return False if the runtime must plan the node."""
 
 
 class Recipe:
     """Operations on `sources` arrays; compared and hashed by identity. long: running it takes a
-    while. moves: it computes nothing, so that each reader may do it again."""
+    while. moves: it computes nothing, so each reader may repeat it."""
 
     __slots__ = ("dtype", "long", "made", "moves", "script", "shape", "sources")
 
@@ -43,7 +43,7 @@ class Recipe:
         self.long = long
         self.moves = all(op in MOVEMENT for op, *_ in made)
         _, self.dtype, self.shape, *_ = made[-1]
-        self.script: Repetition | None = None  # the runtime's, of the device that ran it last
+        self.script: Repetition | None = None  # set by the runtime, for the last device that ran it
 
     @property
     def length(self) -> int:
@@ -54,14 +54,14 @@ class Recipe:
         return count
 
     def apply(self, *sources: Node) -> Node:
-        """A new node for the last of the operations; those before are made when they are asked
-        for."""
+        """Return a new node for the last operation; the nodes before it are made when they are
+        read."""
         return Repeated(self, sources, self.dtype, self.shape)
 
 
 def recipe_of(sources: Sequence[Node], result: Node) -> Recipe | None:
-    """Return the recipe by which the result was made from the sources; None where it does not need
-    each of them, needs other stored values, or takes too many operations."""
+    """Return the recipe that made the result from the sources, or None if it does not use each of
+    them, needs other stored values, or has too many operations."""
     places = {id(source): number for number, source in enumerate(sources)}
     if id(result) in places or len(places) < len(sources):
         return None

@@ -1,4 +1,4 @@
-"""Parts of an array that an assignment replaces: a box of it, or elements that indices choose."""
+"""Parts of an array that an assignment replaces: a box, or elements chosen by indices."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from compiler.graph.node import Node, Shape
 
 @dataclass(frozen=True)
 class Region:
-    """A box of an array: start, stop and step > 0 for each axis, then axes to reverse, then the
-    shape the result has (axes of size 1 dropped and inserted)."""
+    """A box of an array: start, stop and step > 0 for each axis, then the axes to reverse, then the
+    shape of the result (axes of size 1 dropped and inserted)."""
 
     box: tuple[tuple[int, int], ...]
     steps: tuple[int, ...]
@@ -27,7 +27,7 @@ class Region:
         return tuple(-(-(stop - start) // step) for (start, stop), step in pairs)
 
     def outer(self, indices: Sequence[Index]) -> tuple[Index, ...]:
-        """Where in the array the region's elements are."""
+        """Return the indices in the array of the region's elements."""
         return tuple(
             (constant(count - 1) - index if axis in self.flipped else index) * step + start
             for axis, (index, count, step, (start, _)) in enumerate(
@@ -36,7 +36,7 @@ class Region:
         )
 
     def inner(self, indices: Sequence[Index]) -> tuple[Validity, tuple[Index, ...]]:
-        """When the array's elements are in the region, and where."""
+        """Return when an element of the array is in the region, and its indices there."""
         inside: Validity = ()
         places = []
         for axis, (index, (start, stop)) in enumerate(zip(indices, self.box, strict=True)):
@@ -49,22 +49,23 @@ class Region:
         return inside, tuple(places)
 
     def read(self, source: Node) -> Node:
-        """The elements of the region."""
+        """Return the elements of the region."""
         node = graph.flip(graph.shrink(source, self.box), self.flipped)
         return graph.reshape(graph.stride(node, self.steps), self.shape)
 
 
 @dataclass(frozen=True)
 class Scatter:
-    """Elements of an array chosen by indices. The values to write have `ordered` axes first, along
-    which an element may be written several times: in order, so that the last one stays, or, where
-    they are joined, each takes part in that order. What lies along the others is written once.
+    """Elements of an array chosen by indices. The first `ordered` axes of the values to write are
+    the axes along which an element may be written several times. The values are taken in order:
+    the last one stays, or, with a joining mode, each is joined in that order. Along the other axes
+    each element is written once.
 
-    region: which elements there are to choose from, of counts as the array has axes; all of it
-    along `axes`, whose indices are sources. The others are the values' last axes, in order.
-    mode: "set", or how what is there and the value are joined: "add", "mul", "max", "min".
-    checked: all indices are known to lie inside; otherwise what lies outside is not written, and
-    negative ones count from the end. masked: a last source says by bools what is written.
+    region: the elements to choose from, with as many counts as the array has axes. It is whole
+    along `axes`, whose indices are sources. The other axes are the last of the values, in order.
+    mode: "set", or how the existing element and the value are joined: "add", "mul", "max", "min".
+    checked: all indices are known to be in range; otherwise negative indices count from the end,
+    and indices out of range write nothing. masked: the last source has bools: what to write.
     """
 
     region: Region

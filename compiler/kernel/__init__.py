@@ -1,1 +1,1 @@
-"""The kernel IR, and lowering to it: loops, tiles and matrix units by target."""
+"""The kernel IR, and lowering to it: loops, tiles and matrix units, depending on the target."""

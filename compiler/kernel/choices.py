@@ -1,7 +1,7 @@
-"""Choices of lowering, as data: one record for each shape of kernel.
+"""Choices of lowering, as data: one record type for each shape of kernel.
 
-Lowering a computation with the same record gives the same kernel, so a search can try records and
-keep the best, and a record can be written down and read back.
+Lowering a computation with the same record gives the same kernel. A search can therefore try
+records and keep the best, and a record can be stored as text and read back.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, get_args
 
 @dataclass(frozen=True)
 class Tile:
-    """A product on the host. height x vectors: rows of a panel of the left factor, vectors of one
-    of the right. rows, columns: steps of the axes' main ranges in a tile."""
+    """A product on the host. height x vectors: rows of a panel of the left factor, vectors of a
+    panel of the right. rows, columns: steps of the axes' main ranges in a tile."""
 
     height: int
     vectors: int
@@ -25,8 +25,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class MatrixTiles:
-    """A product on matrix units. waves: of a group, down and across. fragments: of a wave, down and
-    across. depth: of a slice. buffers: slices in local memory, 1 or 2."""
+    """A product on matrix units. waves: waves of a group, down and across. fragments: of a wave,
+    down and across. depth: depth of a slice. buffers: slices in local memory, 1 or 2."""
 
     unit: str
     waves: tuple[int, int]
@@ -37,8 +37,9 @@ class MatrixTiles:
 
 @dataclass(frozen=True)
 class RingTiles:
-    """A product on NVIDIA's matrix units. unit: of one wave, or of a group of four. waves: of
-    those, down and across. fragments: of each, down and across. stages: slices in local memory."""
+    """A product on NVIDIA's matrix units. unit: of one wave, or of a group of four. waves: units of
+    a group, down and across. fragments: of each unit, down and across. stages: slices in local
+    memory."""
 
     unit: str
     waves: tuple[int, int]
@@ -48,16 +49,17 @@ class RingTiles:
 
 @dataclass(frozen=True)
 class BulkTiles(RingTiles):
-    """A product of packed factors on Hopper, whose slices one wave fetches for the others. unit: of
-    a group of four waves. cluster: groups below each other that share what they fetch, 1 or 2."""
+    """A product of packed factors on Hopper, where one wave fetches the slices for the others.
+    unit: of a group of four waves. cluster: groups below each other that share fetched data, 1 or
+    2."""
 
     cluster: int = 1
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """A product on a GPU without them. size: of a group's tile, block: of a thread's, each down and
-    across. depth: of a slice; unroll: its steps written out."""
+    """A product on a GPU without matrix units. size: a group's tile, block: a thread's tile, each
+    down and across. depth: depth of a slice; unroll: unrolled steps of the depth."""
 
     size: tuple[int, int]
     block: tuple[int, int]
@@ -67,7 +69,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Threads:
-    """Element-wise on a GPU. width: elements of a thread; block: threads of a group, at most."""
+    """Element-wise on a GPU. width: elements of a thread; block: maximum threads of a group."""
 
     width: int
     block: int
@@ -75,8 +77,9 @@ class Threads:
 
 @dataclass(frozen=True)
 class Sharing:
-    """A reduction on a GPU. way: who adds up a result: "threads" (one each), "lanes" (so many
-    threads), or "columns" (a group for a wave of results). block: threads of a group, at most."""
+    """A reduction on a GPU. way: which threads add up a result: "threads" (one each), "lanes"
+    (`lanes` threads), or "columns" (a group for a wave of results). block: maximum threads of a
+    group."""
 
     way: str
     lanes: int
@@ -86,8 +89,8 @@ class Sharing:
 @dataclass(frozen=True)
 class Rows:
     """A chain of reductions over rows on a GPU. lanes: threads of a row (a part of a wave, or whole
-    waves); block: threads of a group; width: elements that a thread moves at once; held: elements
-    that a thread keeps from one pass to the next, at most."""
+    waves); block: threads of a group; width: elements that a thread moves at once; held: maximum
+    number of elements that a thread keeps from one pass to the next."""
 
     lanes: int
     block: int
@@ -97,9 +100,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention on a GPU. form: who computes a row, "thread", "group" (of few rows, or one) or
-    "matrix" (a wave for a few rows, on matrix units). block: threads of a group; keys: taken
-    together by a thread, or by a wave; lanes: threads of a key, where a group computes a row.
+    """Attention on a GPU. form: what computes a row: "thread", "group" (for few rows, or one) or
+    "matrix" (a wave for a few rows, on matrix units). block: threads of a group; keys: number that
+    a thread or a wave takes together; lanes: threads of a key, where a group computes a row.
     buffers: tiles of keys and values in local memory, 1 or 2, on matrix units."""
 
     form: str
@@ -111,14 +114,14 @@ class Attention:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Loops on the host. size: elements of work for a group, about."""
+    """Loops on the host. size: approximate number of elements of work for a group."""
 
     size: int
 
 
 @dataclass(frozen=True)
 class Form:
-    """Which of several graphs that compute the same (compiler.search.forms)."""
+    """Choice among several graphs that compute the same value (compiler.search.forms)."""
 
     name: str
 
@@ -151,8 +154,8 @@ KINDS: Mapping[str, type[Any]] = {  # Any: a record's fields are checked by name
 
 @dataclass(frozen=True)
 class Space:
-    """Records of one kind that a computation can be lowered with. options: for each field that may
-    change. fits: whether a record makes a kernel that the target can run."""
+    """Records of one kind that a computation can be lowered with. options: the values of each field
+    that may change. fits: whether a record makes a kernel that the target can run."""
 
     start: Choices
     options: Mapping[str, tuple[Any, ...]]  # Any: of the field's type
@@ -169,13 +172,13 @@ class Space:
         return self.fits(choices)
 
     def fits_kind(self, choices: Choices) -> bool:
-        """Return whether a record fits this space: has its kind, and its unit where the record
-        names one."""
+        """Return whether a record is of this space's kind, and has its unit if the record has
+        one."""
         unit = getattr(self.start, "unit", None)
         return type(choices) is type(self.start) and getattr(choices, "unit", None) == unit
 
     def neighbours(self, choices: Choices) -> Iterator[Choices]:
-        """The records that differ in one field."""
+        """Yield the records that differ in one field."""
         for name, options in self.options.items():
             for option in options:
                 if option != getattr(choices, name):
@@ -185,12 +188,12 @@ class Space:
 
 
 def to_text(choices: Choices) -> str:
-    """JSON that `from_text` reads."""
+    """Return JSON that `from_text` reads."""
     return json.dumps({"kind": type(choices).__name__, **asdict(choices)})
 
 
 def from_text(text: str) -> Choices:
-    """The record; ValueError for a text that is none."""
+    """Return the record. ValueError if the text is not a valid record."""
     given = json.loads(text)
     if not isinstance(given, dict) or given.get("kind") not in KINDS:
         raise ValueError("the text is not a record of choices")
@@ -202,7 +205,7 @@ def from_text(text: str) -> Choices:
 
 
 def shown(choices: Choices) -> str:
-    """For people: "tiles size=64x64 block=4x4 depth=16 unroll=4"."""
+    """Return readable text such as "tiles size=64x64 block=4x4 depth=16 unroll=4"."""
     parts = []
     for name, value in asdict(choices).items():
         text = "x".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

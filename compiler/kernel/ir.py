@@ -1,13 +1,13 @@
-"""The kernel IR: one grammar, from the scheduler's expressions to what the emitter prints.
+"""The kernel IR: one grammar, from the scheduler's expressions to the emitter's input.
 
     kernel     = name, parameters, locals, grid, block, body
     statement  = Store(memory, index, value) | Loop(range, body, bound)
                | If(conditions, body) | Barrier | TileStep
-               | Fetch | Close | Await | GroupProduct | Settle      what NVIDIA's units do meanwhile
+               | Fetch | Close | Await | GroupProduct | Settle      asynchronous NVIDIA units
                | Bulk | Signal
     value, index                            compiler.expression.value, compiler.expression.algebra
 
-verify.py knows what may stand where.
+verify.py checks what may stand where.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Store:
 @dataclass(frozen=True)
 class Loop:
     """For range = 0 .. min(range.size, bound) - 1. rolled: a host's compiler must not unroll it
-    before it looks for vectors."""
+    before it vectorises."""
 
     range: Range
     body: tuple[Statement, ...]
@@ -49,8 +49,8 @@ class If:
 
 @dataclass(frozen=True)
 class Barrier:
-    """All threads of the group have come here, and see each other's stores to local memory.
-    cluster: of all groups that run together."""
+    """All threads of the group reach this point and then see each other's stores to local memory.
+    cluster: the barrier is for all groups of the cluster."""
 
     cluster: bool = False
 
@@ -59,9 +59,9 @@ class Barrier:
 class TileStep:
     """One operation on a host's tile registers (compiler.kernel.host.amx), of 16 rows of 64 bytes.
 
-    operation: "zero"; "load" and "store", rows being `pitch` elements of a local memory apart, the
-    first at `index`; "multiply", which adds to a tile of float32 the product of two of bfloat16,
-    `factors`: the right one has two steps of the depth side by side.
+    operation: "zero"; "load" and "store", with rows `pitch` elements of a local memory apart, the
+    first at `index`; "multiply", which adds to a tile of float32 the product of two tiles of
+    bfloat16, `factors`: the right one has two steps of the depth side by side.
     """
 
     operation: str
@@ -77,7 +77,7 @@ TILES, TILE_ROWS, TILE_BYTES = 8, 16, 64  # tile registers, their rows, bytes of
 
 @dataclass(frozen=True)
 class Fetch:
-    """memory[index .. index + lanes) = source, begun but not awaited; zeros where the source's
+    """Begin memory[index .. index + lanes) = source without waiting; zeros where the source's
     conditions do not hold. From a parameter to local memory, 16 bytes at a multiple of 16."""
 
     memory: Memory
@@ -93,8 +93,8 @@ class Close:
 
 @dataclass(frozen=True)
 class Await:
-    """All but the thread's last `pending` groups of fetches have arrived. units: after the next
-    barrier, what it fetched or stored is there for GroupProduct too."""
+    """Wait until all but the thread's last `pending` groups of fetches have arrived. units: after
+    the next barrier, GroupProduct also sees what the thread fetched or stored."""
 
     pending: int
     units: bool = False
@@ -103,9 +103,10 @@ class Await:
 @dataclass(frozen=True)
 class GroupProduct:
     """Four waves begin to add left x right to their totals, for each (tile, left index, right
-    index): 64 rows by `columns`, as deep as the unit is. turned: whether rows of the swizzled
-    memory run across rather than along the depth. totals: of a tile, columns / 2 after another.
-    Factors in a ring that is not swizzled lie as compiler.kernel.nvidia.packed says."""
+    index): 64 rows by `columns`, of the unit's depth. turned: whether rows of the swizzled memory
+    run across rather than along the depth. totals: those of a tile are columns / 2 apart. The
+    layout of factors in a ring that is not swizzled is described in compiler.kernel.nvidia.packed.
+    """
 
     unit: str
     totals: Memory
@@ -118,8 +119,8 @@ class GroupProduct:
 
 @dataclass(frozen=True)
 class Settle:
-    """All but the last `pending` GroupProducts have ended; where none is pending, the totals may be
-    used."""
+    """Wait until all but the last `pending` GroupProducts have ended; with 0 pending, the totals
+    may be used."""
 
     totals: Memory
     pending: int
@@ -127,14 +128,15 @@ class Settle:
 
 @dataclass(frozen=True)
 class Signal:
-    """A step of one thread with barrier objects, which count arrivals and bytes phase by phase;
-    `memory` is an array of them, uint64 each.
+    """One thread's step on barrier objects, which count arrivals and bytes phase by phase; `memory`
+    is an array of them, uint64 each.
 
-    operation: "begin" makes all of the array; each phase of one ends after `number` arrivals, once
-    the bytes expected have come; others may use them after a Barrier. "expect" arrives at the one
-    at `index`, and expects `number` bytes more in this phase. "arrive" says that the thread is done
-    with what it read. "wait" goes on when the phase whose parity is `number` is over; the one
-    before the first has parity 1. group: "arrive" at the object of that group of the cluster.
+    operation: "begin" initialises the whole array: a phase of an object ends after `number`
+    arrivals, once the expected bytes have come; other threads may use the objects after a Barrier.
+    "expect" arrives at the object at `index`, and expects `number` bytes more in this phase.
+    "arrive": the thread has finished reading its data. "wait" continues when the phase with parity
+    `number` is over; the phase before the first has parity 1. group: "arrive" at the object of that
+    group of the cluster.
     """
 
     operation: str
@@ -146,9 +148,10 @@ class Signal:
 
 @dataclass(frozen=True)
 class Bulk:
-    """memory[index .. index + count) = source[start ..], begun by one thread; the bytes count for
-    the barrier object signal[place]. Whole multiples of 16 bytes at multiples of 16. groups: how
-    many of the cluster, from its first on, get the same; 1: the thread's own alone."""
+    """Begin memory[index .. index + count) = source[start ..] in one thread; the bytes count for
+    the barrier object signal[place]. Whole multiples of 16 bytes at multiples of 16.
+    groups: number of the cluster's groups, from the first, that get the data; 1: only the thread's
+    own group."""
 
     memory: Memory
     index: Index
@@ -169,7 +172,7 @@ class Kernel:
     """A kernel for one kind of target. grid: groups per axis (x fastest); block: threads per group.
 
     parameters: the outputs first (`outputs` of them), then the inputs. origin: the tensor
-    operations it computes. cluster: neighbouring groups along x that run together.
+    operations it computes. cluster: number of neighbouring groups along x that run together.
     """
 
     name: str
@@ -192,15 +195,15 @@ class Kernel:
 
     @property
     def dynamic_local(self) -> int:
-        """Bytes of local memory that the launch has to give."""
+        """Bytes of local memory that the launch must provide."""
         return sum(m.count * m.dtype.itemsize for m in self.locals if m.dynamic)
 
 
 def group_range(axis: int, size: int) -> Range:
-    """The variable that counts groups along a grid axis."""
+    """Return the variable that counts groups along a grid axis."""
     return Range(f"group_{'xyz'[axis]}", size, "group")
 
 
 def thread_range(size: int) -> Range:
-    """The variable that counts the threads of a group."""
+    """Return the variable that counts the threads of a group."""
     return Range("thread", size, "thread")

@@ -1,7 +1,8 @@
 """Lowering: from a Computation to a Kernel for a kind of target.
 
-This file chooses the shape of the kernel; the shapes themselves are in host_* and gpu_*: loops,
-matmul (and matrix units), rows and online. Targets are distinguished by their ABI, never by name.
+This file chooses the kind of kernel. The kinds themselves are in the packages beside it (host, gpu,
+nvidia, attention, shared): loops, matmul (and matrix units), rows and online. Targets are
+distinguished by their ABI, never by name.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ from hcq.target import TargetSpec
 
 
 def lower(computation: Computation, target: TargetSpec, choices: Choices | None = None) -> Kernel:
-    """The verified kernel, with the default choices or given ones (of one of its `spaces`).
-    NotSupported for a target whose ABI we do not know."""
+    """Return the verified kernel, with the default choices or given ones (of one of its `spaces`).
+    NotSupported for a target with an unknown ABI."""
     if target.abi not in ("host", "amdhsa", "ptx", "ir3"):
         raise NotSupported(
             f"no code generator for targets of ABI {target.abi!r}", target=target.name
@@ -64,9 +65,9 @@ def spaces(computation: Computation, target: TargetSpec) -> list[Space]:
 
 @dataclass(frozen=True)
 class _Shape:
-    """A way to lower a computation. build: with given or default choices."""
+    """A way to lower a computation. build: with given choices, or by default with None."""
 
-    build: Callable[[Any], Kernel]  # Any: of the kind of its spaces, or None
+    build: Callable[[Any], Kernel]  # Any: a record of one of the spaces, or None
     spaces: Callable[[], list[Space]] = list
 
 
@@ -147,7 +148,7 @@ def _gpu(computation: Computation, target: TargetSpec) -> _Shape:
 
 
 def _gpu_product(computation: Computation, parts: Contraction, target: TargetSpec) -> _Shape:
-    """On matrix units where there are some for the types, unless the choices say otherwise."""
+    """Use matrix units if there are any for the types, unless the choices request otherwise."""
     unit, ringed = gpu_matrix.suits(parts, target), gpu_ring.suits(parts, target)
     packed = gpu_bulk.factors(parts, target)
 
@@ -183,7 +184,7 @@ def _gpu_product(computation: Computation, parts: Contraction, target: TargetSpe
 
 
 def _named(kernel: Kernel, computation: Computation) -> Kernel:
-    """Name a kernel by what it does, where, and a hash of its text: equal names, equal kernels."""
+    """Name a kernel by its operations, sizes and a hash of its text: equal names, equal kernels."""
     words = computation.origin.split()
     shown = "_".join(words[:4]) + ("_and_more" if len(words) > 4 else "")
     sizes = "x".join(str(r.size) for r in computation.ranges) or "1"

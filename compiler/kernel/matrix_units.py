@@ -1,4 +1,4 @@
-"""Matrix instructions as data: shapes, types, and which lane holds what.
+"""Matrix instructions as data: shapes, types, and the elements that each lane holds.
 
 One instruction of a wave adds the product of a left and a right fragment to a total. In the
 kernel IR the left fragment gives the rows of the result and the right one its columns:
@@ -7,13 +7,13 @@ kernel IR the left fragment gives the rows of the result and the right one its c
     right  [columns][depth]   a lane holds one column, `held` steps
     total  [rows][columns]    a lane holds those rows, `run` columns of each
 
-A lane is a position (which row and column) and a part (which steps of the depth, and which
-columns of the total); the IR's operands list a lane's elements row after row. Which steps a part
-holds does not matter to a sum of products as long as both factors agree, so the kernel gives each
-part steps that are neighbours in memory.
+A lane is a position (its row and column) and a part (its steps of the depth, and its columns of the
+total); the IR's operands list a lane's elements row after row. A sum of products does not depend on
+which steps a part holds, as long as both factors agree, so the kernel gives each part steps that
+are neighbours in memory.
 
-On AMD the instruction's first operand is our right one: its total then has, in each lane, columns
-of one row, which are neighbours in memory.
+On AMD the instruction's first operand is our right one. Each lane's part of the total is then
+columns of one row, which are neighbours in memory.
 
 Sources: RDNA3 ISA, "Wave Matrix Multiply Accumulate" (gfx11); RDNA4 ISA, the same section (gfx12);
 CDNA3 and CDNA4 ISA, "Matrix Arithmetic Instructions" (gfx942, gfx950); PTX ISA, "Matrix Fragments
@@ -35,10 +35,11 @@ from compiler.expression.algebra import Index
 class MatrixUnit:
     """One matrix instruction.
 
-    positions: lanes / positions parts; parts_first: whether the part is the lane's remainder.
-    depth_parts: how many parts share the steps of a row (1: every part holds all of them).
-    interleaved: whether a part's columns lie `columns / run` apart rather than side by side.
-    chunks: an operand of the left fragment lists, for each chunk of a row's steps, all row blocks.
+    positions: their number, so that there are lanes / positions parts; parts_first: whether the
+    part is the lane's remainder. depth_parts: how many parts share the steps of a row
+    (1: every part holds all of them). interleaved: whether a part's columns are `columns / run`
+    apart rather than side by side. chunks: an operand of the left fragment lists, for each chunk of
+    a row's steps, all row blocks.
     """
 
     name: str
@@ -56,7 +57,7 @@ class MatrixUnit:
 
     @property
     def row_blocks(self) -> int:
-        """Rows that a lane holds; the second is `positions` below the first."""
+        """Number of rows that a lane holds; the second is `positions` below the first."""
         return self.rows // self.positions
 
     @property
@@ -65,12 +66,12 @@ class MatrixUnit:
 
     @property
     def held(self) -> int:
-        """Steps that a lane holds of a row, and of a column."""
+        """Number of steps that a lane holds of a row, and of a column."""
         return self.depth // self.depth_parts
 
     @property
     def run(self) -> int:
-        """Columns of a row of the total that a lane holds."""
+        """Number of columns that a lane holds of a row of the total."""
         return self.columns // self.parts
 
     @property
@@ -82,26 +83,26 @@ class MatrixUnit:
         return self.row_blocks * self.run
 
     def position(self, lane: Index) -> Index:
-        """Which row (of each block) and which column of the operands a lane holds."""
+        """Return the row (of each block) and the column of the operands that a lane holds."""
         return lane // self.parts if self.parts_first else lane % self.positions
 
     def part(self, lane: Index) -> Index:
-        """Which columns of the total a lane holds; of the operands, see `depth_part`."""
+        """Return a lane's part of the columns of the total; for operands, see `depth_part`."""
         return lane % self.parts if self.parts_first else lane // self.positions
 
     def depth_part(self, lane: Index) -> Index:
-        """Which steps of the depth a lane holds: held * depth_part and the next."""
+        """Return a lane's part of the depth: it holds `held` steps from held * depth_part on."""
         return self.part(lane) if self.depth_parts > 1 else lane * 0
 
     def column_part(self, column: Index) -> tuple[Index, Index]:
-        """The part that holds a column of the total, and its place in that part's run."""
+        """Return the part that holds a column of the total, and its place in that part's run."""
         if self.interleaved:
             return column % self.parts, column // self.parts
         return column // self.run, column % self.run
 
 
 def _typed(base: MatrixUnit, element: DType, depth: int) -> MatrixUnit:
-    """The same shape for another element type."""
+    """Return the same shape for another element type."""
     name = f"{base.name.partition('.')[0]}.{element.name}"
     total = int32 if element is int8 else float32
     return replace(base, name=name, element=element, total=total, depth=depth)
@@ -122,15 +123,15 @@ _SM80 = MatrixUnit(
     "sm_80.float16", float16, float32, 16, 8, 16,
     wave=32, positions=8, depth_parts=4, parts_first=True, chunks=2,
 )  # fmt: skip
-# float32 of which the unit reads the upper 19 bits
+# float32, of which the unit reads the upper 19 bits
 _TF32 = replace(_SM80, name="sm_80.tf32", element=float32, depth=8)
 
 _AMPERE = (_SM80, _typed(_SM80, bfloat16, 16), _typed(_SM80, int8, 32), _TF32)
 ROW = 128  # bytes of a row of swizzled local memory, and of a slice of the depth
 CORE = 128  # bytes of a core matrix, of 8 rows of 16 bytes (PTX ISA, "Core matrices")
-MATRICES = 16  # bytes that a lane gets of four matrices
+MATRICES = 16  # bytes that a lane receives from four matrices
 
-# TargetSpec.matrix to the units of that family
+# From TargetSpec.matrix to the units of that family
 FAMILIES: Mapping[str, tuple[MatrixUnit, ...]] = {
     "gfx11": (_GFX11, _typed(_GFX11, bfloat16, 16), _typed(_GFX11, int8, 16)),
     "gfx12": (_GFX12, _typed(_GFX12, bfloat16, 16), _typed(_GFX12, int8, 16)),
@@ -156,7 +157,7 @@ class GroupUnit:
     turns: bool
 
     rows: ClassVar[int] = 64
-    columns: ClassVar[int] = 8  # in steps of
+    columns: ClassVar[int] = 8  # the count is a multiple of this
     wave: ClassVar[int] = 128
 
 
@@ -175,7 +176,7 @@ GROUP_UNITS: Mapping[str, GroupUnit] = {
 
 
 def find_group_unit(family: str, element: DType, total: DType) -> GroupUnit | None:
-    """The unit of four waves that sums products of `element` in `total`, or None."""
+    """Return the unit of four waves that sums products of `element` in `total`, or None."""
     for unit in GROUP_FAMILIES.get(family, ()):
         if unit.element is element and unit.total is total:
             return unit
@@ -183,7 +184,7 @@ def find_group_unit(family: str, element: DType, total: DType) -> GroupUnit | No
 
 
 def find_unit(family: str, element: DType, total: DType) -> MatrixUnit | None:
-    """The unit of a family that sums products of `element` in `total`, or None."""
+    """Return the unit of a family that sums products of `element` in `total`, or None."""
     for unit in FAMILIES.get(family, ()):
         if unit.element is element and unit.total is total:
             return unit

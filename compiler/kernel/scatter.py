@@ -1,9 +1,9 @@
-"""Kernels that write elements which indices choose (compiler.schedule.express.Chosen).
+"""Kernels that write elements chosen by indices (compiler.schedule.express.Chosen).
 
-Where no element is written twice, these are loops like others. Otherwise the ranges that may meet
-are gone through in order by one thread, so that results do not depend on chance: threads share out
-the ranges besides, and, where these are few, the elements. A thread that has a part of the elements
-looks at all indices and writes what is its own.
+If no element is written twice, these are ordinary loops. Otherwise one thread goes in order through
+the ranges along which writes may collide, so that results are deterministic. Threads share the
+other ranges and, if these are few, the written elements: each such thread reads all indices and
+writes only its own part of the elements.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from compiler.kernel.host import loops as host_loops
 from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
 from hcq.target import TargetSpec
 
-LINE = 16  # elements a group of the host takes at least
-LONG = 1 << 16  # elements from which on it is worth it that several groups look at all indices
+LINE = 16  # minimum number of elements that a group of the host takes
+LONG = 1 << 16  # elements from which on several groups, each reading all indices, are worthwhile
 SHARE = 4  # waves for each compute unit
 
 
 def host(computation: Computation, target: TargetSpec) -> Kernel:
-    """Chunks of the last range for a group, and all indices in order."""
+    """Give each group a chunk of the last range, and all indices in order."""
     computation = replace(computation, value=ops.expand(computation.value))
     chosen = _chosen(computation)
     if not chosen.ordered:
@@ -67,7 +67,8 @@ def host(computation: Computation, target: TargetSpec) -> Kernel:
 
 
 def gpu(computation: Computation, target: TargetSpec) -> Kernel:
-    """A thread for every element of the other ranges, or several that share out what is written."""
+    """Give each element of the other ranges a thread, or several that share the written
+    elements."""
     computation = replace(computation, value=ops.expand(computation.value))
     chosen = _chosen(computation)
     if not chosen.ordered:
@@ -89,7 +90,7 @@ def _chosen(computation: Computation) -> Chosen:
 
 
 def _allowed(chosen: Chosen, places: dict[Range, Index], owner: Index, owners: int) -> Validity:
-    """When one of the owners writes: each has as many coordinates, side by side."""
+    """Return when an owner writes: owners have equal numbers of neighbouring coordinates."""
     each = -(-chosen.size // owners)
     coordinate = chosen.coordinate.substitute(places)
     own: Validity = ()

@@ -34,7 +34,7 @@ def statement_lines(kernel: Kernel) -> dict[int, int]:
 
 
 def printed(kernel: Kernel) -> tuple[str, dict[int, int]]:
-    """Return what `format_kernel` and `statement_lines` do."""
+    """Return the results of `format_kernel` and `statement_lines`."""
     found = _print(kernel)
     return "\n".join(found.lines) + "\n", found.places
 

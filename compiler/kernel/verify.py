@@ -1,6 +1,6 @@
-"""The rules every kernel keeps; checked after lowering, before anything is emitted.
+"""The rules that every kernel must keep; checked after lowering, before anything is emitted.
 
-LLVM's back ends abort the process on IR they cannot handle, so a broken rule must stop here.
+LLVM's back ends abort the process on IR they cannot handle, so a broken rule must be found here.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from compiler.kernel.matrix_units import GROUP_UNITS, MATRICES, ROW, UNITS
 
 ELEMENT_OPS = ("load", "const", "cast", "bitcast", "where", "gate", "extract", "pack", "broadcast",
                "shuffle", "dot2", "dot4", "matrix", "exchange", "matrices")  # fmt: skip
-WHOLE_WAVES = ("matrix", "exchange", "matrices")  # what all threads of a wave do together
+WHOLE_WAVES = ("matrix", "exchange", "matrices")  # operations of all threads of a wave together
 GROUP = 128  # threads that share a GroupProduct
-EVERY, GROUPS, SOME = 2, 1, 0  # which threads come to a statement together: all, whole groups
+EVERY, GROUPS, SOME = 2, 1, 0  # which threads reach a statement together: all, whole groups
 
 
 class BrokenKernel(AssertionError):
@@ -49,7 +49,7 @@ def _require(holds: bool, rule: str, where: object) -> None:
 
 
 def verify(kernel: Kernel) -> Kernel:
-    """Check every rule; returns the kernel, or raises BrokenKernel naming the rule."""
+    """Check every rule; return the kernel, or raise BrokenKernel with the rule."""
     _require(
         len(kernel.grid) == 3 and all(0 < g < 1 << 31 for g in kernel.grid), "grid", kernel.grid
     )
@@ -74,8 +74,8 @@ class _Checker:
     def __init__(self, kernel: Kernel, memories: frozenset[Memory]) -> None:
         self.kernel = kernel
         self.memories = memories
-        # Values, by identity, that hold here: statements share them, and what a body binds is bound
-        # in the bodies inside it, too.
+        # Values, by identity, already checked here: statements share them, and names that a body
+        # binds are also bound in the bodies inside it.
         self.seen: set[int] = set()
 
     def statements(self, body: Iterable[Statement], bound: dict[str, int], together: int) -> None:
@@ -114,7 +114,7 @@ class _Checker:
                 self.loop(statement, bound, together)
 
     def together(self, conditions: Validity) -> int:
-        """Which threads conditions keep together."""
+        """Return which threads stay together under the conditions."""
         divided = [c for c in conditions if any(r.kind == "thread" for r in c.ranges())]
         if not divided:
             return EVERY
@@ -143,7 +143,7 @@ class _Checker:
     def nested(
         self, body: Iterable[Statement], bound: dict[str, int], together: int, *, fresh: bool
     ) -> None:
-        """Check a body. fresh: other threads run it, so that no value is known to hold."""
+        """Check a body. fresh: other threads run it, so all its values are checked anew."""
         before = self.seen
         self.seen = set() if fresh else set(before)
         self.statements(body, bound, together)
@@ -251,7 +251,7 @@ class _Checker:
             _require(inside, f"a local access stays inside {memory}", index)
 
     def memory(self, memory: Memory, bound: dict[str, int]) -> None:
-        """One that is loaded from."""
+        """Check a memory that is loaded from."""
         for each in memory.among or (memory,):
             _require(each in self.memories, "a load names a memory of the kernel", memory)
             fits = each.dtype is memory.dtype and each.count <= memory.count

@@ -1,4 +1,4 @@
-"""PyTorch's names of arguments, such as `dim` and `keepdim` for `axis` and `keepdims`."""
+"""PyTorch's argument names, such as `dim` and `keepdim` for `axis` and `keepdims`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ NAMES = {
 
 
 def with_aliases(method: FunctionType) -> FunctionType:
-    """`method`, which also takes the other names of the arguments that it has; as it is where it
-    has none of them. BadArgument for both names of one argument."""
+    """Return `method`, made to accept the other names of its arguments as well; `method` itself if
+    none of its arguments has another name. The result raises BadArgument if both names of one
+    argument are given."""
     known = inspect.signature(method).parameters
     taken = {alias: name for alias, name in NAMES.items() if name in known and alias not in known}
     if not taken:

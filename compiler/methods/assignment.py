@@ -21,16 +21,16 @@ from hcq.errors import BadArgument, NotSupported
 
 
 class Assignment(Operations):
-    """Replacing elements. Written in place unless the old value can still be observed: other
-    tensors keep what they had."""
+    """Replacing elements. Elements are written in place unless the old value can still be observed:
+    other tensors keep their values."""
 
     __slots__ = ()
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """As in NumPy; `value` is broadcast and converted. Where indices repeat, the last value
-        stays. An index held by a tensor that is outside its axis writes nothing; one that is known
-        on the host is refused. A mask that is a tensor takes one value for all that it picks along
-        its axes; one that is an array also takes as many as it picks."""
+        """Assign as in NumPy; `value` is broadcast and converted. Where indices repeat, the last
+        value stays. An out-of-range index writes nothing if a tensor holds it; if it is known on
+        the host it raises an error. A tensor mask takes one value for all elements that it selects
+        along its axes; an array mask also takes one value for each of them."""
         listed = tuple(
             self._new(graph.full(bool(entry), bool_, ())) if is_bool(entry) else entry
             for entry in (key if isinstance(key, tuple) else (key,))
@@ -103,7 +103,7 @@ class Assignment(Operations):
         entries = self._full_key((*key[:place], *[slice(None)] * mask.ndim, *key[place + 1 :]))
         if any(isinstance(entry, TensorCore | np.ndarray) for entry in entries):
             raise NotSupported("assignment by a mask in a tensor combined with other indices")
-        start = place  # the mask's first entry; behind "..." they are counted from the end
+        start = place  # the mask's first entry; behind "..." entries are counted from the end
         if any(entry is Ellipsis for entry in key[:place]):
             start = len(entries) - (len(key) - place - 1) - mask.ndim
         stop = start + mask.ndim
@@ -129,8 +129,8 @@ class Assignment(Operations):
         self._replace("assign", region, graph.reshape(node, counts), graph.reshape(picked, counts))
 
     def _for_mask(self, value: Any, rest: Shape, place: int) -> Node:
-        """Return the value to write in each place of a mask. rest: the other axes; place: where
-        among them NumPy has the axis of what the mask picks."""
+        """Return the value to write in each place of a mask. rest: the other axes; place: the
+        position among them of NumPy's axis of selected elements."""
         given = self._lift("assign", value)
         if not isinstance(given, TensorCore):
             return self._constant("assign", given, self.dtype, rest)

@@ -1,8 +1,8 @@
 """Tensor: convolutions and pooling, as index arithmetic.
 
 A window is a view: element [.., y, .., i] along an axis is [.., y * stride + i * dilation] of the
-(padded) source. Convolution is then a sum of products, which lowering recognises as a matrix
-product; nothing is copied but the padded source.
+(padded) source. A convolution is then a sum of products, which lowering recognises as a matrix
+product; only the padded source is copied.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Convolutions(Operations):
         [out channels].
 
         A tensor of three axes is one image, and so is the result. Outside the image, `padding`
-        zeros are read. Types as in matmul. winograd: whether to
-        compute a 3 x 3 window of float32 with Winograd tiles, less precisely
-        (compiler.methods.winograd.TOLERANCE); by default if that is faster, unless the setting
-        UGPU_WINOGRAD is 0. Raises BadArgument if it is requested but not possible.
+        zeros are read. Types as in matmul. winograd: whether to compute a 3 x 3 window of float32
+        with Winograd tiles, less precisely (compiler.methods.winograd.TOLERANCE); by default if
+        that is faster, unless the setting UGPU_WINOGRAD is 0. Raises BadArgument if it is requested
+        but not possible.
         """
         kernel = self._tensor("conv2d", weight)
         if self.ndim == 3 and kernel.ndim == 4:
@@ -80,7 +80,7 @@ class Convolutions(Operations):
         inner = dtype if dtype.is_integer else int32 if dtype is bool_ else float32
         host = self.device.target.abi == "host"
         wide = self.shape[3] + 2 * pair("conv2d", padding, 0)[1]
-        # what one channel reads alone is padded by the kernel that holds it
+        # an image that only one channel reads is padded by the kernel that holds it
         apart = host and out_channels == groups and cost.in_windows(height, width, wide)
         windows = self.cast(dtype)._windows(
             "conv2d", (height, width), stride, padding, dilation, 0, apart
@@ -100,7 +100,7 @@ class Convolutions(Operations):
         return biased("conv2d", self._new(node), bias)
 
     def _tiled(self, kernel: Self, padding: Pair, wanted: bool | None) -> Self | None:
-        """By Winograd's tiles (compiler.methods.winograd), where wanted or cheaper."""
+        """Convolve with Winograd tiles (compiler.methods.winograd) if requested or cheaper."""
         batch, channels, height, width = self.shape
         out, around = kernel.shape[0], pair("conv2d", padding, 0)
         rows, columns = height + 2 * around[0] - 2, width + 2 * around[1] - 2
@@ -119,7 +119,7 @@ class Convolutions(Operations):
         if not constants or any(each is None for each in constants.values()):
             return None
         image, weight, result = (self._tensor("conv2d", each) for each in constants.values())
-        # the image with its edges, as large as the tiles need it, then all windows, laid out
+        # the image with its edges, as large as the tiles need it, then all windows stored
         ends = (4 * down + 2 - height - around[0], 4 * across + 2 - width - around[1])
         pairs = [(0, 0), (0, 0), (around[0], ends[0]), (around[1], ends[1])]
         padded = self._new(graph.pad(graph.cast(self.node, float32), pairs, 0)).contiguous()
@@ -136,7 +136,8 @@ class Convolutions(Operations):
         return self._new(graph.shrink(joined.node, box))
 
     def _form(self, kernel: Self, padding: Pair) -> str | None:
-        """ "tiles" or "windows", as a search measured them on this device; None where none did."""
+        """Return "tiles" or "windows", as a search measured them on this device; None if none
+        did."""
         shapes = (self.shape, kernel.shape)
 
         def form(tiles: bool) -> tuple[list[Node], Callable[[Sequence[Node]], Node]]:
@@ -175,8 +176,8 @@ class Convolutions(Operations):
         self, operation: str, size: tuple[int, int], stride: Pair, padding: Pair, dilation: Pair,
         outside: bool | int | float, inside: bool = False,
     ) -> Node:  # fmt: skip
-        """[batch, channels, out height, out width, height, width] of the padded source. inside:
-        whether the kernel that reads the windows pads by itself."""
+        """Return windows [batch, channels, out height, out width, height, width] of the padded
+        source. inside: whether the kernel that reads the windows pads by itself."""
         if self.ndim != 4:
             raise BadArgument(f"{operation}: expected 4 axes, got shape {self._shown}")
         steps = pair(operation, stride, 1)
@@ -184,7 +185,7 @@ class Convolutions(Operations):
         apart = pair(operation, dilation, 1)
         source = self.node
         if any(around):
-            # stored: each element is read by many windows, and every read would test for the edge
+            # stored: many windows read each element, and every read would test for the edge
             pairs = [(0, 0), (0, 0), *((number, number) for number in around)]
             source = graph.pad(source, pairs, outside)
             if max(size) > 1 and not inside:
@@ -201,7 +202,7 @@ class Convolutions(Operations):
         for axis in (2, 3):
             which = axis - 2
             places = _places(counts[which], steps[which], size[which], apart[which])
-            # a gather takes its axis away and puts two first: the width has moved on by one
+            # a gather removes its axis and puts two in front: the width has moved on by one
             source = graph.gather(source, (axis + which,), [places], checked=True)
         return graph.permute(source, (4, 5, 2, 0, 3, 1))
 
@@ -231,7 +232,7 @@ def _matrix(name: str) -> NDArray[np.float32]:
 
 
 def _places(count: int, step: int, length: int, gap: int) -> Node:
-    """[count, length] of int64: where element i of window y is."""
+    """Return [count, length] of int64: the place of element i of window y."""
     shape = (count, length)
     first = graph.reshape(graph.iota(count), (count, 1))
     offset = graph.reshape(graph.iota(length), (1, length))

@@ -23,7 +23,7 @@ from hcq.errors import BadArgument, BadIndex
 
 Scalar = bool | int | float
 T = TypeVar("T", bound="TensorCore")
-RECIPES = 1024  # kept
+RECIPES = 1024  # recipes kept
 
 _recipes: dict[tuple[object, ...], Recipe] = {}
 
@@ -63,11 +63,11 @@ class TensorCore:
     def _again(
         self, name: tuple[object, ...], others: tuple[TensorCore, ...], method: Callable[[], Self]
     ) -> Self:
-        """Return the result of `method` for this and the others; its recipe is found once for
-        stored arrays of a type and shape, and for slices of them. name: what else it depends on.
-        The method must be a function of these alone.
+        """Return the result of `method` for this tensor and the others. The recipe is built once
+        for stored arrays of one type and shape, and for slices of them. name: what else the result
+        depends on. The method must be a function of these alone.
 
-        Called by what the user calls: the line that is remembered is three calls up."""
+        The public method calls this directly: the recorded line is three calls up."""
         device, node = self.device, self.node
         key: tuple[object, ...]
         given: tuple[Node, ...]
@@ -102,23 +102,24 @@ class TensorCore:
         return self._repeated(recipe, given)
 
     def _repeated(self, recipe: Recipe, given: tuple[Node, ...]) -> Self:
-        """Few steps, since memory is slow for a program that has just read much of it."""
+        """Repeat a recipe. Few steps, since memory is slow for a program that has just read much
+        of it."""
         device = self.device
         if recipe.long:
             core_of(device).driver.expect()
         made = object.__new__(type(self))
         made.device = device
         made.node = result = recipe.apply(*given)
-        result.origin = here(4)  # beyond this, what called it, and the method
+        result.origin = here(4)  # above this, its caller and the public method
         return made
 
     @property
     def _shown(self) -> str:
-        """The shape and the line that built this, for errors."""
+        """Return the shape and the line that built this tensor, for errors."""
         return shown(self.node)
 
     def _lift(self, operation: str, other: Any) -> TensorCore | Scalar:  # Any: checked here
-        """An operand: a tensor, or a weak Python scalar."""
+        """Return an operand: a tensor, or a weak Python scalar."""
         if isinstance(other, TensorCore):
             if other.device is not self.device:
                 raise BadArgument(
@@ -139,23 +140,23 @@ class TensorCore:
 
     @staticmethod
     def _is_operand(other: object) -> bool:
-        """Return whether `_lift` takes it for an operand."""
+        """Return whether `_lift` accepts it as an operand."""
         return isinstance(other, TensorCore | bool | int | float | np.generic | np.ndarray)
 
     def _from_array(self, array: np.ndarray[Any, Any]) -> TensorCore:
         raise NotImplementedError
 
     def _kept(self, name: str, make: Callable[[], np.ndarray[Any, Any]]) -> TensorCore | None:
-        """An array of constants on this device, copied there once; None where it is not there yet
-        and work is being recorded, which cannot copy."""
+        """Return an array of constants on this device, copied there once. None if it is not there
+        yet and work is being recorded, which cannot copy."""
         raise NotImplementedError
 
     def _preferred(self, what: str, forms: Mapping[str, Makes]) -> str | None:
-        """See compiler.search.forms; None while work is being recorded."""
+        """Return the measured best form, see compiler.search.forms; None while recording."""
         raise NotImplementedError
 
     def _constant(self, operation: str, number: Scalar, dtype: DType, shape: Shape) -> Node:
-        """A Python scalar as a node; BadArgument where the type cannot hold it."""
+        """Return a Python scalar as a node; BadArgument if the type cannot hold it."""
         if not isinstance(number, bool | int | float):
             raise BadArgument(f"{operation}: expected a number, got {number!r}")
         if dtype.is_integer and not dtypes.lowest(dtype) <= number <= dtypes.highest(dtype):
@@ -168,7 +169,8 @@ class TensorCore:
     def _operands(
         self, operation: str, *others: Any, common: DType | None = None
     ) -> tuple[DType, list[Node]]:
-        """self and others broadcast to one shape and brought to one type (`common`, if given)."""
+        """Return self and others broadcast to one shape and converted to one type (`common`, if
+        given)."""
         lifted = [self, *(self._lift(operation, other) for other in others)]
         dtype = common
         if dtype is None:
@@ -191,7 +193,7 @@ class TensorCore:
         return dtype, nodes
 
     def _axis(self, operation: str, axis: int, extra: int = 0) -> int:
-        """An axis counted from either end; `extra` more are allowed, where one is inserted."""
+        """Return an axis counted from either end; `extra` more are valid, to insert one."""
         count = self.ndim + extra
         if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
             raise BadArgument(f"{operation}: axis must be an int, got {axis!r}")
@@ -200,8 +202,8 @@ class TensorCore:
         return int(axis) % count
 
     def _axes(self, operation: str, axis: int | Sequence[int] | None) -> tuple[int, ...]:
-        """None is all axes. Repeated axes are refused. A tensor without axes counts as having one,
-        as in PyTorch."""
+        """Return axes as numbers; None is all axes. Repeated axes are refused. A tensor without
+        axes counts as having one, as in PyTorch."""
         if axis is None:
             return tuple(range(self.ndim))
         listed = axis if isinstance(axis, list | tuple) else (axis,)
@@ -217,7 +219,7 @@ class TensorCore:
 
 def whole(tensor: type[T]) -> type[T]:
     """Rename the methods of all base classes to `Tensor.<name>`, for error messages and help().
-    Public methods with an axis also take PyTorch's names of arguments."""
+    Public methods with an axis also accept PyTorch's argument names."""
     for group in tensor.__mro__[:-1]:
         for name, member in list(vars(group).items()):
             method = getattr(member, "fget", None) or getattr(member, "__func__", member)
@@ -233,7 +235,7 @@ def whole(tensor: type[T]) -> type[T]:
 
 
 def shown(given: Node | Shape) -> str:
-    """A shape for errors; of a node, with the line that built it."""
+    """Return a shape for errors; for a node, with the line that built it."""
     if not isinstance(given, Node):
         return str(list(given))
     place = text(given.origin)
@@ -241,7 +243,7 @@ def shown(given: Node | Shape) -> str:
 
 
 def broadcast_shape(operation: str, *operands: Node | Shape) -> Shape:
-    """The shape all broadcast to, aligned at the last axis. BadArgument if there is none."""
+    """Return the shape all broadcast to, aligned at the last axis. BadArgument if there is none."""
     shapes = [each.shape if isinstance(each, Node) else each for each in operands]
     if all(shape == shapes[0] for shape in shapes):
         return shapes[0]
@@ -258,13 +260,13 @@ def broadcast_shape(operation: str, *operands: Node | Shape) -> Shape:
 
 
 def broadcast(node: Node, shape: Shape) -> Node:
-    """Repeat a node's elements up to a shape it broadcasts to."""
+    """Repeat a node's elements to a shape it broadcasts to."""
     padded = (1,) * (len(shape) - len(node.shape)) + node.shape
     return graph.expand(graph.reshape(node, padded), shape)
 
 
 def shape_of(operation: str, given: Sequence[Any], size: int | None = None) -> Shape:
-    """A shape given as numbers or one sequence; with `size`, one entry may be -1."""
+    """Return a shape given as numbers or one sequence; with `size`, one entry may be -1."""
     entries = given[0] if len(given) == 1 and isinstance(given[0], list | tuple) else given
     if not all(isinstance(e, int | np.integer) and not isinstance(e, bool) for e in entries):
         raise BadArgument(f"{operation}: a shape must be ints, got {tuple(entries)!r}")
@@ -280,14 +282,14 @@ def shape_of(operation: str, given: Sequence[Any], size: int | None = None) -> S
 
 
 def integer_of(operation: str, name: str, given: Any) -> int:  # Any: checked here
-    """A parameter that is a whole number, Python's or NumPy's."""
+    """Return a parameter that must be a whole number, Python's or NumPy's."""
     if isinstance(given, bool | np.bool_) or not isinstance(given, int | np.integer):
         raise BadArgument(f"{operation}: {name} must be an int, got {given!r}")
     return int(given)
 
 
 def number_of(operation: str, name: str, given: Any) -> int | float:  # Any: checked here
-    """A parameter that is a number, Python's or NumPy's; not NaN."""
+    """Return a parameter that must be a number, Python's or NumPy's, and not NaN."""
     if isinstance(given, np.generic):
         given = given.item()
     if isinstance(given, bool) or not isinstance(given, int | float) or given != given:
@@ -296,7 +298,7 @@ def number_of(operation: str, name: str, given: Any) -> int | float:  # Any: che
 
 
 def integers_of(operation: str, name: str, given: Any) -> list[int]:  # Any: checked here
-    """A parameter that is a sequence of whole numbers."""
+    """Return a parameter that must be a sequence of whole numbers."""
     if not isinstance(given, list | tuple):
         raise BadArgument(f"{operation}: {name} must be a sequence of ints, got {given!r}")
     return [integer_of(operation, name, each) for each in given]

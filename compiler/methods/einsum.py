@@ -1,8 +1,8 @@
 """Tensor: sums of products by an equation (einsum).
 
-Operands are joined two at a time. Two are multiplied over the axes of the result and those summed
-over, in this order, which is what lowering recognises as a matrix product, batched or not; an axis
-is never moved in memory for it.
+Operands are joined two at a time. Two operands are multiplied over the axes of the result and the
+summed axes, in this order. Lowering recognises this as a matrix product, batched or not; no axis is
+moved in memory for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hcq.errors import BadArgument
 
 @dataclass(frozen=True)
 class _Factor:
-    """An operand, its axes named."""
+    """An operand with named axes."""
 
     node: Node
     names: tuple[str, ...]
@@ -83,7 +83,8 @@ class Einsum(Operations):
         return self._new(graph.permute(result, tuple(last.names.index(name) for name in kept)))
 
     def _diagonal(self, equation: str, factor: _Factor) -> _Factor:
-        """An axis for each name, where an operand names several alike."""
+        """Return the factor with one axis for each name: the diagonal of axes with the same
+        name."""
         node, names = factor.node, factor.names
         for name, count in Counter(names).items():
             if count == 1:
@@ -100,7 +101,7 @@ class Einsum(Operations):
         return _Factor(node, names)
 
     def _summed(self, factor: _Factor, kept: Sequence[str], dtype: DType, inner: DType) -> _Factor:
-        """Without the axes that nothing else names."""
+        """Sum over the axes that no other factor names."""
         gone = tuple(axis for axis, name in enumerate(factor.names) if name not in kept)
         if not gone:
             return factor
@@ -131,7 +132,7 @@ class Einsum(Operations):
 
 
 def _cost(factors: Sequence[_Factor], pair: tuple[int, int]) -> tuple[int, int]:
-    """Multiplications of joining two; earlier ones first among equals."""
+    """Return the number of multiplications to join two; for equal ones, earlier pairs first."""
     left, right = factors[pair[0]], factors[pair[1]]
     both = dict.fromkeys((*left.names, *right.names))
     return prod(max(left.size(name), right.size(name)) for name in both), pair[0] + pair[1]
@@ -140,8 +141,8 @@ def _cost(factors: Sequence[_Factor], pair: tuple[int, int]) -> tuple[int, int]:
 def _parsed(
     equation: str, operands: Sequence[TensorCore]
 ) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
-    """The names of each operand's axes and of the result's; axes of "..." are numbered from the
-    last one."""
+    """Return the names of each operand's axes and of the result's; axes of "..." are numbered from
+    the last one."""
     sides = equation.replace(" ", "").split("->")
     terms = sides[0].split(",")
     if len(sides) > 2 or len(terms) != len(operands):

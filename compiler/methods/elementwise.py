@@ -41,7 +41,7 @@ class Elementwise(TensorCore):
     def _compare(self, op: str, other: Any, swap: bool = False) -> Self:
         if type(other) is int and self.dtype.is_integer:
             above = other > dtypes.highest(self.dtype)
-            if above or other < dtypes.lowest(self.dtype):  # the answer is the same for all
+            if above or other < dtypes.lowest(self.dtype):  # the result is the same for all
                 answer = op == "ne" if op in ("eq", "ne") else above is not swap
                 return self._new(graph.full(answer, bool_, self.shape))
         _, (left, right) = self._operands(op, other)
@@ -58,7 +58,7 @@ class Elementwise(TensorCore):
         return self._new(graph.elementwise(op, dtype, left, right))
 
     def _function(self, op: str) -> Self:
-        """A real function: integers become float32."""
+        """Apply a real function: integers become float32."""
         dtype = dtypes.float_dtype(self.dtype)
         return self._new(graph.elementwise(op, dtype, graph.cast(self.node, dtype)))
 
@@ -138,7 +138,7 @@ class Elementwise(TensorCore):
         return self._binary("pow", other, reverse=reverse)
 
     def _known_power(self, exponent: Scalar) -> Self | None:
-        """Where there is something faster, or more exact, than pow."""
+        """Return the power by something faster or more exact than pow; None if there is none."""
         if not self.dtype.is_float:
             if isinstance(exponent, int) and exponent < 0:
                 raise BadArgument("pow: integers cannot be raised to a negative integer power")
@@ -269,8 +269,8 @@ class Elementwise(TensorCore):
         return self._rounding("trunc")
 
     def round(self, *, decimals: int = 0) -> Self:
-        """Round to the nearest integer, halves to even. decimals: to so many places behind the
-        point instead, or to multiples of 10, 100 ... if negative; of floats only."""
+        """Round to the nearest integer, halves to even. decimals (floats only): number of places
+        to keep after the point; if negative, round to multiples of 10, 100 ..."""
         places = integer_of("round", "decimals", decimals)
         if not places:
             return self._rounding("round")
@@ -482,8 +482,8 @@ class Elementwise(TensorCore):
     def __ge__(self, other: Any) -> Self:
         return self._compare("le", other, swap=True)
 
-    # Any: tensors compare element by element, where Python expects a bool. With None, a string and
-    # the like Python itself compares: they are not equal.
+    # Any: tensors compare element by element, where Python expects a bool. Comparisons with None, a
+    # string and the like are left to Python: they are not equal.
     def __eq__(self, other: object) -> Any:
         return self._compare("eq", other) if self._is_operand(other) else NotImplemented
 

@@ -71,11 +71,11 @@ class Functions(Elementwise):
         return self._function("erf")
 
     def expm1(self) -> Self:
-        """Return exp(x) - 1, accurate also if exp(x) is close to 1."""
+        """Return exp(x) - 1, accurate even if exp(x) is close to 1."""
         return self._function("expm1")
 
     def log1p(self) -> Self:
-        """Return log(1 + x), accurate also if 1 + x is close to 1."""
+        """Return log(1 + x), accurate even if 1 + x is close to 1."""
         return self._function("log1p")
 
     def log10(self) -> Self:

@@ -22,9 +22,9 @@ Key = int | slice | None | TensorCore | np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Choice:
-    """A key with arrays or tensors. places: of these (and of ints) in the key; axes: which they
-    index. basic: the key with slices in their places. indices: one for each, of shapes that
-    broadcast to `common`; known: the same as arrays, None where it is data."""
+    """A key with arrays or tensors. places: positions of these (and of ints) in the key; axes: the
+    axes they index. basic: the key with slices in their places. indices: one for each, of shapes
+    that broadcast to `common`; known: the same as arrays, None for an index held by a tensor."""
 
     places: list[int]
     axes: list[int]
@@ -45,7 +45,7 @@ class Choice:
         return self.places == list(range(self.places[0], self.places[0] + len(self.places)))
 
     def distinct(self, shape: Shape) -> bool:
-        """Return whether no element of an array is chosen twice, as far as that is known."""
+        """Return whether the indices are known and choose no element of an array twice."""
         known = [each for each in self.known if each is not None]
         if len(known) < len(self.known):
             return False
@@ -60,9 +60,9 @@ class Indexing(Movement):
     __slots__ = ()
 
     def __getitem__(self, key: Any) -> Self:
-        """As in NumPy. Integer tensors, arrays and lists select elements (gather); a bool array
-        selects where it is true. An index held by a tensor that is outside its axis gives zero;
-        one that is known on the host is refused."""
+        """Index as in NumPy. Integer tensors, arrays and lists select elements (gather); a bool
+        array selects where it is true. An out-of-range index gives zero if a tensor holds it; if
+        it is known on the host it raises an error."""
         name = _name(key)
         if name is not None:
             return self._again(name, (), lambda: self._element(key))
@@ -75,7 +75,7 @@ class Indexing(Movement):
         return self._new(self._region(entries).read(self.node))
 
     def __iter__(self) -> Iterator[Self]:
-        """The parts along the first axis."""
+        """Iterate over the parts along the first axis."""
         if not self.ndim:
             raise TypeError("a tensor without axes cannot be iterated")
         return (self[place] for place in range(self.shape[0]))
@@ -120,7 +120,7 @@ class Indexing(Movement):
         return index % size
 
     def _gather(self, entries: Sequence[Key]) -> Self:
-        """First what is basic, each indexed axis kept whole; then the gather over those axes."""
+        """Apply basic indexing with each indexed axis whole, then gather over those axes."""
         chosen = self._choose(entries)
         places, common = chosen.places, chosen.common
         source = self._region(chosen.basic).read(self.node)
@@ -145,7 +145,7 @@ class Indexing(Movement):
         return Choice(places, axes, basic, nodes, [known for _, known in found], common)
 
     def _index_node(self, entry: Any, axis: int) -> tuple[Node, np.ndarray[Any, Any] | None]:
-        """An index as a node, and as an array, where it is known; then all of it lies inside."""
+        """Return an index as a node, and as an array if it is known; then all of it is in range."""
         size = self.shape[axis]
         if isinstance(entry, TensorCore):
             checked = self._lift("index", entry)
@@ -166,8 +166,8 @@ class Indexing(Movement):
         return self._from_array(wrapped).node, wrapped
 
     def _full_key(self, key: tuple[Any, ...]) -> list[Key]:
-        """The key with "..." written out and arrays checked, one entry for each axis besides the
-        Nones."""
+        """Return the key with "..." written out and arrays checked: one entry for each axis, and
+        the Nones."""
         entries: list[Key | EllipsisType] = []
         for entry in key:
             entries += self._entries(entry)
@@ -185,7 +185,7 @@ class Indexing(Movement):
         return listed
 
     def _entries(self, entry: Any) -> list[Key | EllipsisType]:
-        """One entry of a key; a bool array is an integer array for each of its axes."""
+        """Return one entry of a key; a bool array becomes an integer array for each of its axes."""
         if is_bool(entry):
             if not entry:
                 raise NotSupported("index must not be False, since the result would be empty")
@@ -203,7 +203,7 @@ class Indexing(Movement):
         raise BadArgument(f"an index must be int, slice, None, ... or integers, got {entry!r}")
 
     def _check_masks(self, key: Sequence[Any], entries: Sequence[Key]) -> None:
-        """A mask has the sizes of the axes it stands for."""
+        """Check that a mask has the sizes of the axes it stands for."""
         axis = 0
         dots = False
         for entry in key:
@@ -232,7 +232,7 @@ def is_bool(entry: Any) -> bool:
 
 
 def _listed(entry: Sequence[Any]) -> np.ndarray[Any, Any]:
-    """A list or tuple of indices as an array."""
+    """Return a list or tuple of indices as an array."""
     try:
         return np.asarray(entry, None if len(entry) else np.int64)
     except ValueError:
@@ -240,7 +240,7 @@ def _listed(entry: Sequence[Any]) -> np.ndarray[Any, Any]:
 
 
 def _name(key: Any) -> tuple[object, ...] | None:
-    """A key of ints and slices by ints, as something to look up; None for others."""
+    """Return a key of ints and slices by ints as a lookup key; None for other keys."""
     name: list[object] = ["[]"]
     for entry in key if type(key) is tuple else (key,):
         if type(entry) is slice:

@@ -46,8 +46,8 @@ class Layout(Operations):
         return kept.where(self, 0).cast(self.dtype)
 
     def diagonal(self, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Self:
-        """Return a diagonal of two axes, as the last axis of the result. offset: how far above the
-        main diagonal it is. dim1, dim2: the axes that count down and across, as in PyTorch, but by
+        """Return a diagonal of two axes, as the last axis of the result. offset: its distance above
+        the main diagonal. dim1, dim2: the axes that count down and across, as in PyTorch, but by
         default the last two."""
         if self.ndim < 2:
             raise BadArgument(f"diagonal: expected at least two axes, got shape {self._shown}")
@@ -60,8 +60,8 @@ class Layout(Operations):
         return self.permute(*rest, down, across)[(..., places + first, places + second)]
 
     def diag(self, diagonal: int = 0) -> Self:
-        """Return a matrix with this tensor of one axis on a diagonal; of a matrix, its diagonal.
-        diagonal: how far above the main one."""
+        """Return a matrix with this one-axis tensor on a diagonal; for a matrix, its diagonal.
+        diagonal: the distance above the main one."""
         above = integer_of("diag", "diagonal", diagonal)
         if self.ndim == 2:
             return self.diagonal(above)
@@ -175,9 +175,9 @@ class Layout(Operations):
         return self[picked]
 
     def _whole(self, operation: str, tensor: Self) -> int:
-        """The only element, computed now."""
+        """Return the only element, computed now."""
         raise NotImplementedError
 
     def _picked(self, mask: Self) -> Any:
-        """A mask as an array."""
+        """Return a mask as an array."""
         raise NotImplementedError

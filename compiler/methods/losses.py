@@ -16,7 +16,7 @@ from hcq.errors import BadArgument, BadIndex
 
 Reduction = Literal["mean", "sum", "none"]
 IGNORED = -100  # the label that PyTorch ignores by default
-LOWEST_LOG = -100.0  # where binary_cross_entropy cuts off the logarithm of zero
+LOWEST_LOG = -100.0  # binary_cross_entropy's lower limit of a logarithm
 
 
 class Losses(Operations):
@@ -134,7 +134,7 @@ class Losses(Operations):
         return min(1, self.ndim - 1)
 
     def _factors(self, name: str, weight: Any) -> Self:
-        """A factor for each class, along the axis of classes."""
+        """Return a factor for each class, along the axis of classes."""
         axis = self._classes(name)
         given = self._tensor(name, weight)
         if given.shape != (self.shape[axis],):
@@ -147,7 +147,7 @@ class Losses(Operations):
         )
 
     def _check_labels(self, name: str, target: Any, ignore_index: int) -> None:
-        """Raise for invalid labels, where they are known."""
+        """Raise for invalid labels that are known on the host."""
         classes = self.shape[self._classes(name)]
         if not isinstance(target, np.ndarray | np.generic) or target.dtype.kind not in "iu":
             return
@@ -190,7 +190,7 @@ class Losses(Operations):
         return found.cast(dtypes.float_dtype(self.dtype))
 
     def _weighted(self, name: str, loss: Self, factor: Self, reduction: str) -> Self:
-        """As _collected; the mean by factors. NaN where all are zero."""
+        """Reduce as _collected does, with a mean weighted by factors. NaN if all are zero."""
         if reduction != "mean":
             return self._collected(name, loss, reduction)
         return (loss.sum() / factor.sum()).cast(dtypes.float_dtype(self.dtype))

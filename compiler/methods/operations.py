@@ -44,7 +44,7 @@ class Operations(Reductions, Functions, Indexing):
         return self._new(lifted.node)
 
     def _counted(self, size: int, axis: int) -> Self:
-        """0, 1 ... along an axis of as many axes as this has."""
+        """Return 0, 1 ... along an axis, with as many axes as this tensor."""
         shape = tuple(size if place == axis else 1 for place in range(self.ndim))
         return self._new(graph.reshape(graph.iota(size), shape))
 

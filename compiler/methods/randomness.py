@@ -1,4 +1,4 @@
-"""Counter-based random numbers: each is a function of its number and of a key, computed on the
+"""Counter-based random numbers: each is a function of its number and a key, computed on the
 device.
 
 B. Widynski, "Squares: A Fast Counter-Based RNG", arXiv:2004.06278: four rounds of squaring that
@@ -16,7 +16,7 @@ Numbers = TypeVar("Numbers", bound=Elementwise)
 
 
 def squares(number: Numbers, key: Numbers) -> Numbers:
-    """32 random bits for each number, as uint64; both are uint64."""
+    """Return 32 random bits for each number, as uint64; both arguments are uint64."""
     first = number * key
     second = first + key
     mixed = _turned(first * first + first)

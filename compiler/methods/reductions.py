@@ -39,7 +39,7 @@ class Reductions(Elementwise, Movement):
     def _remembered(
         self, name: str, method: Callable[[Self, Axis, bool], Self], axis: Axis, keepdims: bool
     ) -> Self:
-        """Return the method's result; its recipe is found once for arrays of a type and shape."""
+        """Return the method's result; its recipe is built once for arrays of a type and shape."""
         node = self.node
         if not (axis is None or type(axis) is int):
             return method(self, axis, keepdims)
@@ -58,7 +58,7 @@ class Reductions(Elementwise, Movement):
 
     def sum(self, axis: Axis = None, keepdims: bool = False, *, dtype: Any = None) -> Self:
         """Return the sum along the axes. Integers and bools give 64-bit integers. dtype: convert to
-        it first, and return it."""
+        this type first, and return it."""
         if dtype is not None:
             return self.cast(dtype).sum(axis, keepdims).cast(dtype)
         return self._remembered("sum", Reductions._sum, axis, keepdims)
@@ -69,7 +69,7 @@ class Reductions(Elementwise, Movement):
 
     def prod(self, axis: Axis = None, keepdims: bool = False, *, dtype: Any = None) -> Self:
         """Return the product along the axes. Integers and bools give 64-bit integers. dtype:
-        convert to it first, and return it."""
+        convert to this type first, and return it."""
         if dtype is not None:
             return self.cast(dtype).prod(axis, keepdims).cast(dtype)
         node = graph.cast(self.node, dtypes.sum_dtype(self.dtype))
@@ -105,7 +105,7 @@ class Reductions(Elementwise, Movement):
 
     def mean(self, axis: Axis = None, keepdims: bool = False, *, dtype: Any = None) -> Self:
         """Return the mean along the axes. Integers give float32; empty axes give NaN. dtype:
-        convert to it first."""
+        convert to this type first."""
         if dtype is not None:
             return self.cast(dtype).mean(axis, keepdims)
         axes = self._axes("mean", axis)
@@ -162,8 +162,8 @@ class Reductions(Elementwise, Movement):
         return axes
 
     def softmax(self, axis: int = -1, *, dtype: Any = None) -> Self:
-        """Return exp(x) divided by its sum along the axis, without overflow. dtype: convert to it
-        first."""
+        """Return exp(x) divided by its sum along the axis, without overflow. dtype: convert to this
+        type first."""
         if dtype is not None:
             return self.cast(dtype).softmax(axis)
         if type(axis) is not int:

@@ -17,7 +17,7 @@ from compiler.methods.operations import Operations
 from hcq.errors import BadArgument
 
 LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}  # by number of axes
-FINEST = 1 << 16  # a scale is a fraction whose parts are at most about this
+FINEST = 1 << 16  # a scale is a fraction whose parts are at most about this large
 
 
 class Resampling(Operations):
@@ -71,7 +71,7 @@ class Resampling(Operations):
     def _placed(
         self, out: Sequence[int], steps: Sequence[int], cut: Sequence[int], gaps: Sequence[int]
     ) -> Self:
-        """From [n, *window, *size] to [n, *out]: what of each window's place falls where."""
+        """Sum from [n, *window, *size] to [n, *out]: each window's elements at their places."""
         window, size = self.shape[1:3], self.shape[3:]
         shape = (*window, *out)
         inside, places = None, []
@@ -91,7 +91,7 @@ class Resampling(Operations):
         return total.permute((2, 0, 1))
 
     def _numbered(self, count: int, axis: int, axes: int) -> Self:
-        """0, 1 ... along one of some axes, as int64."""
+        """Return 0, 1 ... along one of `axes` axes, as int64."""
         shape = tuple(count if place == axis else 1 for place in range(axes))
         return self._new(graph.reshape(graph.iota(count), shape))
 
@@ -130,7 +130,7 @@ class Resampling(Operations):
     def _wanted(
         self, size: int | Sequence[int] | None, scale: float | Sequence[float] | None
     ) -> list[tuple[int, Fraction]]:
-        """Of each axis, how many elements, and how far apart they are in the source."""
+        """Return for each axis the number of elements, and their distance in the source."""
         axes = self.shape[2:]
         if (size is None) == (scale is None) or not self.numel():
             raise BadArgument(
@@ -161,7 +161,7 @@ class Resampling(Operations):
         return [(n, 1 / each) for n, each in zip(counts, exact, strict=True)]
 
     def _taken_along(self, axis: int, places: Self) -> Self:
-        """The elements at places along an axis."""
+        """Return the elements at `places` along an axis."""
         found = graph.gather(self.node, (axis,), [places.node], checked=True)
         order = [*range(1, axis + 1), 0, *range(axis + 1, self.ndim)]
         return self._new(graph.permute(found, tuple(order)))

@@ -1,4 +1,4 @@
-"""Running totals along an axis: what `cumsum`, sorting and causal masks are built from."""
+"""Running totals along an axis: the base of `cumsum`, sorting and causal masks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from compiler.graph import node as graph
 from compiler.graph.node import Node
 from compiler.methods.operations import Operations
 
-BLOCK = 64  # elements of a running total that are looked at for each element
+BLOCK = 64  # elements of a block: how many are read for each running total
 PIECE = 16384  # elements of a piece of a long row, on a host
 
 
@@ -20,9 +20,9 @@ class Running(Operations):
     __slots__ = ()
 
     def _running(self, operation: str, place: int, start: int | float) -> Self:
-        """On a host element by element. Elsewhere in blocks: each element looks at its own, and
-        blocks add up the totals of those before, likewise. 16-bit floats are joined in float32 and
-        rounded once."""
+        """Return running totals. A host computes them element by element. Other devices use blocks:
+        each element reads its own block, and the totals of the blocks before are added in the same
+        way. 16-bit floats are joined in float32 and rounded once."""
         dtype, size = self.dtype, self.shape[place] if self.ndim else 0
         if not self.numel() or size == 1:
             return self
@@ -37,14 +37,14 @@ class Running(Operations):
 
     @property
     def _serial(self) -> bool:
-        """Return whether the device's kernels may go along an axis element by element."""
+        """Return whether the device's kernels can go along an axis element by element."""
         return self.device.target.abi == "host"
 
     def _in_turn(self, operation: str, place: int, start: int | float, dtype: DType) -> Node:
-        """Element by element. Long rows that leave processors without work are cut in pieces, to
-        whose totals those of the pieces before are added."""
+        """Compute totals element by element. Long rows that would leave processors without work are
+        cut in pieces; the totals of the pieces before are added to each."""
         size, units = self.shape[place], self.device.target.compute_units
-        whole = operation == "prod" and self.dtype.is_float  # zero by infinity is not zero
+        whole = operation == "prod" and self.dtype.is_float  # zero times infinity is not zero
         if whole or self.numel() // size >= units or size < 2 * PIECE:
             return graph.scan(operation, self.node, place, dtype)
         pieces = size // PIECE
@@ -68,7 +68,7 @@ class Running(Operations):
     def _along_last(self, operation: str, start: int | float) -> Self:
         size = self.shape[-1]
         if size <= 2 * BLOCK:
-            # [..., element, what it looks at]
+            # [..., element, the elements it reads]
             seen = self.unsqueeze(-2).expand((*self.shape[:-1], size, size))
             seen = seen._triangle_or(start)
             node = seen._reduce(operation, seen.node, (seen.ndim - 1,), False).node

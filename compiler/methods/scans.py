@@ -19,7 +19,7 @@ class Scans(Running):
 
     def cumsum(self, axis: int = 0, *, dtype: Any = None) -> Self:
         """Return the sum of all elements up to each one along an axis, in the type of `sum`. dtype:
-        convert to it first, and return it."""
+        convert to this type first, and return it."""
         if dtype is not None:
             return self.cast(dtype).cumsum(axis).cast(dtype)
         if not self.ndim:
@@ -30,7 +30,7 @@ class Scans(Running):
 
     def cumprod(self, axis: int = 0, *, dtype: Any = None) -> Self:
         """Return the product of all elements up to each one along an axis, in the type of `prod`.
-        dtype: convert to it first, and return it."""
+        dtype: convert to this type first, and return it."""
         if dtype is not None:
             return self.cast(dtype).cumprod(axis).cast(dtype)
         if not self.ndim:
@@ -66,7 +66,7 @@ class Scans(Running):
         return found if keepdims else found.squeeze(axes)
 
     def softmin(self, axis: int = -1, *, dtype: Any = None) -> Self:
-        """Return `softmax` of -x. dtype: convert to it first."""
+        """Return `softmax` of -x. dtype: convert to this type first."""
         return (-(self if dtype is None else self.cast(dtype))).softmax(axis)
 
     def layernorm(self, axis: Axis = -1, epsilon: float = 1e-5) -> Self:
@@ -105,7 +105,7 @@ class Scans(Running):
             if not isinstance(given, Scans) or given.ndim < 2:
                 raise BadArgument(f"{name}: expected Tensors of two axes or more, got {given!r}")
         if not key.shape[-2]:
-            return self.matmul(key.transpose(-2, -1)).matmul(value)  # sums over nothing
+            return self.matmul(key.transpose(-2, -1)).matmul(value)  # sums over no elements
         scores = self.matmul(key.transpose(-2, -1)) * (1 / math.sqrt(max(1, self.shape[-1])))
         seen: Any = None
         if is_causal:

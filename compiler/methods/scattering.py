@@ -36,7 +36,7 @@ class Scattering(Operations):
         return self._scattered("scatter", axis, index, source, modes[reduce])
 
     def scatter_add(self, axis: int, index: TensorCore, source: Any) -> Self:
-        """Return a copy as of `scatter`, with the sources added to the existing elements."""
+        """Return a copy as in `scatter`, with the sources added to the existing elements."""
         return self._scattered("scatter_add", axis, index, source, "add")
 
     def scatter_reduce(
@@ -47,11 +47,11 @@ class Scattering(Operations):
         reduce: str,
         include_self: bool = True,
     ) -> Self:
-        """Return a copy as of `scatter`, with the sources combined by "sum", "prod", "mean", "amax"
+        """Return a copy as in `scatter`, with the sources combined by "sum", "prod", "mean", "amax"
         or "amin".
 
-        include_self: also with the existing element; otherwise only elements without a source keep
-        their value.
+        include_self: combine with the existing element too; otherwise only elements without a
+        source keep their value.
         """
         if reduce not in _MODES:
             raise BadArgument(
@@ -143,7 +143,7 @@ class Scattering(Operations):
         return self._written(operation, place, node, values, mode)
 
     def _written(self, operation: str, place: int, index: Node, values: Node, mode: str) -> Self:
-        """The index's axis goes first: along it elements may meet, along the others not."""
+        """Scatter values. The index's axis goes first: elements may repeat only along it."""
         if mode != "set" and self.dtype is bool_:
             raise NotSupported(f"{operation}: bools are not supported; cast them to integers")
         if not values.size:

@@ -1,10 +1,10 @@
-"""Tensor: orders. Short rows by comparing each element with each other one, long ones by digits.
+"""Tensor: orders. Short rows by comparing each element with every other, long ones by digits.
 
 By digits (H. Seward, 1954): elements become unsigned integers of the same order, which are sorted
-by their lowest four bits, then by the next ones, and so on; each pass keeps the order of equals.
-A pass counts the digits of each block of 64 elements; running totals of the counts say where a
-block's elements with a digit begin, and comparisons within the block which of them is which. So an
-element costs some hundred operations a pass, whatever the length of the row.
+by their lowest four bits, then by the next four, and so on; each pass keeps the order of equals.
+A pass counts the digits of each block of 64 elements. Running totals of the counts give the start
+of a block's elements with a digit, and comparisons within the block give their order. An element
+costs some hundred operations a pass, independent of the length of the row.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from compiler.methods.core import integer_of
 from compiler.methods.running import Running
 from hcq.errors import BadArgument
 
-SHORT = 1024  # elements of a row up to which each is compared with each
-START = 1 << 25  # comparisons that take as long as to begin with digits
-EACH = 28  # comparisons that take as long as an element's digits, for each bit
-LOW = 0xFFFFFFFF  # of what a host sorts: the place of a key
+SHORT = 1024  # elements of a row up to which every pair is compared
+START = 1 << 25  # fixed cost of sorting by digits, in comparisons
+EACH = 28  # cost of sorting an element by digits, in comparisons for each bit
+LOW = 0xFFFFFFFF  # the part of a host's sort elements with the place of a key
 FEW = 128  # elements of a row up to which the first are found by sorting all
-SHARE = 8  # likewise from this share of them on
+SHARE = 8  # likewise if the first are more than 1 / SHARE of the row
 BITS = 4  # of a digit
 BLOCK = 64  # elements whose digits are counted together
-ROUND = 256  # rows are made a multiple of it, so that running totals have whole blocks
+ROUND = 256  # rows are padded to a multiple of this, so that running totals have whole blocks
 
 
 class Sorting(Running):
@@ -38,7 +38,7 @@ class Sorting(Running):
 
     def argsort(self, axis: int = -1, descending: bool = False, *, stable: bool = True) -> Self:
         """Return the indices that sort the elements, as int64; equal elements keep their order,
-        also with stable=False."""
+        even with stable=False."""
         if not self.ndim:
             return self.reshape(1).argsort(axis, descending).reshape(())
         place = self._axis("argsort", axis)
@@ -85,8 +85,8 @@ class Sorting(Running):
         return self.gather(place, order), order
 
     def median(self, axis: int | None = None, keepdims: bool = False) -> Any:
-        """Return the median, the lower of two; NaN if there is one. With an axis also its index (of
-        the first NaN, if any), as int64. Raises BadArgument for empty axes."""
+        """Return the median, the lower of two; NaN if any element is NaN. With an axis, also return
+        its index (of the first NaN, if any), as int64. Raises BadArgument for empty axes."""
         if axis is None:
             found = self.reshape(self.numel()).median(0)[0]
             return found.reshape((1,) * self.ndim) if keepdims else found
@@ -111,11 +111,11 @@ class Sorting(Running):
     # ---- on a host ----------------------------------------------------------------------------
 
     def _stored_along(self, place: int) -> Self:
-        """This, what was axis `place` now being the last one, with rows side by side in memory."""
+        """Return this tensor with axis `place` moved to the end and rows contiguous in memory."""
         return self if place == self.ndim - 1 else self.contiguous()
 
     def _in_rows(self, descending: bool) -> Self:
-        """argsort along the last axis, by kernels that sort whole rows."""
+        """Return argsort along the last axis, by kernels that sort whole rows."""
         keys, bits = self._ordered(descending)
         if keys.shape[-1] == 1:
             return keys.cast(int64) * 0
@@ -125,13 +125,13 @@ class Sorting(Running):
         return keys._order_of(bits)
 
     def _order_of(self, bits: int) -> Self:
-        """The places in order of these keys, of so many bits."""
+        """Return the places in the order of these keys of `bits` bits."""
         places = self._counted(self.shape[-1], self.ndim - 1).cast(uint64)
         packed = (self.cast(uint64) << 32) | places
         return self._new(graph.sort(packed.node, bits)).cast(int64)
 
     def _at(self, places: Self) -> Self:
-        """The elements at places of the last axis, which exist."""
+        """Return the elements at places of the last axis; the places must be in range."""
         entries = [
             places._counted(size, axis).expand(places.shape).node
             for axis, size in enumerate(places.shape[:-1])
@@ -140,9 +140,9 @@ class Sorting(Running):
         return self._new(graph.gather(self.node, axes, [*entries, places.node], checked=True))
 
     def _first(self, count: int, descending: bool) -> Self:
-        """The first of `_in_rows`, so many. The least of each of `blocks` blocks say which blocks
-        hold them: were an element in another one, there would be `count` blocks whose least come
-        before it."""
+        """Return the first `count` of `_in_rows`. The least elements of the `blocks` blocks give
+        the blocks to search: if one of the first elements were in another block, `count` blocks
+        would have least elements before it."""
         size = self.shape[-1]
         if size <= FEW or count * SHARE > size or not count:
             return self._in_rows(descending)[..., :count]
@@ -153,20 +153,21 @@ class Sorting(Running):
         pairs = [(0, 0)] * (keys.ndim - 1) + [(0, blocks * length - size)]
         least = keys.pad(pairs, most).reshape((*keys.shape[:-1], blocks, length)).min(-1)
         first = least._first(count, False)
-        first = first._at(first._in_rows(False))  # rising, so that equal keys stay in order
+        first = first._at(first._in_rows(False))  # ascending, so that equal keys stay in order
         first = first.unsqueeze(-1)
         places = first * length + first._counted(length, first.ndim - 1)
         places = places.reshape((*places.shape[:-2], count * length))
         near, _ = self._at(places.minimum(size - 1))._ordered(descending)
-        near = (places < size).where(near, most)  # beyond the end, behind all others
+        near = (places < size).where(near, most)  # places beyond the end sort behind all others
         return places._at(near._first(count, False))
 
     # ---- short rows ----------------------------------------------------------------------------
 
     def _by_pairs(self, descending: bool) -> Self:
-        """argsort along the last axis: an element's place is the number of those before it."""
+        """Return argsort along the last axis: an element's place is the number of elements before
+        it."""
         size = self.shape[-1]
-        one, two = self.unsqueeze(-1), self.unsqueeze(-2)  # [..., which, the other]
+        one, two = self.unsqueeze(-1), self.unsqueeze(-2)  # [..., element, the other]
         less = one < two if descending else two < one
         same = one._compare("eq", two)
         if self.dtype.is_float:
@@ -183,7 +184,7 @@ class Sorting(Running):
     # ---- long rows -----------------------------------------------------------------------------
 
     def _by_digits(self, descending: bool) -> Self:
-        """argsort along the last axis."""
+        """Return argsort along the last axis, by digits."""
         shape, size = self.shape, self.shape[-1]
         keys, bits = self._ordered(descending)
         length = -(-size // ROUND) * ROUND
@@ -202,7 +203,7 @@ class Sorting(Running):
         return order[:, :size].cast(int64).reshape(shape)
 
     def _ordered(self, descending: bool) -> tuple[Self, int]:
-        """Unsigned integers of the same order, and how many bits of them count."""
+        """Return unsigned integers of the same order, and the number of their significant bits."""
         if self.dtype.is_float:
             wide = self.cast(float32)
             found = wide._compare("eq", 0).where(0.0, wide).bitcast(uint32)  # -0 is 0
@@ -218,7 +219,7 @@ class Sorting(Running):
         return (keys ^ (1 << bits) - 1 if descending else keys), bits
 
     def _targets(self, counter: DType) -> Self:
-        """Where each key goes in an array of all rows, by its lowest digit."""
+        """Return the place of each key in an array of all rows, by its lowest digit."""
         rows, length = self.shape
         blocks, digits = length // BLOCK, 1 << BITS
         digit = (self & digits - 1).cast(int32).reshape((rows, blocks, BLOCK))
@@ -239,7 +240,7 @@ class Sorting(Running):
         return self._reduce("sum", graph.cast(self.node, int32), (axis,), False)
 
     def _moved_to(self, places: Self) -> Self:
-        """Each element at its place in the flat array; no two have one."""
+        """Move each element to its place in the flat array; places are distinct."""
         size = self.numel()
         start = graph.full(0, self.dtype, (size,))
         choice = Scatter(Region(((0, size),), (1,), (), (size,)), (0,), 0, "set", True)

@@ -10,8 +10,8 @@ after, for each tile of 4 x 4 results, made of 6 x 6 elements of the image:
 
 The three transforms are products with constant matrices, Kronecker squares of the one-dimensional
 ones (Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", section 4.2). They add
-numbers up to 8 times as large as the results, so that rounding errors are about ten times those of
-the plain sum: at most TOLERANCE times the root of the summed squares of a result's terms.
+numbers up to 8 times as large as the results, so rounding errors are about ten times those of the
+plain sum: at most TOLERANCE times the root of the summed squares of a result's terms.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _RESULT = (
 
 
 def matrices() -> dict[str, NDArray[np.float32]]:
-    """IMAGE [36, 36], WEIGHT [36, 9] and RESULT [16, 36] by name."""
+    """Return IMAGE [36, 36], WEIGHT [36, 9] and RESULT [16, 36] by name."""
     made = {"image": _IMAGE, "weight": _WEIGHT, "result": _RESULT}
     return {name: np.kron(rows, rows).astype(np.float32) for name, rows in made.items()}
 
 
 def tiles(size: int) -> int:
-    """Along an axis of so many results."""
+    """Return the number of tiles along an axis of `size` results."""
     return -(-size // TILE)

@@ -1,11 +1,11 @@
-"""Chains: several reductions over rows, and what is made of them for each element of the row.
+"""Chains: several reductions over rows, and a result computed from them for each element.
 
     before   out[r, i] = exp(x[r, i] - M) / S      M = max over k of x[r, k]
                                                    S = sum over k of exp(x[r, k] - M)
     after    a row at a time:  stage M over i, stage S over i, then the result over i
 
 Every reduction must belong to the same rows (the outer ranges), so that nothing is computed twice.
-Ranges of equal sizes become one: what two stages have in common is then one value, and can be held
+Ranges of equal sizes become one: a common part of two stages is then one value, and can be held
 from one stage to the next.
 """
 
@@ -36,8 +36,8 @@ class Stage:
 class Chain:
     """Stages in order, then `result` for every element of the inner ranges.
 
-    outer: the ranges that count rows; inner: the other ranges of the output, () where a row has
-    one result. similar: stages and result over the same ranges have the same ranges.
+    outer: the ranges that count rows; inner: the other ranges of the output, () if a row has one
+    result. similar: stages and result over the same ranges have the same ranges.
     """
 
     outer: tuple[Range, ...]
@@ -51,17 +51,17 @@ class Chain:
 
     @property
     def length(self) -> int:
-        """Elements of the longest pass over a row."""
+        """Return the number of elements of the longest pass over a row."""
         return max(elements(self.inner), *(elements(stage.ranges) for stage in self.stages))
 
     def passes(self) -> list[tuple[tuple[Range, ...], Value]]:
-        """The ranges and the value of each pass over a row, the result's last."""
+        """Return the ranges and the value of each pass over a row, the result's last."""
         return [*((s.ranges, s.body) for s in self.stages), (self.inner, self.result)]
 
 
 def find_chain(computation: Computation) -> Chain | None:
-    """The chain in a computation; None where its reductions do not belong to the same rows, or
-    where there is only one and each row has one result."""
+    """Return the chain in a computation; None if its reductions do not belong to the same rows, or
+    if there is only one and each row has one result."""
     rows = _rows(computation)
     if rows is None:
         return None
@@ -95,7 +95,7 @@ def find_chain(computation: Computation) -> Chain | None:
 
 
 def _rows(computation: Computation) -> frozenset[Range] | None:
-    """The output ranges that every reduction depends on, if each depends on the same ones."""
+    """Return the output ranges that every reduction depends on, if each depends on the same."""
     free = free_ranges(computation.value)
     if free is None:
         return None
@@ -107,8 +107,8 @@ def _rows(computation: Computation) -> frozenset[Range] | None:
 
 
 def free_ranges(root: Value) -> dict[int, frozenset[Range]] | None:
-    """By id, the ranges that each value depends on: not those it is reduced over. None where an
-    index depends on a reduction: such a place in memory is known too late."""
+    """Return by id the ranges that each value depends on, without those it is reduced over. None if
+    an index depends on a reduction: such a place in memory is known too late."""
     free: dict[int, frozenset[Range]] = {}
     for node in walk(root):
         used: frozenset[Range] = frozenset().union(*[free[id(source)] for source in node.sources])
@@ -122,7 +122,7 @@ def free_ranges(root: Value) -> dict[int, frozenset[Range]] | None:
 
 
 def alike(over: tuple[Range, ...], known: list[tuple[Range, ...]]) -> tuple[Range, ...]:
-    """Known ranges of these sizes; else these, now known."""
+    """Return known ranges of these sizes; otherwise these, which are known from now on."""
     sizes = tuple(r.size for r in over)
     for ranges in known:
         if tuple(r.size for r in ranges) == sizes:
@@ -150,12 +150,12 @@ class Held:
 
     value: Value
     made: int
-    cost: float  # additions, of computing it again
+    cost: float  # of computing it again, in additions
 
 
 def held_values(chain: Chain, loads: bool) -> list[Held]:
     """Return the values worth holding from one pass over a row to the next, the most expensive
-    first. loads: also what was read from memory."""
+    first. loads: include values read from memory."""
     passes = chain.passes()
     first: dict[tuple[tuple[Range, ...], int], int] = {}
     found: dict[int, Held] = {}
@@ -179,7 +179,7 @@ def held_values(chain: Chain, loads: bool) -> list[Held]:
 
 
 def _prices(root: Value, ranges: frozenset[Range]) -> dict[int, float]:
-    """By id, what each value that differs along the ranges costs to compute, what it is made of
+    """Return by id the cost of computing each value that differs along the ranges, its operands
     included."""
     prices: dict[int, float] = {}
     for node in walk(root):

@@ -1,10 +1,10 @@
-"""Recognise matrix products: sums of products where each factor has an output range of its own.
+"""Recognise matrix products: sums of products where each factor has its own output range.
 
     out[batch, rows, columns] =
         sum over depth (and others) of left[batch, rows, depth] * right[batch, depth, columns]
 
-Whatever permutation, broadcasting or reshaping wrote it is gone by now: only which range occurs
-in which factor counts. Small ones are left to the ordinary reduction.
+The permutations, broadcasts and reshapes of the source are gone by now: only the ranges that occur
+in each factor count. Small products are left to the ordinary reduction.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from compiler.expression.computation import Computation, elements
 from compiler.expression.value import Value, indices_of, walk
 
 SMALLEST = 8  # rows and columns below this do not pay for tiles
-FEWEST = 2  # of one side, where the other is long
+FEWEST = 2  # minimum of one side, if the other is long
 LONGER = 16  # the depth from which on a short side pays
-SHORTEST = 4  # nor does a depth below this
+SHORTEST = 4  # a smaller depth does not pay either
 
 
 @dataclass(frozen=True)
 class Contraction:
     """The parts of a matrix product. columns is the faster of the two in the output, or the longer
-    where one is short.
+    if one is short.
 
     batch: all other output ranges; outer: all other ranges summed over. all_rows, all_columns: the
     output ranges that only the left, or only the right factor depends on; all_depths: the ranges
@@ -46,8 +46,8 @@ class Contraction:
 
 
 def find_contraction(computation: Computation, joint: bool = False) -> Contraction | None:
-    """The matrix product inside a computation, or None. joint: several ranges may make up a side
-    that is long enough, and one side may be short: rows are, where columns would be."""
+    """Return the matrix product inside a computation, or None. joint: several ranges may together
+    form a side that is long enough, and one side may be short: then the rows are the short one."""
     reduce = computation.reduction
     if reduce is None or reduce.arg[0] != "sum" or reduce.sources[0].op != "mul":
         return None
@@ -78,7 +78,7 @@ def find_contraction(computation: Computation, joint: bool = False) -> Contracti
 
 
 def is_product(reduce: Value, outputs: Sequence[Range]) -> bool:
-    """Return whether a reduce is a matrix product worth a kernel of its own kind."""
+    """Return whether a reduce is a matrix product worth a specialised kernel."""
     if reduce.arg[0] != "sum" or reduce.sources[0].op != "mul":
         return False
     in_left, in_right = (_walked(factor) for factor in reduce.sources[0].sources)
@@ -88,15 +88,15 @@ def is_product(reduce: Value, outputs: Sequence[Range]) -> bool:
 
 
 def _walked(root: Value) -> frozenset[Range]:
-    """Every range along which a value reads memory or counts; the conditions of a pad, which all
-    factors in it have alike, are not of interest."""
+    """Return every range along which a value reads memory or counts. Conditions of a pad do not
+    count: all factors inside it have the same ones."""
     own = [node.arg for node in walk(root) if node.op == "index"]
     read = [node.arg.index for node in walk(root) if node.op == "load"]
     return frozenset().union(*(index.ranges() for index in (*own, *read)))
 
 
 def ranges_of(root: Value) -> frozenset[Range]:
-    """Every range that a value depends on."""
+    """Return every range that a value depends on."""
     found: set[Range] = set()
     for index in indices_of(root):
         found |= index.ranges()

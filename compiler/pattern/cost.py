@@ -1,17 +1,17 @@
 """Costs of computing, storing and loading a value: the only place that decides between storing a
 value and computing it again.
 
-The unit is one addition of float32 numbers that are in registers already. Everything else is
-measured in it:
+The unit is one addition of float32 numbers that are already in registers. Everything else is
+measured in this unit:
 
 - compute   what an operation costs per element (expression.elementary.COSTS), once per evaluation;
-- storage   MEMORY per byte written to and read back from device memory, NEAR per byte where the
-            reader finds it in a cache, since many neighbours read the same element;
+- storage   MEMORY per byte written to and read back from device memory, NEAR per byte that the
+            reader finds in a cache, since many neighbours read the same element;
 - locality  a value kept inside a group (registers, local memory, stack) costs HELD per element,
             and work that only one group can do is not shared by the machine: PARALLEL groups are
-            busy at once. A kernel of its own costs KERNEL.
+            busy at once. A separate kernel costs KERNEL.
 
-The constants are those of machines at hand: a core with 16 lanes adds about 3 numbers in the time
+The constants are those of available machines: a core with 16 lanes adds about 3 numbers in the time
 in which it moves a byte to and from memory. They need not be exact: decisions change at factors.
 """
 
@@ -24,38 +24,38 @@ from compiler.dtype import DType
 
 MEMORY = 8 / 3  # per byte, written or read
 NEAR = 2.0  # per byte read from a cache
-HELD = 2  # per element written to and read from what a group holds
-KERNEL = 1 << 18  # launching one, and waiting for the one before
+HELD = 2  # per element written to and read from a group's own memory
+KERNEL = 1 << 18  # launching a kernel, and waiting for the one before
 PARALLEL = 64  # groups that work at the same time
-CHOICE = 3  # to choose between two pieces by position
-HELD_BYTES = 256 << 10  # that a group can hold on a host: what fits the second-level cache
+CHOICE = 3  # selecting one of two pieces by position
+HELD_BYTES = 256 << 10  # bytes that a group can hold on a host: what fits the second-level cache
 WINDOW = 64  # places of a window up to which a host's kernel writes all of them out
-WINDOW_LINES = 1 << 14  # elements of an image that one row of results reads, at most
+WINDOW_LINES = 1 << 14  # maximum elements of an image that one row of results reads
 # A convolution of 3 x 3 as a product of windows, and by Winograd's tiles: time of a multiplication
 # that is added, of an element of the transformed image (laid out, transformed, read), of the
 # results before their transform, of the transformed weights. Zen 4, two cores, AVX-512.
 WINDOWS_EACH, TILES_EACH = 1.1, 1.5
 TILES_IMAGE, TILES_RESULT, TILES_WEIGHT = 115.0, 47.0, 60.0
-TILES_GAIN = 1.15  # from which on less precise results are worth it
-# A reduction's result is never cheap to have again: it costs all that is reduced.
+TILES_GAIN = 1.15  # from this gain on, less precise results are worth it
+# A reduction's result is never cheap to compute again: it costs all that is reduced.
 REDUCE = 1 << 10
 # Operations of one kernel: beyond it registers spill, and compilers take more than linear time.
 LONGEST = 160
 
 
 def again(cost: float, uses: int) -> float:
-    """Per element: computing a value of `cost` in each of `uses` places instead of in one."""
+    """Return the cost per element of computing a value in each of `uses` places instead of one."""
     return (uses - 1) * cost
 
 
 def stored(dtype: DType, uses: int) -> float:
-    """Per element: writing a value to memory once, and reading it in each of `uses` places."""
+    """Return the cost per element of writing a value to memory once and reading it `uses` times."""
     return dtype.itemsize * MEMORY * (1 + uses)
 
 
 def share(cost: float, uses: int, dtype: DType) -> bool:
     """Return whether to store a value wanted in `uses` places, each element once. Small arrays are
-    judged like large ones: code written twice is compiled twice, which outweighs a launch."""
+    judged like large ones: code emitted twice is compiled twice, which outweighs a launch."""
     return uses > 1 and again(cost, uses) > stored(dtype, uses)
 
 
@@ -66,8 +66,8 @@ def repeat(cost: float, dtype: DType) -> bool:
 
 
 def apart(costs: Sequence[float], dtype: DType) -> bool:
-    """Return whether to store what joins several pieces, rather than to choose among all of them
-    for each element. costs: of an element of each piece."""
+    """Return whether to store a join of several pieces, rather than select among all of them for
+    each element. costs: of an element of each piece."""
     chosen = sum(costs) + CHOICE * (len(costs) - 1)
     return chosen > max(costs, default=0) + stored(dtype, 1)
 
@@ -80,10 +80,10 @@ def hold(cost: float, uses: int = 2) -> bool:
 def keep_inside(rows: int, length: int, cost: float, dtype: DType) -> bool:
     """Return whether a value wanted across a reduction (one per row, used by all of the row's
     `length` elements at `cost` each) is computed in the kernel of its users, a group per row,
-    rather than by a kernel of its own whose users then have the whole machine.
+    rather than by a separate kernel, after which its users have the whole machine.
 
-    Inside, the rows are what can be done in parallel; apart, the rows are read from memory once
-    more, the result is written and read, and there is one more kernel.
+    Inside, only the rows are parallel; apart, the rows are read from memory once more, the result
+    is written and read, and there is one more kernel.
     """
     work = rows * length * cost
     inside = work / min(max(rows, 1), PARALLEL)

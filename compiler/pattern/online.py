@@ -6,13 +6,14 @@
     after    blocks of k one after the other, with running M, S and out: when a block raises M to
              M', what was summed before is multiplied by exp(M - M')
 
-The rule is that of a sum over k whose terms depend on a maximum over the same k: where the maximum
-stands only in one factor exp(a - M), and the rest of it only in factors that do not depend on k
-(which leave the sum), the two can run side by side. (M. Milakov, N. Gimelshein, "Online normalizer
-calculation for softmax", arXiv:1805.02867; T. Dao et al., "FlashAttention", arXiv:2205.14135.)
+The rule is that of a sum over k whose terms depend on a maximum over the same k. If the maximum
+occurs only in one factor exp(a - M), and all other factors that depend on the totals do not depend
+on k (these leave the sum), the two can run side by side. (M. Milakov, N. Gimelshein, "Online
+normalizer calculation for softmax", arXiv:1805.02867; T. Dao et al., "FlashAttention",
+arXiv:2205.14135.)
 
-Casts to 16 bits and back between the weights and the sum are left out: it is computed in float32
-throughout, so more exactly than step by step.
+Casts to 16 bits and back between the weights and the sum are left out: the whole computation is in
+float32, which is more exact than step by step.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ from compiler.pattern.contraction import ranges_of
 
 # A running maximum starts here, not at minus infinity: exp(-inf - -inf) is NaN, and the first
 # keys of a row may all be masked out. A row without any key gives 0 / 0, as step by step.
-WIDEST = 4096  # depth and columns: what the stack of a host thread can hold for a block of rows
+WIDEST = 4096  # depth and columns: limit of a host thread's stack for a block of rows
 FINITE_LOWEST = -3.4028234663852886e38
 
 
 @dataclass(frozen=True)
 class Online:
-    """The parts. rows: of one element where there is but one. score: element of s[rows, keys], made
-    of `inner`, the reduce over depth of left * right. sums: the totals of exp(score - largest)
+    """The parts. rows: of one element if there is only one row. score: element of s[rows, keys],
+    made of `inner`, the reduce over depth of left * right. sums: the totals of exp(score - largest)
     times a factor (None is 1). factor: of the output's sum. result: the output's element, made of
-    loads of the totals and of `output`. rounded: to what type the weights were rounded, if they
-    were.
+    loads of the totals and of `output`. rounded: the type that the weights were rounded to, if
+    any.
     """
 
     batch: tuple[Range, ...]
@@ -73,7 +74,7 @@ class Online:
     rounded: DType | None
 
     def finished(self, totals: Mapping[Memory, Value]) -> Value:
-        """The output's element, of values in place of `largest`, `sums` and `output`."""
+        """Return the output's element, with values for `largest`, `sums` and `output`."""
 
         def change(node: Value, _: tuple[Value, ...]) -> Value | None:
             return totals.get(node.arg.memory) if node.op == "load" else None
@@ -82,7 +83,7 @@ class Online:
 
 
 def find_online(computation: Computation) -> Online | None:
-    """The parts of an attention in a computation, or None."""
+    """Return the parts of an attention in a computation, or None."""
     if len(computation.reductions) < 4:
         return None
     free = free_ranges(computation.value)
@@ -119,7 +120,7 @@ def find_online(computation: Computation) -> Online | None:
 def _parts(
     computation: Computation, stages: list[Stage], free: list[frozenset[Range]], result: Value
 ) -> Online | None:
-    """Name the parts, where they are what they must be."""
+    """Return the parts by name, if they have the required form."""
     if [s.operation for s in stages] != ["max", *["sum"] * (len(stages) - 1)] or len(stages) < 3:
         return None
     (keys,) = stages[0].ranges
@@ -170,8 +171,8 @@ def _parts(
 def _split(
     body: Value, score: Value, largest: Memory, totals: frozenset[Memory], keys: Range
 ) -> tuple[Value | None, Value | None] | None:
-    """A term as exp(score - largest) * factor * scale, where the factor reads no total and the
-    scale does not depend on the key; None in place of 1. None if it is nothing of the kind."""
+    """Return a term as exp(score - largest) * factor * scale, where the factor reads no total and
+    the scale does not depend on the key; None in place of 1. None if it has another form."""
     above, below = _factors(body)
     wanted = value(
         "function",
@@ -218,7 +219,7 @@ def _factors(root: Value) -> tuple[list[Value], list[Value]]:
 
 
 def _rounded(term: Value) -> DType | None:
-    """The type that a factor of the output's terms was rounded to."""
+    """Return the type that a factor of the output's terms was rounded to."""
     if term.op != "mul":
         return None
     found = [source.sources[0].dtype for source in term.sources if _is_rounding(source)]
@@ -226,7 +227,7 @@ def _rounded(term: Value) -> DType | None:
 
 
 def _is_rounding(node: Value) -> bool:
-    """A float32 that was rounded to 16 bits."""
+    """Return whether a value is a float32 that was rounded to 16 bits."""
     if node.op != "cast" or node.dtype is not float32 or not is_narrow(node.sources[0].dtype):
         return False
     narrow = node.sources[0]
@@ -238,7 +239,8 @@ def _reads(root: Value, memories: frozenset[Memory]) -> bool:
 
 
 def widened(root: Value, across: Range, size: int) -> tuple[Value, Range]:
-    """A value over a range of at least `size`, which reads nothing and is zero beyond `across`."""
+    """Return a value over a range of at least `size`; beyond `across` it is zero and reads
+    nothing."""
     if size <= across.size:
         return root, across
     wide = Range(across.name + "_wide", size)

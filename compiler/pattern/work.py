@@ -8,16 +8,16 @@ from compiler.expression.computation import Computation
 from compiler.expression.value import walk
 from compiler.pattern.chain import free_ranges
 
-# Values that are not arithmetic: where they come from, and which of two it is.
+# Values that are not arithmetic: sources of values, and selections.
 _PLACES = frozenset(
     ("load", "const", "gate", "where", "cast", "bitcast", "index", "results", "pack", "extract")
 )
 
 
 def flops(computation: Computation) -> int:
-    """Additions, multiplications and functions of floats, each value once in each pass over its
-    ranges: those of a product of M x K and K x N are 2 M N K. 0 where an index depends on what is
-    reduced. The caller holds compiler.expression.value.interning."""
+    """Return the additions, multiplications and functions of floats, each value once in each pass
+    over its ranges: 2 M N K for a product of M x K and K x N. 0 if an index depends on a reduced
+    value. The caller holds compiler.expression.value.interning."""
     if computation.pieces:
         return sum(map(flops, computation.pieces))
     free = free_ranges(computation.value)
@@ -32,6 +32,6 @@ def flops(computation: Computation) -> int:
 
 
 def moved(computation: Computation) -> int:
-    """Bytes of the arrays that it reads and writes, each once."""
+    """Return the bytes of the arrays that it reads and writes, each once."""
     memories = {*computation.outputs, *computation.inputs}
     return sum(memory.count * memory.dtype.itemsize for memory in memories)

@@ -1,5 +1,5 @@
-"""The schedule of a run for a target: kernels by the rules of all, then what the target makes of
-them: attention in parts, products of packed factors."""
+"""The schedule of a run for a target: kernels by the general rules, then the target's changes:
+attention in parts, products of packed factors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def arrange(
     target: TargetSpec | None = None,
     judge: Judge = nobody,
 ) -> list[Group]:
-    """The kernels that compute the roots, and calls, in an order they can run in. target: None for
-    what all have in common. judge: knows which products are to be packed."""
+    """Return the kernels that compute the roots, and calls, in an order in which they can run.
+    target: None for the general rules only. judge: decides which products are to be packed."""
     groups = share_out(schedule(roots, in_place), target)
     return groups if target is None else packed(groups, target, roots, judge)

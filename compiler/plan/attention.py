@@ -1,6 +1,6 @@
-"""Attention of few rows and many keys becomes two kernels, so that all of a GPU has work: see
-compiler.plan.online_parts. What that takes is known with the target only, so it is done to a
-schedule that is made."""
+"""Split attention of few rows and many keys into two kernels, so that all of a GPU has work: see
+compiler.plan.online_parts. The decision depends on the target, so it is applied to a finished
+schedule."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from compiler.schedule.express import express
 from compiler.schedule.group import Group
 from hcq.target import TargetSpec
 
-KNOWN = 4096  # answers kept; beyond it all are found again
+KNOWN = 4096  # cached answers; beyond this all are discarded
 _known: dict[tuple[Any, ...], tuple[int, int, int, tuple[int, ...]]] = {}
 
 
 @dataclass(frozen=True)
 class PartGroup(Group):
-    """One of the kernels of an attention: of its parts, or their join. The parts' results are nodes
-    that no graph has."""
+    """One of the kernels of an attention: that of its parts, or of their join. The parts' results
+    are nodes that are in no graph."""
 
     whole: Group = field(kw_only=True)
     pieces: int = field(kw_only=True)
@@ -43,7 +43,7 @@ def computed(group: Group) -> Computation:
 
 
 def share_out(groups: Sequence[Group], target: TargetSpec | None) -> list[Group]:
-    """The schedule with attentions shared out among a target's groups where that pays."""
+    """Return the schedule with attentions shared among a target's groups where that pays."""
     if target is None or target.abi == "host":
         return list(groups)
     found: list[Group] = []

@@ -1,14 +1,14 @@
-"""Attention whose keys several groups share, for a long context and few rows, as when a model
-decodes: a kernel for parts of the keys, and one that joins them.
+"""Attention whose keys several groups share, for a long context and few rows, as in decoding: one
+kernel for parts of the keys, and one that joins them.
 
     before   out[r, e] = sum over k of exp(s[r, k] - M[r]) * v[k, e] / S[r], M and S over all keys
     after    M[p, r], S[p, r] and O[p, r, e], not divided, each over the keys of part p
              out[r, e] = sum over p of exp(M[p, r] - M[r]) * O[p, r, e] / S[r], where M[r] is the
              largest M[p, r], and S[r] the sum of S[p, r] weighted likewise
 
-The parts are an attention again, with one more range to its batch and several outputs, so each
-form of attention computes them. M and S are stored once for every column, which is little beside
-keys and values. (T. Dao et al., "Flash-Decoding for long-context inference", 2023.)
+The parts are again an attention, with one more range in its batch and several outputs, so each form
+of attention can compute them. M and S are stored once for every column, which is little compared
+with keys and values. (T. Dao et al., "Flash-Decoding for long-context inference", 2023.)
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class InParts:
 
 
 def in_parts(computation: Computation, online: Online, pieces: int) -> InParts:
-    """Both computations. pieces: of equal length, but the last; some may be empty."""
+    """Return both computations. pieces: of equal length, except the last; some may be empty."""
     ranges = (Range("part", pieces), *computation.ranges)
     count = pieces * computation.output.count
     names = ("largest", *(f"sum{i}" for i in range(len(online.sums))), "output")
@@ -107,7 +107,7 @@ def _results(online: Online, pieces: int) -> list[Value]:
 
 
 def _guarded(root: Value, counter: Range, inside: Validity) -> Value:
-    """Let loads that depend on the key happen for keys that exist only."""
+    """Restrict loads that depend on the key to keys that exist."""
     if not inside:
         return root
 
@@ -123,7 +123,7 @@ def _guarded(root: Value, counter: Range, inside: Validity) -> Value:
 
 
 def _joined(computation: Computation, online: Online, memories: list[Memory], pieces: int) -> Value:
-    """The output's element, of the parts in memory."""
+    """Return the output's element, from the parts in memory."""
 
     def over(name: str, operation: str, term: Callable[[Index], Value]) -> Value:
         part = Range(name, pieces)

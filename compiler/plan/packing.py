@@ -1,14 +1,14 @@
-"""Products whose factors are packed by kernels of their own first (NVIDIA, sm_90a).
+"""Products whose factors are first packed by separate kernels (NVIDIA, sm_90a).
 
 before: a group that is a matrix product.
-after: a kernel that packs each factor (kernel.nvidia.packed), and the product of what they made,
-which copies in bulk feed (kernel.nvidia.bulk). What several products of a run take of one
-array in one way is packed once. A product whose results are one factor of one product, and used by
-no other kernel, stores them packed: then that factor costs no kernel and no passes.
+after: a kernel that packs each factor (kernel.nvidia.packed), and the product of the packed
+factors, fed by bulk copies (kernel.nvidia.bulk). An array that several products of a run use in the
+same way is packed once. A product whose results are one factor of one product, and used by no other
+kernel, stores them packed: that factor then needs no packing kernel and no passes.
 
-Packing reads and writes each factor once. What it saves grows with the product: factors are no
-more fetched by the threads that multiply, and those that have to go through registers on their way
-(computed ones, odd strides, bytes and TensorFloat-32 that run across) no more do so for each tile.
+Packing reads and writes each factor once. Its saving grows with the product: the threads that
+multiply no longer fetch factors, and factors that have to go through registers (computed ones, odd
+strides, bytes and TensorFloat-32 that run across) do so once instead of once for each tile.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from hcq.target import TargetSpec
 # Multiplications and additions in the time of moving a byte to or from memory. NVIDIA H200 Tensor
 # Core GPU, data sheet: 989 TFLOP/s of dense 16-bit floats, 4.8 TB/s.
 PER_BYTE = 989 / 4.8
-# The same in the time from one kernel's end to the next one's results: 5 us. UNSURE: measured on a
-# board it may be 2 to 8.
+# The same in the time from one kernel's end to the next one's results: 5 us. UNSURE: a measurement
+# on a board may give 2 to 8.
 PER_KERNEL = 5e-6 * 989e12
-# How much longer a product takes whose factors are fetched by the threads that multiply. Shah et
-# al., FlashAttention-3 (2024), "Ablation": 661 TFLOP/s with a warp of its own for fetching, 570
-# without. UNSURE: that is attention; `make hw` on an H200, or `ugpu tune`, settles it.
+# Slowdown of a product whose factors are fetched by the threads that multiply. Shah et al.,
+# FlashAttention-3 (2024), "Ablation": 661 TFLOP/s with a separate warp for fetching, 570 without.
+# UNSURE: that is attention; `make hw` on an H200, or `ugpu tune`, settles it.
 FETCHING = 661 / 570 - 1
 # A factor that goes through registers: some 24 instructions for each 16 bytes instead of 3, of a
 # tile's 384 rows of 8 chunks by 4 schedulers, beside the 1024 cycles of its products.
@@ -69,20 +69,20 @@ THROUGH_REGISTERS = 24 * 8 / 32 / 4 * 256 / 1024
 
 @dataclass(frozen=True)
 class Derived(Group):
-    """A kernel that no nodes of the graph describe. Its root is a node of its own for what it
-    makes, or that of the group it comes from. own: whether it is one. (Nothing here may refer in a
-    circle: who holds nodes is counted.)"""
+    """A kernel that no nodes of the graph describe. Its root is a separate node for its result, or
+    that of the group it comes from. own: whether it is a separate node. (It must not contain a
+    reference cycle: references to nodes are counted.)"""
 
     computation: Computation = field(kw_only=True)
     own: bool = field(kw_only=True)
 
 
-# A product, and what would replace it, to whether it should: None if unknown
+# From a product and its possible replacement to whether to replace it: None if unknown
 Judge = Callable[[Computation, tuple[Computation, ...]], bool | None]
 
 
 def nobody(plain: Computation, forms: tuple[Computation, ...]) -> bool | None:
-    """The judge who does not know."""
+    """Judge that never has an answer."""
     return None
 
 
@@ -98,9 +98,10 @@ def packed(
     roots: Sequence[Node] = (),
     judge: Judge = nobody,
 ) -> list[Group]:
-    """The schedule with products replaced by packing and products of packed factors, where the
-    target has units for those and it pays. roots: what was asked for, and has to be stored as it
-    is. judge: knows better for some products; called without `interning`."""
+    """Return the schedule with products replaced by packing and products of packed factors, if the
+    target has units for those and it pays. roots: requested results, which have to be stored in
+    their own layout. judge: overrides the estimate for some products; called without
+    `interning`."""
     if not has_units(target):
         return list(groups)
     run = _Run(groups, frozenset(map(id, roots)))
@@ -131,7 +132,7 @@ def has_units(target: TargetSpec) -> bool:
 
 
 class _Run:
-    """The schedule so far. known: packed arrays by what they hold."""
+    """The schedule so far. known: packed arrays by content."""
 
     def __init__(self, groups: Sequence[Group], asked: frozenset[int]) -> None:
         self.found: list[Group] = []
@@ -145,7 +146,7 @@ class _Run:
         self.found.append(group)
 
     def maker(self, node: Node) -> Group | None:
-        """The kernel that computes a value read by only one kernel, or None."""
+        """Return the kernel that computes a value read by only one kernel, or None."""
         place = self.makers.get(id(node))
         if place is None or id(node) in self.asked or self.readers[id(node)] != 1:
             return None
@@ -158,7 +159,7 @@ class _Run:
 
 
 def _product(group: Group, target: TargetSpec, run: _Run) -> _Product | None:
-    """A product whose factors can be packed."""
+    """Return a product whose factors can be packed, or None."""
     if type(group) is not Group or group.in_place or group.others:
         return None
     kinds = [entry[0] for entry in group.key]
@@ -194,12 +195,12 @@ def _forms(product: _Product, sides: Sequence[_Side]) -> tuple[Computation, ...]
 
 
 def _looks_up(root: Value) -> bool:
-    """Return whether indices depend on what memory holds."""
+    """Return whether indices depend on memory contents."""
     return any(isinstance(atom, Opaque) for index in indices_of(root) for atom in atoms(index))
 
 
 def unit_of(parts: Contraction, target: TargetSpec) -> GroupUnit | None:
-    """The unit that multiplies packed factors, or None."""
+    """Return the unit that multiplies packed factors, or None."""
     sides = narrow(parts.left), narrow(parts.right)
     if sides[0] is None or sides[1] is None or sides[0].dtype is not sides[1].dtype:
         return None
@@ -210,8 +211,8 @@ def unit_of(parts: Contraction, target: TargetSpec) -> GroupUnit | None:
 
 
 def pays(parts: Contraction, unit: GroupUnit, free: tuple[bool, bool] = (False, False)) -> bool:
-    """Return whether packing both factors costs less than it saves. free: of each, whether it is
-    packed already, or by who computes it."""
+    """Return whether packing both factors costs less than it saves. free: for each factor, whether
+    it is packed already, or by the kernel that computes it."""
     return saved(parts, unit) > cost(parts, unit, free)
 
 
@@ -255,7 +256,7 @@ def _fetched(side: Value, across: Range, depth: Range, unit: GroupUnit) -> bool:
     return along.size % width == 0 and access.index.coefficient(other) % width == 0
 
 
-# ---- what becomes of it ------------------------------------------------------------------------
+# ---- how it is done ----------------------------------------------------------------------------
 
 
 def layout_of(side: Value, across: Range, depth: Range, unit: GroupUnit) -> Packed:
@@ -266,14 +267,14 @@ def layout_of(side: Value, across: Range, depth: Range, unit: GroupUnit) -> Pack
 
 
 def _batch(side: Value, parts: Contraction) -> tuple[Range, ...]:
-    """The ranges of the batch that a factor depends on."""
+    """Return the ranges of the batch that a factor depends on."""
     used = ranges_of(side)
     return tuple(r for r in parts.batch if r in used)
 
 
 @dataclass(frozen=True)
 class _Side:
-    """A factor of a product, as it is to be packed. made: the computation that packs it."""
+    """A factor of a product that is to be packed. made: the computation that packs it."""
 
     product: _Product
     value: Value
@@ -295,7 +296,7 @@ class _Side:
 
     @cached_property
     def packing(self) -> Derived:
-        """The kernel that packs it, over one range."""
+        """Return the kernel that packs it, over one range."""
         layout, batch, product = self.layout, self.batch, self.product
         sizes = tuple(r.size for r in batch)
         everything = Range("i0", elements(batch) * layout.size)
@@ -306,7 +307,7 @@ class _Side:
         factor = gate(inside, factor, const(0, factor.dtype))
         used = {node.arg.memory for node in walk(factor) if node.op == "load"}
         inputs = [memory for memory in product.computation.inputs if memory in used]
-        # by names of their own, so that equal packing of one array is recognised
+        # with separate names, so that equal packing of one array is recognised
         names = {memory: replace(memory, name=f"in{i}") for i, memory in enumerate(inputs)}
 
         def rename(node: Value, _: tuple[Value, ...]) -> Value | None:
@@ -331,7 +332,7 @@ class _Side:
 
     @cached_property
     def maker(self) -> Group | None:
-        """The kernel of the product whose results this factor is, if it can store them packed."""
+        """Return the kernel of the product that computes this factor, if it can store it packed."""
         thin, layout = self.thin, self.layout
         if thin.op != "load" or thin.arg.conditions or layout.dtype.itemsize != 2:
             return None
@@ -346,8 +347,8 @@ class _Side:
         return found if _is_product(computation) and computation.place is None else None
 
     def order(self) -> tuple[Range, ...] | None:
-        """The ranges in whose order the factor's array lies, if it is all of that array, and whole
-        chunks of it follow each other."""
+        """Return the ranges in the order of the factor's array, if the factor is the whole array
+        and its whole chunks are consecutive."""
         depth = self.product.parts.depth
         last = (depth, self.across) if self.layout.turned else (self.across, depth)
         order = (*self.batch, *last)
@@ -358,11 +359,11 @@ class _Side:
 
     @property
     def is_free(self) -> bool:
-        """Return whether packing it takes no kernel."""
+        """Return whether packing it needs no kernel."""
         return self.content in self.product.run.known or self.maker is not None
 
     def group(self) -> Group:
-        """The kernel that makes the packed array, which is part of the run from now on."""
+        """Return the kernel that makes the packed array, and add it to the run."""
         run = self.product.run
         found = run.known.get(self.content)
         if found is None:
@@ -375,7 +376,7 @@ class _Side:
         return found
 
     def made_packed(self, maker: Group) -> Derived:
-        """A product that stores its results as this factor is packed."""
+        """Return a product that stores its results in this factor's packed layout."""
         computation, order = computation_of(maker), self.order()
         assert order is not None
         *places, one, two = unflatten(computation.position, tuple(r.size for r in order))
@@ -389,18 +390,18 @@ class _Side:
         return Derived(root, maker.inputs, key, computation=made, own=True)
 
     def memory(self, place: int) -> Memory:
-        """The packed array, as the product names it."""
+        """Return the packed array, as the product names it."""
         output = computation_of(self.packing).output
         return Memory(f"packed{place}", output.dtype, output.count)
 
     def read(self, memory: Memory) -> Value:
-        """The factor from the packed array."""
+        """Return the factor, read from the packed array."""
         number = flatten([r.index() for r in self.batch], [r.size for r in self.batch])
         depth = self.product.parts.depth
         found = load(memory, self.layout.place(number, self.across.index(), depth.index()))
         if self.value.op == "cast":
             return value("cast", self.value.dtype, (found,))
-        # a TensorFloat-32: what is rounded twice is rounded once
+        # a TensorFloat-32: rounding it twice equals rounding it once
         inner = self.value.sources[0]
         bits = value("bitcast", inner.dtype, (found,))
         rounded = value("and", inner.dtype, (bits, inner.sources[1]))
@@ -428,11 +429,11 @@ class _Product:
     run: _Run
 
     def input_of(self, memory: Memory) -> Node:
-        """The node that a memory of the computation stands for."""
+        """Return the node that a memory of the computation stands for."""
         return self.group.inputs[self.computation.inputs.index(memory)]
 
     def split(self, sides: Sequence[_Side]) -> None:
-        """Add the kernels to the run: packing what is not packed yet, then the product."""
+        """Add the kernels to the run: packing of factors not packed yet, then the product."""
         given: list[tuple[Group, Value]] = []
         for side in sides:
             group = side.group()
@@ -441,7 +442,7 @@ class _Product:
         self.run.add(self.product(given))
 
     def product(self, sides: Sequence[tuple[Group, Value]]) -> Derived:
-        """The product of what is packed, with the same epilogue."""
+        """Return the product of the packed factors, with the same epilogue."""
         reduce = self.parts.reduce
         left, right = (each for _, each in sides)
         factors = value("mul", reduce.dtype, (left, right))

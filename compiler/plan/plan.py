@@ -1,7 +1,7 @@
 """Plan of a run, cached by content: kernels, their inputs, and when memory becomes free.
 
 before: nodes of the tensor graph. after: a Plan whose places name the nodes of one walk over the
-graph, so that it serves every graph of the same structure, whatever its data.
+graph, so that it is valid for every graph of the same structure, independent of the data.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Step:
     root: int
     inputs: tuple[int, ...]
     size: int
-    target: int | None = None  # place of the value whose memory it writes into; maybe its own
+    target: int | None = None  # place of the value whose memory it writes into; possibly its own
     others: tuple[tuple[int, int], ...] = ()  # further results: place, and bytes
 
     @property
@@ -43,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps in an order they can run in. empty: places of results without elements."""
+    """Steps in an order in which they can run. empty: places of results without elements."""
 
     steps: tuple[Step, ...]
     empty: tuple[int, ...]
@@ -54,8 +54,8 @@ def structure(
     roots: Sequence[Node], leaves: Set[int] = frozenset()
 ) -> tuple[Structure, list[Node]]:
     """Return the structure of the roots' computation, and the nodes by place, sources first. Equal
-    structures have equal plans. leaves: ids of nodes to take for stored ones. A call includes all
-    of its referenced results."""
+    structures have equal plans. leaves: ids of nodes treated as stored. A call includes all of its
+    referenced results."""
     places: dict[int, int] = {}
     nodes: list[Node] = []
     key: list[Any] = []
@@ -66,7 +66,7 @@ def structure(
             continue
         while node.storage is None and id(node) not in leaves:
             sources = node.sources
-            if len(sources) == 1:  # most have: down along the chain
+            if len(sources) == 1:  # most nodes: follow the chain down
                 (source,) = sources
                 place = places.get(id(source))
                 if place is None:
@@ -107,9 +107,10 @@ def structure(
 def make_plan(
     groups: Sequence[Group], nodes: Sequence[Node], target: TargetSpec | None = None
 ) -> Plan:
-    """The plan of a schedule; `nodes` as from `structure`. Refers to no node. What lies between the
-    kernels of a call, of an attention in parts, and what is packed, has places above those of the
-    nodes. target: that the schedule was arranged for (compiler.plan.arrange), if it was."""
+    """Return the plan of a schedule; `nodes` as from `structure`. It refers to no node. Values
+    between the kernels of a call or of an attention in parts, and packed arrays, have places above
+    those of the nodes. target: that the schedule was arranged for (compiler.plan.arrange), if
+    any."""
     places = {id(node): place for place, node in enumerate(nodes)}
     steps: list[Step] = []
     empty: list[int] = []
@@ -136,7 +137,7 @@ def make_plan(
 
 
 def last_uses(steps: Sequence[Step]) -> dict[int, int]:
-    """By place of what is made or read, the last step that does so."""
+    """Return by place of a value made or read the last step that makes or reads it."""
     last_use: dict[int, int] = {}
     for number, step in enumerate(steps):
         last_use[step.root] = number
@@ -165,15 +166,15 @@ def _step(group: Group, place: int, places: Mapping[int, int]) -> Step:
 @dataclass(frozen=True)
 class BodyPlan:
     """Plan of a nested function for some of its results. kernels: one group for each step. Its
-    places are of the body's nodes, and above those."""
+    places are those of the body's nodes, and above those."""
 
-    groups: tuple[Group, ...]  # calls inside are calls
+    groups: tuple[Group, ...]  # inner calls are CallGroups
     kernels: tuple[Group, ...]
     plan: Plan
 
 
 def body_plan(group: CallGroup, target: TargetSpec | None = None) -> BodyPlan:
-    """Found again by what is asked for, what may be overwritten, and what it is shared out for."""
+    """Return the plan, cached by the requested results, what may be overwritten, and the target."""
     body = group.body
     found = body.plans.get((group.numbers, group.granted, target))
     if found is None:
@@ -187,7 +188,7 @@ def body_plan(group: CallGroup, target: TargetSpec | None = None) -> BodyPlan:
 
 
 def kernels(groups: Sequence[Group], target: TargetSpec | None = None) -> tuple[Group, ...]:
-    """The kernels of a schedule, those of calls too: one for each step of its plan."""
+    """Return the kernels of a schedule, calls included: one for each step of its plan."""
     found: list[Group] = []
     for group in groups:
         if isinstance(group, CallGroup):
@@ -200,7 +201,7 @@ def kernels(groups: Sequence[Group], target: TargetSpec | None = None) -> tuple[
 def _called(
     group: CallGroup, places: Mapping[int, int], count: int, target: TargetSpec | None
 ) -> tuple[BodyPlan, dict[int, int]]:
-    """The plan of a call, and where its places are outside: new ones start at `count`."""
+    """Return the plan of a call, and its places outside: new ones start at `count`."""
     inner, body = body_plan(group, target), group.body
     there: dict[int, int] = {}
     own = {id(node): place for place, node in enumerate(body.nodes)}
@@ -231,8 +232,8 @@ def _moved(step: Step, there: Mapping[int, int]) -> Step:
 
 
 def wanted_later(plan: Plan, roots: Sequence[Node], nodes: list[Node]) -> set[int]:
-    """Places of results that can still be requested after the run: the roots, and nodes that
-    more refers to than this graph (counted by the interpreter, so that nothing is missed)."""
+    """Return the places of results that can still be requested after the run: the roots, and nodes
+    with references besides this graph's (counted by the interpreter, so that none is missed)."""
     kept = {id(root) for root in roots}
     inside: dict[int, int] = {}
     for node in nodes:
@@ -244,7 +245,7 @@ def wanted_later(plan: Plan, roots: Sequence[Node], nodes: list[Node]) -> set[in
         if place >= len(nodes):  # inside a call
             continue
         key = id(nodes[place])
-        # besides the sources inside: `nodes`, and the argument of getrefcount
+        # references besides those of inner nodes: `nodes`, and the argument of getrefcount
         outside = sys.getrefcount(nodes[place]) - inside.get(key, 0) - 2
         if key in kept or outside > 0:
             wanted.add(place)
@@ -254,7 +255,7 @@ def wanted_later(plan: Plan, roots: Sequence[Node], nodes: list[Node]) -> set[in
 @dataclass(frozen=True)
 class MemoryPlan:
     """Memory and kernels of a run. Bytes, as the pool rounds them: `results` stay, `peak` is the
-    most at any time besides what is stored already. kernels: how many run."""
+    maximum at any time, without memory stored already. kernels: how many run."""
 
     peak: int
     results: int

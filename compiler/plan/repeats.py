@@ -1,22 +1,22 @@
-"""Repeated structure: a network's layers are planned once, wherever they were written.
+"""Repeated structure: a network's layers are planned once, however they were written.
 
 before: the structure of a graph (compiler.plan.plan), in which a run of entries repeats with
-the places of their sources moved along: layers, each of which reads the one before, its own weights
-and perhaps arrays that all share.
-after: the plan of the same graph with KEPT of the layers, in which the second is done again and
-again, at other places. Equal parts find it again by content, whatever their number.
+the places of their sources shifted: layers, each of which reads the one before, its own weights
+and perhaps arrays that all layers share.
+after: the plan of the same graph with KEPT of the layers, in which the second is repeated at other
+places. Graphs with equal parts find this plan by content, whatever the number of layers.
 
-A layer's plan depends on its neighbours: what is fused reaches across their borders, and the first
-and the last layers have others. So the graph with KEPT layers is planned as any other, and its plan
-is taken only where its second and third layer do the same and no kernel computes more than the
-layer before its own; otherwise there is none. What decides looks no further than that: the costs
-of what a kernel computes, and who reads it.
+A layer's plan depends on its neighbours: fusion reaches across their borders, and the first and the
+last layers have different neighbours. So the graph with KEPT layers is planned as any other, and
+its plan is used only if its second and third layer do the same and no kernel computes more than the
+layer before its own; otherwise there is no plan. The decisions depend on nothing further away: they
+use the costs of what a kernel computes, and its readers.
 
-What is written into memory in place (a decoder's keys and values) is decided for the whole graph
-first (compiler.schedule.hazards), since it hangs on who holds what. It repeats where every layer
-but the first and the last writes the same, and each write waits for reads of its own layer and its
-neighbours at most; a write that waits for what the last layers compute leaves the graph without
-such a plan.
+Writes into memory in place (a decoder's keys and values) are decided for the whole graph first
+(compiler.schedule.hazards), since they depend on references. They repeat if every layer except the
+first and the last writes the same, and each write waits only for reads of its own layer and its
+neighbours; a write that waits for values computed by the last layers leaves the graph without such
+a plan.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from compiler.schedule.hazards import InPlace
 KEPT = 4  # layers of the graph that is planned
 SHORTEST = 8  # entries of a layer; looking for shorter ones costs more than it saves
 TRIES = 4  # distances that are tried
-FAR = 1  # layers before, that a layer may read from
-MANY = 1 << 20  # uses of what all layers share, whatever their number
+FAR = 1  # number of layers back that a layer may read from
+MANY = 1 << 20  # assumed uses of values that all layers share, whatever the number of layers
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """Places first ... first + period * count - 1 are `count` layers alike."""
+    """Places first ... first + period * count - 1 are `count` equal layers."""
 
     first: int
     period: int
@@ -53,18 +53,18 @@ class Repeats:
 
     @property
     def removed(self) -> int:
-        """Places that are left out where KEPT layers stay."""
+        """Number of places that are left out when KEPT layers stay."""
         return (self.count - KEPT) * self.period
 
     @property
     def cut(self) -> int:
-        """Where they are left out: behind two layers."""
+        """The place where they are left out: behind two layers."""
         return self.first + 2 * self.period
 
 
 def find_repeats(key: Structure) -> list[Repeats]:
-    """The longest run of layers in a structure, then the same with two layers as one, whose plans
-    may differ. Empty where there are too few to save anything."""
+    """Return the longest run of layers in a structure, then the same with two layers as one, whose
+    plans may differ. Empty if there are too few layers to save anything."""
     entries = key[:-1]
     if len(entries) < SHORTEST * (KEPT + 1) or None in entries:
         return []  # too short, or with calls of functions, which are planned once already
@@ -87,7 +87,7 @@ def find_repeats(key: Structure) -> list[Repeats]:
 
 
 def _distances(kinds: Sequence[int]) -> list[int]:
-    """How far apart the rarest of what is there often enough stands."""
+    """Return the distances between entries of the rarest kind that occurs often enough."""
     places: dict[int, list[int]] = {}
     for place, kind in enumerate(kinds):
         places.setdefault(kind, []).append(place)
@@ -104,8 +104,8 @@ def _distances(kinds: Sequence[int]) -> list[int]:
 
 
 class _Links:
-    """Readers of each entry, as arrays: for each source of each entry its place, and the
-    reader's."""
+    """Readers of each entry, as arrays: for each source of each entry its place, and the reader's
+    place."""
 
     def __init__(self, entries: Structure, kinds: Sequence[int]) -> None:
         lists = [entry[-1] if len(entry) > 2 else () for entry in entries]
@@ -116,8 +116,8 @@ class _Links:
         self.source = np.fromiter(itertools.chain.from_iterable(lists), np.int64, int(counts.sum()))
 
     def run(self, period: int) -> Repeats | None:
-        """The longest run of entries that are as those a period later, and read the same: moved
-        along, or shared by all."""
+        """Return the longest run of entries equal to those a period later that read the same:
+        shifted along, or shared by all."""
         count = len(self.kinds) - period
         if count <= 0:
             return None
@@ -136,8 +136,8 @@ class _Links:
         return Repeats(first, period, layers) if layers > KEPT else None
 
     def stands_apart(self, found: Repeats, roots: Sequence[int]) -> bool:
-        """Return whether what follows the layers, and what is asked for, needs the last of them at
-        most; and what they share lies before them."""
+        """Return whether the entries after the layers, and the requested results, need at most the
+        last layer, and shared values come before the layers."""
         first, end = found.first, found.first + found.period * found.count
         far = FAR * found.period
         needed = self.source >= first
@@ -148,7 +148,7 @@ class _Links:
 
 
 def shortened(key: Structure, found: Repeats) -> Structure:
-    """The structure with KEPT layers."""
+    """Return the structure with KEPT layers."""
     first, cut, removed = found.first, found.cut, found.removed
     kept = list(key[:cut])
     for entry in key[cut + removed : -1]:
@@ -161,7 +161,7 @@ def shortened(key: Structure, found: Repeats) -> Structure:
 
 
 def copied(short: Structure, nodes: Sequence[Node], found: Repeats) -> list[Node]:
-    """Nodes of their own for a shortened structure; `nodes` are those of the whole."""
+    """Return separate nodes for a shortened structure; `nodes` are those of the whole."""
     made: list[Node] = []
     for place, entry in enumerate(short[:-1]):
         like = nodes[place if place < found.cut else place + found.removed]
@@ -175,13 +175,13 @@ def copied(short: Structure, nodes: Sequence[Node], found: Repeats) -> list[Node
     return made
 
 
-# ---- what is written in place ------------------------------------------------------------------
+# ---- writes in place ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Written:
-    """Where a graph writes in place. earlier: by place of a write, the places of what goes before.
-    stored: places of what is stored for that."""
+    """Where a graph writes in place. earlier: by place of a write, the places of the reads before
+    it. stored: places of values stored for that."""
 
     earlier: dict[int, tuple[int, ...]]
     stored: frozenset[int] = frozenset()
@@ -205,8 +205,8 @@ def written(ways: InPlace, nodes: Sequence[Node]) -> Written:
 
 
 def shortened_writes(whole: Written, found: Repeats) -> Written | None:
-    """The same in the structure with KEPT layers; None where the layers left out do not write as
-    those that stay."""
+    """Return the same for the structure with KEPT layers; None if the layers left out do not write
+    as the remaining ones do."""
     first, period, last = found.first, found.period, found.count - 1
     earlier: dict[int, tuple[int, ...]] = {}
     stored: list[int] = []
@@ -230,7 +230,7 @@ def shortened_writes(whole: Written, found: Repeats) -> Written | None:
 
 
 def _layer_of(place: int, found: Repeats) -> int:
-    """The number of the layer; -1 before all of them, their count behind."""
+    """Return the number of the layer; -1 before all layers, their count after them."""
     return min(max((place - found.first) // found.period, -1), found.count)
 
 
@@ -239,7 +239,7 @@ def _moved_back(places: Sequence[int], first: int, by: int) -> tuple[int, ...]:
 
 
 def ways_of(made: Written, copies: Sequence[Node]) -> InPlace:
-    """The same for the copies of a shortened structure."""
+    """Return the same for the copies of a shortened structure."""
     earlier = {id(copies[w]): [copies[read] for read in reads] for w, reads in made.earlier.items()}
     moved = {id(copies[write]): id(copies[write].sources[0]) for write in made.earlier}
     return InPlace(earlier, moved=moved, stored={id(copies[place]) for place in made.stored})
@@ -250,8 +250,8 @@ def ways_of(made: Written, copies: Sequence[Node]) -> InPlace:
 
 @dataclass(frozen=True)
 class Repeating:
-    """A plan whose steps second ... third - 1 are those of the second layer, and those from there
-    up to `rest` are the same of the third. Step numbers."""
+    """A plan whose steps second ... third - 1 are those of the second layer; the steps from there
+    up to `rest` are the same for the third. Step numbers."""
 
     plan: Plan
     second: int
@@ -262,18 +262,18 @@ class Repeating:
 def repeating(
     plan: Plan, groups: Sequence[Group], nodes: Sequence[Node], found: Repeats
 ) -> Repeating | None:
-    """Look whether a plan with KEPT layers may be stretched. groups: one for each step."""
+    """Return how to stretch a plan with KEPT layers, or None. groups: one for each step."""
     first, period = found.first, found.period
     places = {id(node): place for place, node in enumerate(nodes)}
     stored = {id(root) for group in groups for root in group.roots}
     short = Repeats(first, period, KEPT)
 
     def settled(source: Node) -> bool:
-        """Return whether more layers that share a value do not let it be stored."""
+        """Return whether more layers sharing a value would not cause it to be stored."""
         own = places[id(source)] >= first or source.storage is not None
         return own or id(source) in stored or not wanted_apart(source, stored, MANY)
 
-    numbers: list[int] = []  # of the layer a step belongs to; before and behind them the ends'
+    numbers: list[int] = []  # the layer of each step, as `_layer_of` numbers it
     for step, group in zip(plan.steps, groups, strict=True):
         layers = {_layer_of(place, short) for place in step.results}
         if len(layers) > 1:
@@ -282,7 +282,7 @@ def repeating(
         numbers.append(layer)
         if layer < 1:
             continue
-        # what a kernel computes lies there or behind, or before all layers
+        # a kernel's values are at that place or behind, or before all layers
         lowest = first + (min(layer, KEPT - 1) - 1) * period
         for node in (node for root in group.roots for node in members(root, stored)):
             if first <= places[id(node)] < lowest or not all(map(settled, node.sources)):
@@ -299,7 +299,7 @@ def repeating(
 
 
 def stretched(short: Repeating, found: Repeats) -> tuple[Plan, list[int]]:
-    """The plan of the whole, and for each of its steps the number of the short plan's."""
+    """Return the plan of the whole, and for each of its steps the number in the short plan."""
     first, steps = found.first, short.plan.steps
     made = list(steps[: short.third])
     numbers = list(range(short.third))
@@ -313,7 +313,7 @@ def stretched(short: Repeating, found: Repeats) -> tuple[Plan, list[int]]:
 
 
 def _moved(step: Step, first: int, by: int) -> Step:
-    """A step for a later layer: what lies behind `first` moves along."""
+    """Return a step for a later layer: places behind `first` are shifted."""
 
     def there(place: int) -> int:
         return place if place < first else place + by

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 def round_up(size: int) -> int:
-    """The size class: multiples of 256 bytes, later of an eighth of the power of two below."""
+    """Return the size class: multiples of 256 bytes, later of an eighth of the power of two
+    below."""
     if size <= 256:
         return 256
     step = 256

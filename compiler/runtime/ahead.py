@@ -1,10 +1,10 @@
-"""Kernels compiled ahead: for a target that no device here has, while a program runs elsewhere.
+"""Compile kernels ahead for a target without a local device, while a program runs on another one.
 
     with compiling_ahead(target, folder) as made: run the program on any device
 
-Every plan that a runtime makes is made for the target, too, and its kernels are compiled into a
-cache folder. A device of that target finds them there, with how to launch them: it needs no
-compiler for what the program has run. Replays of recorded functions have been planned before.
+Every plan that a runtime makes is also made for the target, and its kernels are compiled into a
+cache folder. A device of that target finds them there, with their launches: it needs no compiler
+for what the program has run. Replays of recorded functions add nothing: they are planned before.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hcq.diskcache import DiskCache
 from hcq.target import TargetSpec
 
 Planner = Callable[[Sequence[Node], InPlace], None]
-planners: list[Planner] = []  # told of each graph that is planned, before it runs
+planners: list[Planner] = []  # called with each graph that is planned, before it runs
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Ahead:
     _seen: set[object] = field(default_factory=set)
 
     def plan(self, roots: Sequence[Node], ways: InPlace) -> None:
-        """Compile what computing the roots takes. CompileError where a kernel is refused."""
+        """Compile the kernels that compute the roots. CompileError if a kernel is rejected."""
         waiting: list[tuple[Group, Record, Future[Compiled] | None]] = []
         for group in kernels(arrange(roots, ways, self.target), self.target):
             if group.key in self._seen:
@@ -75,8 +75,8 @@ class Ahead:
 
 @contextlib.contextmanager
 def compiling_ahead(target: TargetSpec, folder: Path) -> Iterator[Ahead]:
-    """Compile what runtimes plan meanwhile, on all devices and threads, into a cache folder
-    (UGPU_CACHE of the machine that has the device)."""
+    """Compile everything that runtimes plan during the block, on all devices and threads, into a
+    cache folder (UGPU_CACHE of the machine that has the device)."""
     disk = DiskCache(folder / "kernels")
     made = Ahead(target, disk, Known(target, disk, Store(folder / "tuned")), Places(target, disk))
     planners.append(made.plan)

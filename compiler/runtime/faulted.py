@@ -1,7 +1,7 @@
-"""The line of a kernel's IR that an instruction was compiled from, found when a kernel has failed.
+"""Find the line of a kernel's IR that an instruction was compiled from, after a kernel has failed.
 
-Objects have no line tables, which would cost a tenth more time to compile. What a table is made of
-is kept on disk beside the object; it is compiled to the same instructions when it is needed.
+Objects have no line tables, which would cost a tenth more compile time. The source of a table is
+kept on disk beside the object; when it is needed, it is compiled to the same instructions.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Places:
         self.keys: dict[str, str] = {}
 
     def keep(self, kernel: ir.Kernel, key: str, module: Emitted) -> None:
-        """Keep a kernel's IR, and for targets whose code can name lines the text it was compiled
-        from."""
+        """Keep a kernel's IR and, for targets whose code can have line tables, the text it was
+        compiled from."""
         if self._disk.folder is None:
             return
         text, places = printed(kernel)
@@ -42,15 +42,15 @@ class Places:
         self._disk.put(_place(key), zlib.compress(json.dumps(kept).encode(), 1))
 
     def source(self, key: str) -> str:
-        """The kernel IR of an object. LookupError where it was not kept."""
+        """Return the kernel IR of an object. LookupError if it was not kept."""
         data = self._disk.get(_place(key))
         if data is None:
             raise LookupError("the kernel's IR is not in the cache of compiled kernels")
         return str(json.loads(zlib.decompress(data))["ir"])
 
     def explain(self, error: UgpuError) -> dict[str, object]:
-        """The fact `kernel_ir`: line and statement, for an error with `kernel` and `offset`, or
-        `ptx_line` where the kernel is PTX. Never raises."""
+        """Return the fact `kernel_ir`: line and statement, for an error with `kernel` and `offset`,
+        or `ptx_line` if the kernel is PTX. Never raises."""
         ptx = self._target.abi == "ptx"
         name, at = error.facts.get("kernel"), error.facts.get("ptx_line" if ptx else "offset")
         key = self.keys.get(name) if isinstance(name, str) else None
@@ -71,8 +71,8 @@ class Places:
         return {"kernel_ir": f"line {line}: {statement}"} if line else {}
 
     def lines(self, name: str) -> list[tuple[int, int, int, str]]:
-        """The machine code of a kernel by lines of kernel IR: start and end as offsets from its
-        entry, line, statement. Empty where there is none, as of PTX. Never raises."""
+        """Return the machine code of a kernel by lines of kernel IR: start and end as offsets from
+        its entry, line, statement. Empty if there is none, as for PTX. Never raises."""
         key = self.keys.get(name)
         try:
             data = None if key is None else self._disk.get(_place(key))
@@ -90,8 +90,8 @@ class Places:
             return []
 
     def text_lines(self, name: str) -> dict[int, tuple[int, str]]:
-        """Line and statement of kernel IR by the line of a kernel's PTX, both from 1. Empty where
-        there is none. Never raises."""
+        """Return line and statement of kernel IR by the line of a kernel's PTX, both from 1. Empty
+        if there is none. Never raises."""
         key = self.keys.get(name)
         try:
             data = None if key is None else self._disk.get(_place(key))
@@ -108,8 +108,8 @@ class Places:
             return {}
 
     def _lines_of_ptx(self, key: str, located: bytes) -> list[int]:
-        """The line of kernel IR of each line of an object's PTX; ValueError where the text with
-        lines is another."""
+        """Return the line of kernel IR of each line of an object's PTX; ValueError if the text with
+        lines differs from it."""
         loaded, lines = self._disk.get(key), lines_of_ptx(located.decode())
         if loaded is None or loaded.decode().splitlines() != [text for text, _ in lines]:
             raise ValueError("the kernel's PTX is not in the cache, or differs")
@@ -117,7 +117,7 @@ class Places:
 
 
 def _line(image: bytes, offset: int) -> int:
-    """A module has one function, which comes first."""
+    """Return the line of an offset. A module has one function, which comes first."""
     return int(source_of(image, {}, offset).rpartition(":")[2] or 0)
 
 

@@ -1,4 +1,4 @@
-"""The stream of random numbers of this process: which of them are given out."""
+"""The random number stream of this process: tracks which numbers are used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MASK = (1 << 64) - 1
 
 
 class Generator:
-    """Where the numbers of this process come from. Thread-safe."""
+    """The position in the stream of this process's random numbers. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -20,7 +20,7 @@ class Generator:
         self._next = 0
 
     def seed(self, seed: int) -> None:
-        """Begin again, with the numbers that belong to a seed."""
+        """Restart with the numbers of a seed."""
         with self._lock:
             self._key, self._next = _key(seed), 0
 
@@ -38,7 +38,7 @@ generator = Generator()
 
 
 def _key(seed: int) -> int:
-    """64 bits without a pattern (SplitMix64: G. Steele et al., OOPSLA 2014), odd."""
+    """Return 64 bits without a pattern (SplitMix64: G. Steele et al., OOPSLA 2014), odd."""
     mixed = (seed + 0x9E3779B97F4A7C15) & _MASK
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK

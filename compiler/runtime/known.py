@@ -1,8 +1,8 @@
 """Launches of groups' kernels, stored on disk: a second process does not lower known kernels.
 
-An object's key is the LLVM text it was made of. Finding that text means lowering the group, which
-is most of what a second process would do. A record has the result of lowering: the object's key,
-and the launch. It depends on the group's structure, the target, the compiler's sources and the
+An object's key is the LLVM text it was made of. Finding that text requires lowering the group,
+which is most of the work of a second process. A record has the result of lowering: the object's
+key, and the launch. It depends on the group's structure, the target, the compiler's sources and the
 results of searches.
 """
 
@@ -47,8 +47,8 @@ class Record:
 
 
 class Known:
-    """The records of one device's target, beside the objects. tuned: what searches found, whose
-    change makes all records void."""
+    """The records of one device's target, stored with the objects. tuned: results of searches; a
+    change in them invalidates all records."""
 
     def __init__(self, target: TargetSpec, disk: DiskCache, tuned: Store) -> None:
         self._target = repr(sorted(dataclasses.asdict(target).items(), key=str))
@@ -72,7 +72,7 @@ class Known:
             return None
 
     def put(self, group: Group, record: Record) -> None:
-        """Keep a record, where the group has a structure that means the same to all processes."""
+        """Keep a record if the group's structure has the same meaning in all processes."""
         key = self._key(group)
         if key is not None:
             self._disk.put(key, json.dumps(dataclasses.asdict(record)).encode())
@@ -81,15 +81,15 @@ class Known:
         if self._disk.folder is None:
             return None
         text = repr(group.key)
-        if " at 0x" in text:  # an object that is shown by its address
+        if " at 0x" in text:  # an object whose text has its address
             return None
         return DiskCache.key(
             "launch", text, self._target, self._sources(), version(), self._searches()
         )
 
     def _sources(self) -> str:
-        """Return the hash of the compiler's sources. It is kept on disk for the state of their
-        files, as reading them takes ten times as long as looking at them."""
+        """Return the hash of the compiler's sources. It is kept on disk by the state of the files,
+        as reading them takes ten times as long as checking their state."""
         if not self._hash:
             kept = self._disk.get(state())
             self._hash = sources() if kept is None else kept.decode()
@@ -98,7 +98,7 @@ class Known:
         return self._hash
 
     def _searches(self) -> str:
-        """Return what changes with each new result of a search."""
+        """Return a value that changes with each new result of a search."""
         folder = self._tuned.disk.folder
         try:
             return "" if folder is None else str(folder.stat().st_mtime_ns)
@@ -123,8 +123,8 @@ def state() -> str:
 
 
 def states(folder: Path) -> list[str]:
-    """Return place, size and times of each source; a change of one sets its time of change, which
-    programs cannot choose."""
+    """Return path, size and times of each source. A modification sets a file's time of change,
+    which programs cannot choose."""
     found = []
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):

@@ -1,4 +1,4 @@
-"""Tensors whose elements lie in a buffer of the program's own."""
+"""Tensors whose elements are in a buffer owned by the program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compiler.runtime.runtime import runtime_of
 from hcq.buffer import Buffer
 from hcq.errors import BadArgument, Closed
 
-ALIGN = 256  # bytes: what kernels are told of every parameter (compiler.codegen)
+ALIGN = 256  # bytes: alignment that kernels assume for every parameter (compiler.codegen)
 
 
 class Lent(Storage):
@@ -31,8 +31,8 @@ class Lent(Storage):
         self.size = size
 
     @property
-    def buffer(self) -> Buffer:  # type: ignore[override]  # a field that is looked at each time
-        """The bytes; Closed where they are no more."""
+    def buffer(self) -> Buffer:  # type: ignore[override]  # a field that is checked each time
+        """The bytes; Closed after the buffer was closed."""
         owner = self.part.owner
         assert owner is not None
         if owner.closed:
@@ -41,15 +41,15 @@ class Lent(Storage):
 
     @property
     def address(self) -> int:  # type: ignore[override]
-        """Where they are; Closed where they are no more."""
+        """The address of the bytes; Closed after the buffer was closed."""
         return self.buffer.address
 
     def __del__(self) -> None:
-        """The buffer is the program's."""
+        """Do nothing: the program owns the buffer."""
 
 
 def lend(buffer: Any, shape: Shape, dtype: DType | str) -> Node:  # Any: checked here
-    """A node whose elements are the start of a buffer. BadArgument where they cannot be."""
+    """Return a node whose elements are the start of a buffer. BadArgument if not possible."""
     kind = as_dtype(dtype)
     if not isinstance(dtype, DType) and dtype != kind.name and np.dtype(dtype) == np.float64:
         raise BadArgument(f"from_buffer: tensors of {dtype} are not supported; expected float32")

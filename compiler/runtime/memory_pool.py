@@ -1,4 +1,4 @@
-"""Device memory for tensors: buffers are kept when a tensor dies and used again.
+"""Device memory for tensors: buffers are kept after a tensor is freed, and used again.
 
 Reuse needs no waiting: kernels of a device run on one queue in order, and copies to and from the
 host wait for that queue. Sizes are rounded up to a few classes so that reuse is likely.
@@ -35,7 +35,7 @@ class Storage:
 
 
 class Part(Storage):
-    """Some bytes of another one, which it keeps."""
+    """Some bytes of another storage, to which it keeps a reference."""
 
     __slots__ = ("whole",)
 
@@ -44,15 +44,15 @@ class Part(Storage):
         self.whole = whole
 
     def __del__(self) -> None:
-        """The whole goes back to the pool by itself."""
+        """Do nothing: the whole storage returns to the pool by itself."""
 
 
 class MemoryPool:
     """Unused buffers of one device, by size. Thread-safe.
 
-    poison: for tests, a 32-bit value that all memory is filled with when it is taken, so that a
-    kernel which reads unwritten memory is detected; nothing is kept then. Memory taken during a
-    capture is not filled: the fill would come before work that the graph puts before it.
+    poison: for tests, a 32-bit value that fills all memory when it is taken, to detect kernels that
+    read unwritten memory; no buffers are kept then. Memory taken during a capture is not filled:
+    the fill would run before work that precedes it in the graph.
     """
 
     def __init__(self, device: Device, keep: int = KEEP) -> None:
@@ -65,10 +65,10 @@ class MemoryPool:
         self._lock = threading.RLock()  # see give_back
 
     def take(self, size: int) -> Storage:
-        """Memory of `size` bytes, content undefined. OutOfMemory after giving up all unused
-        buffers."""
+        """Return memory of `size` bytes, content undefined. Raises OutOfMemory, after freeing all
+        unused buffers and a second attempt."""
         rounded = round_up(size)
-        if self.core.inherited:  # the lock is the parent's
+        if self.core.inherited:  # the lock belongs to the parent
             self.core.check_open()
         with self._lock:
             waiting = self._free.get(rounded)
@@ -85,8 +85,8 @@ class MemoryPool:
         return Storage(self, buffer, size)
 
     def give_back(self, buffer: Buffer) -> None:
-        """Called when a Storage dies, wherever the collector runs: also inside `take`, and inside
-        the driver. Never raises."""
+        """Take a buffer back when a Storage dies, wherever the collector runs: even inside `take`
+        and inside the driver. Never raises."""
         if self.core.closed:
             return
         with self._lock:

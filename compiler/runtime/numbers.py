@@ -1,8 +1,9 @@
-"""Where the random numbers of a recorded function are in their stream, anew for each replay.
+"""Stream positions of the random numbers in a recorded function, set anew for each replay.
 
-A kernel that makes random numbers reads the first one's number and the key from memory
-(compiler.methods.randomness). The memory of a recording's kernels is filled before each replay, by
-one copy for ROOM of them: the numbers are those that the function would get if it ran instead.
+A kernel that makes random numbers reads the first number and the key from memory
+(compiler.methods.randomness). Before each replay, this memory is filled for all kernels of a
+recording, by one copy for each ROOM of them, with the numbers that the function would get if it ran
+instead.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from compiler.runtime.generator import generator
 from compiler.runtime.memory_pool import MemoryPool, Part, Storage
 
 ROOM = 16  # places in one piece of memory
-APART = 256  # bytes from one to the next: what kernels take as aligned
+APART = 256  # bytes from one to the next: the alignment that kernels assume
 PAIR = 16  # bytes of a number and a key
 
 
 class Places:
-    """The places in the stream that one recording takes, in its order."""
+    """The places in the stream that one recording uses, in its order."""
 
     def __init__(self, pool: MemoryPool) -> None:
         self._pool = pool
@@ -26,7 +27,7 @@ class Places:
         self._memory: list[Storage] = []
 
     def take(self, count: int) -> Storage:
-        """Memory that will say where the next `count` numbers begin, and the key."""
+        """Return memory that will hold the first of the next `count` numbers, and the key."""
         number = len(self._counts)
         if number % ROOM == 0:
             self._memory.append(self._pool.take(ROOM * APART))
@@ -34,7 +35,7 @@ class Places:
         return Part(self._memory[-1], number % ROOM * APART, PAIR)
 
     def fill(self) -> None:
-        """Take what one replay needs. Waits for kernels that still read what was before."""
+        """Take the numbers of one replay. Waits for kernels that still read the previous ones."""
         if not self._counts:
             return
         ends = np.cumsum(self._counts, dtype=np.uint64)

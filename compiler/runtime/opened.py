@@ -1,12 +1,13 @@
 """Graphs that differ only in their Python numbers share kernels.
 
-A number is part of the kernels that use it: they are as fast as they can be. When a second graph of
-the same structure arrives with other numbers, the numbers that differ are read from memory from
-then on, and further graphs of this structure compile nothing (`x * rate` with a new rate each
-time).
+A number is part of the code of the kernels that use it, which makes them as fast as possible. When
+a second graph of the same structure arrives with other numbers, those that differ are read from
+memory from then on, and further graphs of this structure compile nothing (`x * rate` with a new
+rate each time).
 
-Numbers stay in the kernels where the compiler decides by them: in graphs that count positions or
-index (masks and slices by position), in calls of nested functions, as exponents, and as padding.
+Numbers stay in the kernels where the compiler's decisions depend on them: in graphs that count
+positions or index (masks and slices by position), in calls of nested functions, as exponents, and
+as padding.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from compiler.plan.plan import Structure
 from compiler.runtime.memory_pool import MemoryPool, Storage
 
 BY_POSITION = frozenset(("iota", "gather", "scatter", "call", "result"))
-DECIDING = frozenset(("pow",))  # operations written out by the value of an operand
-KINDS = 4096  # structures remembered; beyond it all are forgotten
+DECIDING = frozenset(("pow",))  # operations whose expansion depends on an operand's value
+KINDS = 4096  # structures remembered; beyond this all are discarded
 
 
 class Opened:
-    """The structures that one device has planned, without their numbers. For one thread at a time.
+    """The structures that one device has planned, without their numbers. Not thread-safe.
 
     _kinds: structure without numbers -> the numbers it came with first, and the places of those
     that have differed since.
@@ -39,8 +40,8 @@ class Opened:
         self._kinds: dict[Structure, tuple[tuple[str, ...], set[int]]] = {}
 
     def open(self, key: Structure, nodes: Sequence[Node], pool: MemoryPool) -> bool:
-        """Have the numbers in which a new graph differs from others of its structure read from
-        memory. Returns whether the graph has changed. key, nodes: of schedule.plan.structure."""
+        """Read the numbers in which a new graph differs from others of its structure from memory.
+        Return whether the graph has changed. key, nodes: of schedule.plan.structure."""
         places = _places(key, nodes)
         if not places:
             return False
@@ -79,7 +80,7 @@ def _places(key: Structure, nodes: Sequence[Node]) -> list[int]:
 
 
 def _behind(node: Node) -> list[Node]:
-    """Return the sources of a node, beyond casts and movement."""
+    """Return the sources of a node, with casts and movement skipped."""
     behind = []
     for source in node.sources:
         while source.op in graph.MOVEMENT or source.op == "cast":

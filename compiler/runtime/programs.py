@@ -1,7 +1,7 @@
-"""Kernels made ready: lowered, compiled (or fetched from disk), loaded on a device.
+"""Preparation of kernels: lowered, compiled (or fetched from disk), loaded on a device.
 
-Groups with equal structure share a loaded kernel; kernels with equal LLVM text share an object, on
-disk too. What is new of a run is compiled in child processes while the next kernel is lowered
+Groups with equal structure share a loaded kernel; kernels with equal LLVM text share an object,
+even on disk. New kernels of a run are compiled in child processes while the next kernel is lowered
 (compiler.codegen.children).
 """
 
@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class KernelRecord:
-    """A kernel that was made ready. seconds: to lower, compile (or fetch, where `from_disk`) and
-    load it, without waiting for others. code_bytes: size of the object file. origin: the tensor
+    """A kernel that was prepared. seconds: to lower, compile (or fetch, if `from_disk`) and load
+    it, without waiting for others. code_bytes: size of the object file. origin: the tensor
     operations it computes."""
 
     name: str
@@ -66,21 +66,21 @@ class Loaded:
 
 @dataclass
 class _Pending:
-    """A kernel on its way. seconds: spent on it so far."""
+    """A kernel in preparation. seconds: spent on it so far."""
 
     record: Record
     seconds: float
     image: bytes | None = None  # from disk
-    lowered: bool = True  # here; not by an earlier process
+    lowered: bool = True  # in this process, not by an earlier one
     compiled: Future[Compiled] | None = None
-    groups: list[Group] = field(default_factory=list)  # that want it
+    groups: list[Group] = field(default_factory=list)  # groups that need it
 
 
-listeners: list[Callable[[KernelRecord], None]] = []  # told of each kernel made ready
+listeners: list[Callable[[KernelRecord], None]] = []  # called for each kernel prepared
 
 
 class Programs:
-    """The kernels of one open device. For one thread at a time."""
+    """The kernels of one open device. Only one thread may use it at a time."""
 
     def __init__(self, device: Device, cache_folder: Path | None) -> None:
         self.device = device
@@ -94,7 +94,7 @@ class Programs:
         core_of(device).explainers.append(self.places.explain)
 
     def ready(self, groups: Sequence[Group]) -> tuple[Loaded, ...]:
-        """Make the kernels of all groups ready. CompileError where LLVM fails on one of them."""
+        """Prepare the kernels of all groups. CompileError if LLVM fails on one of them."""
         pending: dict[str, _Pending] = {}
         once = {id(group): group for group in groups}  # calls of a function share groups
         for group in once.values():
@@ -108,7 +108,7 @@ class Programs:
         return tuple([found[id(group)] for group in groups])
 
     def _begin(self, group: Group, pending: dict[str, _Pending]) -> None:
-        """Lower a group, and have it compiled unless it is known."""
+        """Lower a group, and start compiling it unless it is known."""
         start = time.perf_counter()
         if active() is None and self._recalled(group, pending, start):
             return
@@ -137,7 +137,7 @@ class Programs:
         waiting.groups.append(group)
 
     def _recalled(self, group: Group, pending: dict[str, _Pending], start: float) -> bool:
-        """Take a group's kernel as an earlier process has lowered and compiled it."""
+        """Use a group's kernel as lowered and compiled by an earlier process."""
         record = self.known.get(group)
         if record is None:
             return False
@@ -156,7 +156,7 @@ class Programs:
         return True
 
     def packs(self, plain: Computation, forms: tuple[Computation, ...]) -> bool | None:
-        """Return whether a product is to be replaced by `forms`, where a search has measured it."""
+        """Return whether `forms` should replace a product; None unless a search has measured it."""
         tuner = active()
         if tuner is not None:
             tuner.compare(plain, forms, self.device, self.tuned)
@@ -167,8 +167,8 @@ class Programs:
         return found.pays if isinstance(found, Packing) else None
 
     def lowered(self, computation: Computation) -> ir.Kernel:
-        """The kernel that computes it: with the choices a search found, where there are some; a
-        record that does not fit (any more) is passed over. The caller holds `interning`."""
+        """Return the kernel that computes it, with the choices found by a search, if any; a record
+        that does not fit (any more) is ignored. The caller holds `interning`."""
         target = self.device.target
         choices = None
         if self.tuned.exists():
@@ -181,7 +181,7 @@ class Programs:
         return lower(computation, target)
 
     def renew(self) -> None:
-        """Have kernels looked for again where they are asked for next: a search found others."""
+        """Look kernels up again when they are next requested: a search found others."""
         self._groups.clear()
 
     def _finish(self, waiting: _Pending) -> Loaded:

@@ -21,16 +21,16 @@ under_way: set[int] = set()  # ids of the recordings of all threads
 class Recording:
     """The kernels of one call of a function.
 
-    pool: where its results go, None for the device's own. keys: the kernels, in order. used: ids
-    of the storages the kernels name. made: the storages that were computed.
-    assigned: the nodes written into memory that was there before.
+    pool: allocates its results, None for the device's own. keys: the kernels, in order. used: ids
+    of the storages the kernels name. made: the storages that were computed. assigned: the nodes
+    written into memory that existed before.
     """
 
     def __init__(self, name: str, pool: MemoryPool | None = None) -> None:
         self.name = name
         self.pool = pool
         self.runtime: Runtime | None = None
-        self.places: Places | None = None  # of random numbers, where it is captured
+        self.places: Places | None = None  # of random numbers, if it is captured
         self.keys: list[tuple[Any, ...]] = []
         self.used: set[int] = set()
         self.made: list[weakref.ref[Storage]] = []
@@ -57,8 +57,8 @@ class Recording:
         return self.pool or runtime.pool
 
     def random(self, runtime: Runtime, count: int) -> Storage | None:
-        """Memory that says at each replay where `count` random numbers begin; None in a call that
-        runs itself."""
+        """Return memory that holds at each replay the first of `count` random numbers; None in a
+        call that runs as usual."""
         pool = self.pool_for(runtime)
         if self.pool is None:
             return None
@@ -72,7 +72,7 @@ class Recording:
         self.used.update(id(storage) for storage in given)
 
     def settling(self, node: Node, storage: Storage, new: bool) -> None:
-        """A result is about to be kept. new: in memory of its own."""
+        """Record a result that is about to be stored. new: in newly allocated memory."""
         self._settled.append((node, node.op, node.sources, node.arg))
         if new:
             self.made.append(weakref.ref(storage))
@@ -80,18 +80,18 @@ class Recording:
             self.assigned.append(weakref.ref(node))
 
     def undo(self) -> None:
-        """Nothing of this was run: let every node know again how it is computed."""
+        """Restore how each node is computed, since nothing of this was run."""
         for node, op, sources, arg in self._settled:
             node.op, node.sources, node.arg, node.storage = op, sources, arg, None
         self._settled.clear()
 
     def finish(self) -> None:
-        """Forget how the results were computed."""
+        """Drop the records of how the results were computed."""
         self._settled.clear()
 
 
 def current_recording() -> Recording | None:
-    """The recording that this thread's runs belong to."""
+    """Return the recording that this thread's runs belong to."""
     if not under_way:
         return None
     found: Recording | None = getattr(_thread, "recording", None)

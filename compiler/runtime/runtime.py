@@ -1,7 +1,7 @@
-"""From lazy tensors to results: schedules, compiles what is new, launches.
+"""From lazy tensors to results: schedules, compiles new kernels, launches.
 
 Everything is cached by content. Groups with equal structure share a loaded kernel; kernels with
-equal LLVM text share an object, on disk too (hcq.config, UGPU_CACHE). Launches are asynchronous:
+equal LLVM text share an object, even on disk (hcq.config, UGPU_CACHE). Launches are asynchronous:
 a failure of the device is raised by the next wait.
 """
 
@@ -59,13 +59,13 @@ from hcq.queue import Queue
 class _Ready:
     plan: Plan
     loaded: tuple[Loaded, ...]  # one for each step
-    # once it has run: its commands, whose parameters are the addresses of each step's result and
-    # inputs, step by step
+    # set after the first run: its commands, whose parameters are the addresses of each step's
+    # result and inputs, step by step
     prepared: CommandBuffer | None = None
 
 
-PLANS = 4096  # plans kept per device; beyond it all are made again
-SCRIPTS = 256  # kept per device
+PLANS = 4096  # plans kept per device; beyond this all are discarded
+SCRIPTS = 256  # scripts kept per device
 
 
 class Runtime:
@@ -85,7 +85,7 @@ class Runtime:
         self.programs.tuned.listener = self.renew
 
     def renew(self) -> None:
-        """Plan anew what is asked for next: a search found better kernels."""
+        """Plan everything anew when next requested: a search found better kernels."""
         with self._lock:
             self._plans.clear()
             self._layers.clear()
@@ -93,12 +93,12 @@ class Runtime:
             self.programs.renew()
 
     def realize(self, roots: Sequence[Node]) -> None:
-        """Compute the roots and all that must be stored on the way; returns after submission."""
+        """Compute the roots and the nodes that must be stored for them; return after submission."""
         with self._lock:
             recipe = roots[0].recipe if len(roots) == 1 else None
             script = None if recipe is None else self._scripts.get(recipe)
             if recipe is not None and script is not None and script.run(roots[0], self.device):
-                recipe.script = script  # it was another device's
+                recipe.script = script  # it may hold another device's script
                 return
             given = roots[0].given if roots and isinstance(roots[0], Repeated) else ()
             bases = [stored_as(root) for root in roots]
@@ -128,8 +128,8 @@ class Runtime:
     def _write(
         self, ready: _Ready, nodes: Sequence[Node], recipe: Recipe, given: Sequence[Node]
     ) -> None:
-        """Have the recipe's nodes computed by a script from now on, where that is possible. given:
-        the sources of the node that was computed."""
+        """Compute the recipe's nodes by a script from now on, if possible. given: the sources of
+        the node that was computed."""
         places = {id(node): place for place, node in enumerate(nodes)}
         sources = [places.get(id(node), -1) for node in given]
         if ready.prepared is None or min(sources) < 0 or len(given) != recipe.sources:
@@ -141,15 +141,15 @@ class Runtime:
             self._scripts[recipe] = recipe.script = script
 
     def forget(self) -> None:
-        """Throw the scripts away: they are this device's, the recipes everybody's."""
+        """Discard the scripts: they belong to this device, the recipes to all."""
         for recipe, script in self._scripts.items():
             if recipe.script is script:
                 recipe.script = None
         self._scripts.clear()
 
     def prepare(self, roots: Sequence[Node]) -> int:
-        """Plan the roots and compile what is new, without running anything; returns how many
-        kernels computing them takes."""
+        """Plan the roots and compile new kernels, without running anything; return the number of
+        kernels that compute them."""
         with self._lock:
             wanted = [base for root in roots if (base := stored_as(root)).storage is None]
             if not wanted:
@@ -158,12 +158,12 @@ class Runtime:
             return len(self._planned(key, wanted, nodes).plan.steps)
 
     def _planned(self, key: Structure, roots: Sequence[Node], nodes: list[Node]) -> _Ready:
-        """The plan for graphs of this structure, its kernels loaded."""
+        """Return the plan for graphs of this structure, with its kernels loaded."""
         graph, ways = key, in_place(nodes, roots)
         if ways.earlier:
             key = (*graph, ways.places(nodes))
         found = self._plans.get(key)
-        if found is None or active() is not None:  # a search looks at known kernels too
+        if found is None or active() is not None:  # a search examines known kernels too
             for planner in tuple(planners):
                 planner(roots, ways)
             made = None
@@ -179,7 +179,7 @@ class Runtime:
         return found
 
     def _repeated(self, key: Structure, nodes: Sequence[Node], ways: InPlace) -> _Ready | None:
-        """The plan by way of the one for fewer layers, where the graph repeats itself."""
+        """Return a plan made from the one for fewer layers, if the graph repeats itself."""
         writes: Written | None = None
         for found in find_repeats(key):
             writes = written(ways, nodes) if writes is None else writes
@@ -209,7 +209,7 @@ class Runtime:
         return arrange(roots, ways, self.device.target, self.programs.packs)
 
     def _shown(self, roots: Sequence[Node], nodes: list[Node]) -> list[Timed]:
-        """Tell who watches of a run; returns who wants to know how long its kernels take."""
+        """Notify the watchers of a run; return the callbacks for its kernels' times."""
         groups, device = self._scheduled(roots, in_place(nodes, roots)), self.device
         run = Run(device.name, device.target, groups, nodes, self.programs.lowered)
         with interning:
@@ -218,8 +218,8 @@ class Runtime:
     def _timed(
         self, loaded: Loaded, arguments: Sequence[Storage], written: Storage | None
     ) -> Times:
-        """Run a kernel alone, several times. written: what it writes into; is put back before each
-        run, so that the last one leaves what one would."""
+        """Run a kernel alone, several times. written: the memory it writes into; it is restored
+        before each run, so that its final content is that of a single run."""
         queue, synchronize = self.device.queue(), self.device.synchronize
         before = None if written is None else self.pool.take(written.size)
         if written is not None and before is not None:
@@ -254,7 +254,7 @@ class Runtime:
         prepared = ready.prepared if plain else None
         addresses: list[int] = []
         for number, (step, loaded) in enumerate(zip(plan.steps, ready.loaded, strict=True)):
-            if step.target == step.root:  # a scatter into what the step before began
+            if step.target == step.root:  # a scatter into the memory that the previous step filled
                 storage = made[step.root]
             elif step.target is not None:
                 storage = made.get(step.target) or _storage(nodes[step.target])
@@ -291,7 +291,7 @@ class Runtime:
             if plain:
                 ready.prepared = self.core.prepare(queue.hardware, _open(queue.commands))
             queue.submit()
-        # only now that all is submitted: after an error the graph is as it was
+        # only after everything is submitted: after an error the graph is unchanged
         for place, storage in keep.items():
             if place >= len(nodes):  # inside a call of a nested function
                 continue
@@ -301,7 +301,7 @@ class Runtime:
 
 
 def _take(spare: dict[int, list[Storage]], pool: MemoryPool, size: int) -> Storage:
-    """Memory for a result: what is spare of its class, or the pool's."""
+    """Return memory for a result: spare memory of its class, or the pool's."""
     free = spare.get(round_up(size))
     storage = free.pop() if free else pool.take(size)
     storage.size = size
@@ -309,7 +309,7 @@ def _take(spare: dict[int, list[Storage]], pool: MemoryPool, size: int) -> Stora
 
 
 def _launch(queue: Queue, loaded: Loaded, arguments: Sequence[Storage]) -> None:
-    """Record a kernel, after those recorded before."""
+    """Record a kernel after those recorded before."""
     if queue.commands:
         queue.barrier()
     queue.launch(
@@ -322,7 +322,7 @@ def _launch(queue: Queue, loaded: Loaded, arguments: Sequence[Storage]) -> None:
 
 
 def _open(commands: Sequence[Command]) -> list[Command]:
-    """The same commands with a parameter for every address that a kernel is given, in order."""
+    """Return the same commands with a parameter for each address of a kernel argument, in order."""
     slots = itertools.count()
     opened: list[Command] = []
     for command in commands:
@@ -351,7 +351,7 @@ _default = ""
 
 
 def runtime_of(device: Device) -> Runtime:
-    """The runtime of an open device; Closed for one that is not."""
+    """Return the runtime of an open device; Closed if it is not open."""
     if device.closed:
         raise Closed(f"{device.name} is closed")
     found = _runtimes.get(id(device))
@@ -367,13 +367,13 @@ def runtime_of(device: Device) -> Runtime:
 
 
 def known_runtime(device: Device) -> Runtime | None:
-    """The runtime of a device that has run something of the compiler, else None."""
+    """Return the runtime of a device that has used the compiler, otherwise None."""
     found = _runtimes.get(id(device))
     return found if found is not None and found.device is device else None
 
 
 def use_cache(device: Device, folder: Path | None) -> Runtime:
-    """Give a device a fresh runtime that keeps its objects in `folder`, or not on disk at all."""
+    """Give a device a fresh runtime that keeps its objects in `folder`; None: not on disk."""
     with _devices_lock:
         old = _runtimes.get(id(device))
         if old is not None:
@@ -383,8 +383,8 @@ def use_cache(device: Device, folder: Path | None) -> Runtime:
 
 
 def device_of(given: Device | str | None) -> Device:
-    """A device, by itself, by name, or the default one. Devices opened by name are shared by all
-    tensors and closed when the process ends."""
+    """Return a device given as itself, by name, or as None for the default. Devices opened by name
+    are shared by all tensors and closed when the process ends."""
     if isinstance(given, Device):
         return given
     if given is not None and not isinstance(given, str):
@@ -403,7 +403,7 @@ def device_of(given: Device | str | None) -> Device:
 
 
 def set_default_device(name: str) -> None:
-    """Where tensors without `device=` live; at first UGPU_DEVICE, else "cpu"."""
+    """Set the device of tensors without `device=`; initially UGPU_DEVICE, otherwise "cpu"."""
     global _default
     with _devices_lock:
         _default = name
@@ -418,7 +418,7 @@ def _close_all() -> None:
 
 @contextlib.contextmanager
 def kernel_log() -> Iterator[list[KernelRecord]]:
-    """Collect the kernels made ready while the `with` block runs, on all devices."""
+    """Collect the kernels prepared while the `with` block runs, on all devices."""
     records: list[KernelRecord] = []
     listener = records.append
     listeners.append(listener)

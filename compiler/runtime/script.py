@@ -1,7 +1,7 @@
-"""Plans that have run for what a recipe made, to be run again in few steps.
+"""Plans that have run for a recipe's result, prepared to run again in few steps.
 
-A program that has read much memory finds none of the interpreter in its caches: each object and
-each function on the way to the device then costs microseconds, so there are few.
+After a program has read much memory, nothing of the interpreter is in its caches: each object and
+each function on the way to the device then costs microseconds, so there are few of them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from hcq.command import CommandBuffer
 from hcq.device import Device
 from hcq.queue import QueueKind
 
-SCRATCH = 64 << 10  # bytes at most that a plan may keep for its intermediate results
+SCRATCH = 64 << 10  # maximum bytes that a plan may keep for its intermediate results
 
 
 class Script:
     """Data needed to submit a plan again. sources: places of the recipe's sources in the plan.
-    lock: of the runtime whose plan it is.
+    lock: of the runtime that owns the plan.
 
-    Its intermediate results have memory of their own for good: runs on one queue follow each other.
+    Its intermediate results keep their memory permanently: runs on one queue follow each other.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Script:
         return plain and small and alone and bool(plan.steps) and not plan.empty
 
     def run(self, root: Node, device: Device) -> bool:
-        """Compute a root that its recipe made; False where that takes a closer look."""
+        """Compute a root that its recipe made; return False if a full analysis is needed."""
         if device is not self.device or not isinstance(root, Repeated):
             return False
         if watchers or tuners or under_way:
@@ -79,7 +79,7 @@ class Script:
         with self.lock:
             given = root.given
             if not given or self.pool.core.capturing is not None:
-                return False  # it is computed, or its graph has been written down
+                return False  # it is computed, or its graph has been built
             numbers = []
             for source in given:
                 stored = source.storage
@@ -96,6 +96,6 @@ class Script:
                         addresses[slot] = number
                 self.pool.core.submit_prepared(self.queue, self.prepared, addresses)
             root.settle(result)
-            if self.size <= SCRATCH:  # the next one's, while the device is at work
+            if self.size <= SCRATCH:  # memory for the next result, while the device is working
                 self.next = self.pool.take(self.size)
         return True

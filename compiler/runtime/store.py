@@ -1,4 +1,4 @@
-"""The choices that searches found best, on disk: by what is computed, and for which target."""
+"""The best choices that searches found, on disk: by computation and target."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Store:
 
     def __init__(self, folder: Path | None) -> None:
         self.disk = DiskCache(folder)
-        self.listener: Callable[[], object] | None = None  # the owners of kernels made from it
+        self.listener: Callable[[], object] | None = None  # called when kernels may be outdated
 
     def tell(self) -> None:
-        """There are new records of kernels that may be in use."""
+        """Report new records of kernels that may be in use."""
         if self.listener is not None:
             self.listener()
 
@@ -36,7 +36,7 @@ class Store:
         return self.disk.folder is not None and os.path.isdir(self.disk.folder)
 
     def get(self, key: str) -> Choices | None:
-        """The record, or None; one that cannot be read is none, and is deleted."""
+        """Return the record, or None; one that cannot be read is deleted and gives None."""
         data = self.disk.get(key)
         if data is None:
             return None
@@ -67,7 +67,7 @@ def key_of(computation: Computation, device: Device) -> str:
 
 
 def packing_key(computation: Computation, device: Device) -> str:
-    """The same for whether a product's factors are packed. The caller holds `interning`."""
+    """Return the key for whether a product's factors are packed. The caller holds `interning`."""
     return DiskCache.key("packing", key_of(computation, device))
 
 

@@ -16,14 +16,14 @@ from compiler.kernel.ir import Kernel
 from compiler.schedule.group import Group
 from hcq.target import TargetSpec
 
-RUNS = 10  # of a kernel that is timed, after its first
-SHARE_S = 0.05  # of all of them, about
+RUNS = 10  # timed runs of a kernel, after its first
+SHARE_S = 0.05  # approximate seconds of all of them
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds. first: with all that a first launch needs besides (translation, cold caches); best:
-    of the others; runs: all of them."""
+    """Seconds. first: includes everything else that a first launch needs (translation, cold
+    caches); best: of the others; runs: all of them."""
 
     first: float
     best: float
@@ -33,8 +33,8 @@ class Times:
 def measure(
     run: Callable[[Callable[[], float]], float], clock: Callable[[], float] = time.perf_counter
 ) -> Times:
-    """Time `run` until its time is spent, twice at least. run: is given the clock, and returns the
-    seconds of what counts."""
+    """Time `run` until the time limit, at least twice. run: takes the clock, and returns the
+    seconds to count."""
     first = run(clock)
     begun = clock()
     best = run(clock)

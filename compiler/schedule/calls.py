@@ -1,8 +1,8 @@
 """Calls of nested functions among the kernels of a schedule.
 
-A call takes a place in the order like a kernel: it reads its arguments, which are stored, and makes
-its results. What happens inside is planned once for each body (compiler.plan.plan), by
-which results are asked for and which arguments may be overwritten.
+A call has a place in the order like a kernel: it reads its arguments, which are stored, and
+computes its results. The inside is planned once for each body (compiler.plan.plan), by the
+requested results and by the arguments that may be overwritten.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def body_of(call: Node) -> Body:
 
 
 def live_results(call: Node) -> list[tuple[int, Node]]:
-    """The results that are to be computed: number, and node."""
+    """Return the results to be computed: number, and node."""
     called = call.arg
     assert isinstance(called, Call)
     return called.live()
 
 
 def make_call_group(call: Node, granted: frozenset[int]) -> CallGroup:
-    """The group that runs a call. granted: parameters whose memory it may write."""
+    """Return the group that runs a call. granted: parameters whose memory it may write."""
     numbers, results = zip(*live_results(call), strict=True)
     key = ("call", body_of(call).number, numbers, granted)
     first, *others = results
@@ -54,5 +54,5 @@ def make_call_group(call: Node, granted: frozenset[int]) -> CallGroup:
 
 
 def calls(groups: Sequence[Group]) -> Iterator[CallGroup]:
-    """The calls among groups."""
+    """Yield the calls among groups."""
     return (group for group in groups if isinstance(group, CallGroup))

@@ -2,7 +2,7 @@
 
 before: a Group, nodes on whole arrays.
 after: a Computation, one expression for the element at the output ranges. Movement operations are
-gone: they only changed the indices of loads, and pads became conditions.
+gone: they become changes of load indices, and pads become conditions.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from compiler.expression.value import (
 from compiler.graph.node import ALONE, Node
 from compiler.schedule.group import Group, describe
 
-FEW = 3  # pieces of a cat up to which each element is chosen among all
+FEW = 3  # pieces of a cat up to which each element selects among all of them
 
 
 def express(group: Group) -> Computation:
-    """Express a group's root as a function of its ranges, with as few ranges as possible; one that
-    joins many pieces, piece by piece."""
+    """Express a group's root as a function of its ranges, with as few ranges as possible; a root
+    that joins many pieces is expressed piece by piece."""
     return _in_pieces(group) or _merge(trace(group))
 
 
 def in_pieces(group: Group) -> bool:
-    """Return whether a kernel joins many arrays: it is written piece by piece, rather than each
-    element chosen among all."""
+    """Return whether a kernel joins many arrays. It is then written piece by piece; elements do not
+    select among all pieces."""
     root = _base(group)
     if group.in_place or group.others or group.stage or root.op != "cat":
         return False
@@ -89,7 +89,7 @@ def _in_pieces(group: Group) -> Computation | None:
 
 
 def _base(group: Group) -> Node:
-    """The node whose elements are the root's, in row-major order, which is all the output knows."""
+    """Return the node whose elements are the root's, in row-major order; the output has no more."""
     root = group.root.sources[0] if group.stage == "begin" else group.root
     read = {id(node) for node in group.inputs}
     while root.op in ("reshape", "contiguous") and id(root) not in read:
@@ -100,7 +100,7 @@ def _base(group: Group) -> Node:
 
 
 def trace(group: Group) -> Computation:
-    """As `express`, with a range for each axis."""
+    """Express a group as `express` does, with a range for each axis."""
     if group.others:
         return _trace_together(group)[0]
     if group.in_place and group.root.op == "scatter":
@@ -126,7 +126,7 @@ def trace(group: Group) -> Computation:
 
 
 def _trace_scatter(group: Group) -> Computation:
-    """The kernel that writes what is chosen into memory that holds the rest."""
+    """Express the kernel that writes the chosen elements into memory that holds the rest."""
     root, choice = group.root, group.root.arg
     given = root.sources[1]
     inputs, tracer = _inputs(group)
@@ -158,7 +158,7 @@ def _trace_scatter(group: Group) -> Computation:
 
 
 def _holds(test: Value) -> Validity:
-    """The validity that a bool is true."""
+    """Return the validity that a bool is true."""
     if test.op == "const":
         return () if test.arg else NEVER
     return at_least_zero(lookup(ops.expand(cast(test, int32)), 2) - 1)
@@ -169,7 +169,7 @@ def _kept(ranges: Sequence[Range]) -> tuple[Range, ...]:
 
 
 def _trace_together(group: Group) -> tuple[Computation, bool]:
-    """Trace several roots of one shape; also whether each of them that is used by another is used
+    """Trace several roots of one shape; also return whether each root that another uses is used
     element for element."""
     roots = (group.root, *group.others)
     inputs, tracer = _inputs(group)
@@ -189,7 +189,7 @@ def _trace_together(group: Group) -> tuple[Computation, bool]:
 
 
 def trace_aligned(group: Group) -> Computation | None:
-    """`trace` of a group with several roots, None where it would compute one of them twice."""
+    """Return `trace` of a group with several roots; None if it would compute one of them twice."""
     computation, aligned = _trace_together(group)
     return computation if aligned else None
 
@@ -209,7 +209,7 @@ class _Tracer:
         self.reductions = 0
 
     def value(self, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
-        """The element of `node` at the indices; read only where `valid` holds."""
+        """Return the element of `node` at the indices; it is read only where `valid` holds."""
         key = (id(node), at, valid)
         found = self.done.get(key)
         if found is None:
@@ -280,10 +280,10 @@ class _Tracer:
         return value("reduce", node.dtype, (body,), (operation, tuple(ranges)))
 
     def _along(self, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
-        """A scan or a sort, the root of its kernel: along the range at its axis."""
+        """Return a scan or a sort, the root of its kernel, along the range at its axis."""
         what, axis = node.arg
         body, *start = node.sources
-        inner = (*at[: len(body.shape) - 1], at[-1])  # of a long sort, without the axis of size 2
+        inner = (*at[: len(body.shape) - 1], at[-1])  # for a long sort, without the axis of size 2
         first = (*at[:axis], constant(0), *at[axis + 1 :])
         sources = [self.value(body, inner, valid)]
         sources += [self.value(each, first, valid) for each in start]
@@ -321,7 +321,7 @@ class _Tracer:
         return result
 
     def _gather(self, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
-        """Read at indices that are values; zero where one is outside and may be."""
+        """Read at indices that are values; zero where an index is out of range, if it can be."""
         axes, checked = node.arg
         source, *givens = node.sources
         if node.size == 0 or source.size == 0:
@@ -342,8 +342,8 @@ class _Tracer:
 
 
 def _as_index(op: str, dtype: DType, sources: Sequence[Value]) -> Value | None:
-    """Sums and multiples of indices are indices, where the type holds them without wrapping, and
-    so are their quotients and remainders by positive constants."""
+    """Return sums and multiples of indices as indices if the type holds them without wrapping, and
+    likewise their quotients and remainders by positive constants."""
     if op not in ("add", "sub", "mul", "floordiv", "mod") or not dtype.is_integer:
         return None
     if not any(s.op == "index" for s in sources) or any(
@@ -376,7 +376,7 @@ def _convert(inner: Value, dtype: DType) -> Value:
 
 
 def _moved(node: Node, at: tuple[Index, ...]) -> tuple[Index, ...]:
-    """The indices into a movement operation's source."""
+    """Return the indices into a movement operation's source."""
     source = node.sources[0]
     if node.op == "reshape":
         return tuple(unflatten(flatten(at, node.shape), source.shape))
@@ -403,13 +403,13 @@ def _moved(node: Node, at: tuple[Index, ...]) -> tuple[Index, ...]:
 
 
 def _merge(computation: Computation) -> Computation:
-    """Join neighbouring ranges wherever no index gets harder for it: one long loop beats two."""
+    """Join neighbouring ranges if no index becomes more complex: one long loop beats two."""
     chosen = computation.chosen or Chosen()
     indices = (computation.position, chosen.coordinate, *chosen.allowed)
     if computation.place is None:
         indices = ()
     ranges, expression = computation.ranges, computation.value
-    if expression.op in ALONE:  # what lies before and behind the range that it goes along
+    if expression.op in ALONE:  # the ranges before and after the one that it goes along
         last = ranges.index(expression.arg[1])
         long = expression.op == "sort" and expression.dtype is uint64
         first = last - 1 if long else last  # there is a range of size 2 before

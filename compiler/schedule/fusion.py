@@ -1,12 +1,12 @@
-"""Chains become one kernel: a reduction that one kernel alone uses, row by row, is made part of it.
+"""Fuse chains into one kernel: a reduction that only one kernel uses, row by row, moves into it.
 
-before: every reduction, with what follows it element for element, is a kernel.
+before: every reduction, with the element-wise operations after it, is a kernel.
 after: softmax, layer norm, argmax and the like are one kernel each (compiler.pattern.chain), and so
 is attention from scores to output (compiler.pattern.online), whose scores are never stored.
 
-Whether a kernel can take a reduction in is seen from its ranges, so it does not matter by which
-operations it was written: the two are traced together, and must be a chain. What was found is kept
-by content, so that repeated structure is looked at once.
+Whether a kernel can take in a reduction depends only on its ranges, not on the operations that it
+was written with: the two are traced together, and must be a chain. Results are cached by content,
+so that repeated structure is analysed once.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from compiler.schedule.express import in_pieces, trace
 from compiler.schedule.group import make_group, members
 
 REPEATING = ("expand", "gather")
-KNOWN = 4096  # answers kept; beyond it all are found again
+KNOWN = 4096  # cached answers; beyond this all are discarded
 _known: dict[tuple[Any, ...], bool] = {}
 
 
 def fuse(order: Sequence[Node], stored: set[int], fixed: set[int]) -> None:
-    """Take nodes out of `stored` (ids) that their only reader shall compute. fixed: those to stay.
-    order: all nodes, sources first."""
+    """Take nodes out of `stored` (ids) that their only reader is to compute. fixed: nodes that must
+    stay. order: all nodes, sources first."""
     readers = _readers(order, stored)
     for node in _candidates(order, stored, fixed, readers):
         _take_in([node], readers, stored)
-    # what a whole chain is made for may be an attention, with the scores the chain is made of
+    # the user of a whole chain may be an attention, with the scores that the chain is made of
     for node in _candidates(order, stored, fixed, readers):
         scores = [
             source
@@ -50,8 +50,7 @@ def fuse(order: Sequence[Node], stored: set[int], fixed: set[int]) -> None:
 def _candidates(
     order: Sequence[Node], stored: set[int], fixed: set[int], readers: Mapping[int, list[Node]]
 ) -> Iterator[Node]:
-    """Stored reductions of which one kernel is the only reader, and repeats their elements, the
-    last first."""
+    """Yield stored reductions that only one kernel reads, and that it repeats, the last first."""
     for node in reversed(order):
         key = id(node)
         if key in stored and key not in fixed and len(readers.get(key, ())) == 1:
@@ -63,7 +62,7 @@ def _candidates(
 
 
 def _take_in(nodes: list[Node], readers: dict[int, list[Node]], stored: set[int]) -> None:
-    """Let the reader of the first node compute all of them, if that pays."""
+    """Let the reader of the first node compute all the nodes, if that pays."""
     keys = {id(node) for node in nodes}
     (reader,) = readers[id(nodes[0])]
     stored -= keys
@@ -79,13 +78,13 @@ def _take_in(nodes: list[Node], readers: dict[int, list[Node]], stored: set[int]
 
 
 def _stored_below(root: Node, stored: set[int]) -> list[Node]:
-    """The stored nodes that a kernel computed for `root` would read."""
+    """Return the stored nodes that a kernel for `root` would read."""
     sources = {id(s): s for node in members(root, stored) for s in node.sources}
     return [source for key, source in sources.items() if key in stored]
 
 
 def _readers(order: Sequence[Node], stored: set[int]) -> dict[int, list[Node]]:
-    """By id of a stored node, the stored nodes whose kernels read it."""
+    """Return by id of a stored node the stored nodes whose kernels read it."""
     readers: dict[int, list[Node]] = {}
     for root in order:
         if id(root) in stored:
@@ -95,8 +94,8 @@ def _readers(order: Sequence[Node], stored: set[int]) -> dict[int, list[Node]]:
 
 
 def _repeated(node: Node, root: Node, stored: set[int]) -> bool:
-    """Return whether a kernel uses elements of a node it reads many times: it expands or gathers
-    them. Padding and joining make arrays longer too, but read each element once."""
+    """Return whether a kernel uses elements of a node that it reads many times: it expands or
+    gathers them. Padding and joining make arrays longer too, but read each element once."""
     found = list(members(root, stored))
     users: dict[int, list[Node]] = {}
     for user in found:
@@ -114,7 +113,7 @@ def _repeated(node: Node, root: Node, stored: set[int]) -> bool:
 
 
 def _pays(root: Node, stored: set[int]) -> bool:
-    """Return whether a kernel is an attention, or a chain that cost.keep_inside likes."""
+    """Return whether a kernel is an attention, or a chain that cost.keep_inside accepts."""
     group = make_group(root, stored)
     if in_pieces(group):
         return False

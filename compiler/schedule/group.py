@@ -13,8 +13,8 @@ from compiler.graph.node import MOVEMENT, Node
 class Group:
     """One kernel to run: computes `root` from `inputs`. key: equal for groups that do the same.
     in_place: the root is an assignment into the memory of its first source. others: further nodes
-    of the root's shape that the same kernel computes. stage: of a scatter into memory of its own,
-    "begin" puts its first source there, then "end" (also in_place) writes what is chosen."""
+    of the root's shape that the same kernel computes. stage: for a scatter into separate memory,
+    "begin" copies its first source there, then "end" (also in_place) writes the chosen elements."""
 
     root: Node
     inputs: tuple[Node, ...]
@@ -35,8 +35,8 @@ def make_group(
     others: tuple[Node, ...] = (),
     stage: str = "",
 ) -> Group:
-    """Collect a kernel that computes stored nodes: its inputs and its structure. stored: ids of the
-    nodes that kernels compute."""
+    """Return the kernel that computes stored nodes, with its inputs and structure. stored: ids of
+    the nodes that kernels compute."""
     own = {id(root), *map(id, others)}
     old = root.sources[0] if in_place else None
     places: dict[int, int] = {}
@@ -71,7 +71,7 @@ def make_group(
 
 
 def members(root: Node, stored: Set[int]) -> Iterator[Node]:
-    """The nodes a stored node's kernel computes, the root first, each once."""
+    """Yield the nodes that a stored node's kernel computes, the root first, each once."""
     seen = {id(root)}
     stack = [root]
     while stack:
@@ -85,7 +85,7 @@ def members(root: Node, stored: Set[int]) -> Iterator[Node]:
 
 
 def describe(group: Group) -> str:
-    """The tensor operations of a group in words, for people and kernel names."""
+    """Return a group's tensor operations in words, for messages and kernel names."""
     names = []
     for entry in group.key:
         op = entry[0]

@@ -1,19 +1,20 @@
-"""Scheduling: which nodes of the graph are stored, each by a kernel; others are computed in place.
+"""Scheduling: choose the nodes that are stored, each by a kernel; others are computed in place.
 
 The rules, in order:
 
-1. What is asked for is stored, and what `contiguous()` marks.
-2. A reduction takes in everything element-wise below it. Above it, it takes in what follows as long
-   as each result is used once, element for element (its epilogue); the end of that is stored.
-3. A value used more than once is stored where computing it again costs more; so is one whose
-   elements an expand repeats, and what joins many pieces (compiler.pattern.cost decides).
-4. A reduction used by one kernel alone, row by row, becomes part of it (compiler.schedule.fusion).
-5. Kernels over the same ranges that read the same become one with several outputs
+1. Requested results and nodes marked `contiguous()` are stored.
+2. A reduction includes everything element-wise below it. Above it, it includes the operations that
+   follow as long as each result is used once, element for element (its epilogue); the last one is
+   stored.
+3. A value used more than once is stored if computing it again costs more, and so is a value whose
+   elements an expand repeats, and one that joins many pieces (compiler.pattern.cost decides).
+4. A reduction that only one kernel uses, row by row, becomes part of it (compiler.schedule.fusion).
+5. Kernels over the same ranges that read the same arrays become one with several outputs
    (compiler.schedule.siblings).
-6. No kernel grows beyond cost.LONGEST operations: the heaviest source is stored until it fits.
-7. What a nested function is called with is stored, and what it gives; inside it is another graph.
+6. A kernel has at most cost.LONGEST operations: the heaviest source is stored until it fits.
+7. Arguments and results of a nested function are stored; its inside is another graph.
 
-A value that is a cast to a wider type is stored narrow, and widened by who reads it.
+A value that is a cast to a wider type is stored in the narrow type; its readers widen it.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from compiler.schedule.group import Group, make_group
 from compiler.schedule.hazards import NONE, InPlace
 from compiler.schedule.siblings import join
 
-KEPT = frozenset(("contiguous", "scatter")) | ALONE  # operations that are stored in any case
+KEPT = frozenset(("contiguous", "scatter")) | ALONE  # operations that are always stored
 
 
 def schedule(roots: Sequence[Node], in_place: InPlace = NONE) -> list[Group]:
-    """The kernels that compute the roots, and calls of nested functions, in an order they can run
-    in. in_place: what to write into the old value's memory (compiler.schedule.hazards)."""
+    """Return the kernels that compute the roots, and calls of nested functions, in runnable order.
+    in_place: what to write into the old value's memory (compiler.schedule.hazards)."""
     wanted = [root for root in roots if root.storage is None]
     order = topological(wanted, in_place.earlier)
     stored, fixed = _choose(wanted, order, in_place)
@@ -50,14 +51,14 @@ def schedule(roots: Sequence[Node], in_place: InPlace = NONE) -> list[Group]:
                 groups.append(make_group(node, stored, True, stage="end"))
                 continue
             groups.append(make_group(node, stored, id(node) in in_place.earlier))
-    # assignments order reads and writes of memory in ways that groups do not show
+    # assignments order reads and writes of memory in ways that groups do not express
     return groups if in_place.earlier else join(groups, stored)
 
 
 def _choose(
     roots: Sequence[Node], order: Sequence[Node], in_place: InPlace
 ) -> tuple[set[int], set[int]]:
-    """Ids of the nodes to store, and of those among them that are stored in any case."""
+    """Return the ids of the nodes to store, and of those among them that are always stored."""
     assigned = in_place.earlier
     users: dict[int, list[Node]] = {}
     for node in order:
@@ -72,7 +73,7 @@ def _choose(
         if node.op == "result":
             stored |= {id(node), id(node.sources[0])}
         if id(node) in assigned:
-            # what the write destroys is read, and what is written computed, by kernels before it
+            # earlier kernels read the data that the write destroys, and compute what it writes
             stored.add(id(node))
             stored |= {id(reader) for reader in assigned[id(node)] if _ends(reader, users, node)}
             for given in node.sources[1:] if node.op in WRITES else ():
@@ -123,8 +124,8 @@ def _choose(
 
 
 def wanted_apart(root: Node, stored: set[int], uses: int) -> bool:
-    """Return whether this number of uses would cause a value to be stored that is not stored.
-    stored: ids of what is."""
+    """Return whether this number of uses would cause a value to be stored that is not stored yet.
+    stored: ids of the stored nodes."""
     cost: dict[int, int] = {}
     folded: set[int] = set()
     for node in topological([root]):
@@ -136,7 +137,7 @@ def wanted_apart(root: Node, stored: set[int], uses: int) -> bool:
 
 
 def _ends(reader: Node, users: Mapping[int, list[Node]], node: Node) -> bool:
-    """Return whether nothing but the assignment uses a read of the old value."""
+    """Return whether only the assignment uses a read of the old value."""
     return all(user is node for user in users.get(id(reader), ()))
 
 
@@ -150,7 +151,7 @@ _COMPARING = ("lt", "le", "eq", "ne", "and", "or", "xor")
 
 def _folds(node: Node, folded: Set[int]) -> bool:
     """Return whether a value is index arithmetic, which costs nothing: sums and multiples of
-    positions, and comparisons of them, such as masks are made of."""
+    positions, and comparisons of them, as in masks."""
     if node.op in ("const", "iota"):
         return not node.dtype.is_float
     fits = node.op in _FOLDING or node.op in MOVEMENT
@@ -159,8 +160,8 @@ def _folds(node: Node, folded: Set[int]) -> bool:
 
 
 def _narrow(node: Node, stored: set[int]) -> Node:
-    """Return the node to store for a value: where it is a cast to a wider type, moved or not, the
-    operand of that cast."""
+    """Return the node to store for a value: for a cast to a wider type, moved or not, the operand
+    of that cast."""
     found = node
     while node.op == "cast" or node.op in ONE_TO_ONE:
         source = node.sources[0]
@@ -192,7 +193,7 @@ def _own_cost(node: Node) -> int:
 def _end_of_epilogue(
     node: Node, users: dict[int, list[Node]], stored: set[int], claimed: set[int]
 ) -> Node:
-    """Follow a reduction's only user while it is element-wise; returns the last."""
+    """Follow a reduction's only user while it is element-wise; return the last."""
     claimed.add(id(node))
     while id(node) not in stored:
         following = users.get(id(node), [])

@@ -1,22 +1,21 @@
-"""Which assignments may write into the memory of the value they replace, and what must run first.
+"""Decide which assignments may overwrite the memory of the old value, and what must run first.
 
-An assignment is a value of its own: the old array with a region replaced. It is done in place if
-the old array cannot be observed afterwards:
+An assignment is a separate value: the old array with a region replaced. It is done in place if the
+old array cannot be observed afterwards:
 
-- the old value is in memory, or is itself being assigned in place, or is what a scatter of this run
-  makes, and nothing but this graph
-  refers to it or to that memory;
-- what else reads the old value in this run can be finished before the write (those reads become
-  sources in the order of the run), and none of it is held by others, who would compute it again.
-  Where results hang on both, the old value and the new one, what they need of the old one is
-  stored before the write, if that is no more than the copy would be.
+- the old value is in memory, or is itself being assigned in place, or is made by a scatter of this
+  run, and only this graph refers to it or to that memory;
+- all other reads of the old value in this run can finish before the write (they become sources in
+  the order of the run), and none of them is referenced from elsewhere and would have to be computed
+  again. If results depend on both the old and the new value, their inputs from the old one are
+  stored before the write, if that takes no more memory than a copy.
 
-A call of a nested function may write into an argument's memory under the same conditions, where the
-function assigns that parameter and nothing inside is against it; the call is then *granted* the
+A call of a nested function may write into an argument's memory under the same conditions, if the
+function assigns that parameter and nothing inside prevents it; the call is then *granted* the
 argument.
 
-References are counted by the interpreter, so none is missed; where there is doubt, the assignment
-is computed into memory of its own.
+References are counted by the interpreter, so none is missed; in case of doubt, the assignment is
+computed into separate memory.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ Earlier = dict[int, list[Node]]
 @dataclass(frozen=True)
 class InPlace:
     """Writes into existing memory. earlier: by id of an assignment, or of a call, the reads that go
-    before it. granted: by id of a call, which arguments it may overwrite. moved: by id of a value
-    that lies in another's memory, the id of that other. stored: ids of what is to be stored, since
-    what hangs on it after a write must not read the old value again."""
+    before it. granted: by id of a call, the arguments that it may overwrite. moved: by id of a
+    value that is in another's memory, the id of that other. stored: ids of nodes to store, since
+    values that depend on them after a write must not read the old value again."""
 
     earlier: Earlier = field(default_factory=dict)
     granted: dict[int, frozenset[int]] = field(default_factory=dict)
@@ -46,7 +45,7 @@ class InPlace:
     stored: set[int] = field(default_factory=set)
 
     def places(self, nodes: Sequence[Node]) -> tuple[object, ...]:
-        """The same by places, comparable."""
+        """Return the same by places, comparable."""
         earlier, granted, stored = self.earlier, self.granted, self.stored
         found = [(place, id(node)) for place, node in enumerate(nodes) if id(node) in earlier]
         kept = [place for place, node in enumerate(nodes) if id(node) in stored] if stored else ()
@@ -57,7 +56,7 @@ NONE = InPlace()
 
 
 def in_place(nodes: list[Node], roots: Sequence[Node]) -> InPlace:
-    """The assignments among `nodes` (sources first) to be done in place. The caller holds no
+    """Return the assignments among `nodes` (sources first) to be done in place. The caller holds no
     references to nodes besides `nodes` and, once each, `roots`."""
     at_a_glance = _alone(nodes)
     if at_a_glance is not None:
@@ -69,7 +68,7 @@ def in_place(nodes: list[Node], roots: Sequence[Node]) -> InPlace:
 
 
 def inside(body: Body, roots: Sequence[Node], granted: Set[int]) -> InPlace:
-    """The same in a nested function, which may overwrite the granted ones of its parameters."""
+    """Return the same for a nested function, which may overwrite its `granted` parameters."""
     if not _may_write(body.nodes):
         return NONE
     kept = {id(node) for place, node in enumerate(body.parameters) if place not in granted}
@@ -77,8 +76,8 @@ def inside(body: Body, roots: Sequence[Node], granted: Set[int]) -> InPlace:
 
 
 def overwritten(body: Body) -> dict[int, int]:
-    """The parameters that a nested function would write into if it may, each with the number of the
-    result that then lies there; -1 where it is none."""
+    """Return the parameters that a nested function would write into if granted, each with the
+    number of the result that is then in its memory; -1 if none is."""
     found = body.overwritten
     if found is None:
         ways = inside(body, body.roots, frozenset(range(len(body.parameters))))
@@ -89,7 +88,7 @@ def overwritten(body: Body) -> dict[int, int]:
             while old in ways.moved:
                 old = ways.moved[old]
             place = parameters.get(old)
-            if place is None:  # what a scatter has made
+            if place is None:  # the result of a scatter
                 continue
             found[place] = max(found.get(place, -1), results.get(made, -1))
         body.overwritten = found
@@ -105,14 +104,14 @@ def _assigns(call: Node) -> bool:
 
 
 def _shared(node: Node) -> bool:
-    """Return whether others refer to a node's memory, or it is the program's own."""
+    """Return whether others refer to a node's memory, or the program owns it."""
     # the slot of the node, and the argument of getrefcount
     return sys.getrefcount(node.storage) > 2 or not getattr(node.storage, "writable", True)
 
 
 def _alone(nodes: list[Node]) -> InPlace | None:
-    """What is written in place, where each write replaces a value that nothing else refers to, as a
-    decoder's do; None where it takes a closer look."""
+    """Return the writes in place if each replaces a value that nothing else refers to, as in a
+    decoder; None if a full analysis is needed."""
     earlier: Earlier = {}
     moved: dict[int, int] = {}
     for node in nodes:
@@ -139,8 +138,8 @@ def _found(
     outside: Mapping[int, int],
     kept: Set[int],
 ) -> InPlace:
-    """outside: by id, how many references there are that we do not know. kept: ids of stored values
-    whose memory is not to be touched."""
+    """Find the writes in place. outside: by id, the number of references from outside the graph.
+    kept: ids of stored values whose memory must not be changed."""
     found = InPlace()
     asked = {id(root) for root in roots}
     held = {key for key, count in outside.items() if count > 0 and key not in asked}
@@ -148,7 +147,7 @@ def _found(
     kept_by_others = [id(node) for node in nodes if node.op in WRITES and id(node) in held]
 
     def before(old: Node, node: Node) -> list[Node] | None:
-        """The reads that go before `node` writes into the memory of `old`; None if it may not."""
+        """Return the reads before `node` writes into the memory of `old`; None if it may not."""
         if old.storage is None and old.op != "scatter" and id(old) not in found.moved:
             return None
         if id(old) in kept or any(old is source for source in node.sources[1:]):
@@ -161,7 +160,7 @@ def _found(
         cut = order.cut(old, node)
         if cut is None:
             return None
-        # with the ends what others hold, who would compute it again
+        # store the ends, and writes referenced elsewhere, which would be computed again
         found.stored.update(map(id, cut.ends))
         found.stored.update(kept_by_others)
         return cut.reads
@@ -189,7 +188,7 @@ def _found(
 
 
 def _users(nodes: Sequence[Node]) -> dict[int, list[Node]]:
-    """By id, who of the nodes to compute has it as a source; twice where it is two sources."""
+    """Return by id the nodes to compute that have it as a source; twice if as two sources."""
     users: dict[int, list[Node]] = {}
     for node in nodes:
         if node.storage is None:
@@ -199,10 +198,10 @@ def _users(nodes: Sequence[Node]) -> dict[int, list[Node]]:
 
 
 def _outside(nodes: list[Node], users: Mapping[int, list[Node]]) -> dict[int, int]:
-    """By id, how many references there are besides this graph's."""
+    """Return by id the number of references besides this graph's."""
     count, none = sys.getrefcount, ()
-    # known: `nodes`, `node`, the argument of getrefcount; who has it as a source; and the entries
-    # of `users`, one for each of its own sources
+    # known: `nodes`, `node`, the argument of getrefcount; the nodes that have it as a source;
+    # and the entries of `users`, one for each of its own sources
     return {
         id(node): count(node)
         - (3 if node.storage is not None else 3 + len(node.sources))

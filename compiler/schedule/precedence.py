@@ -1,8 +1,8 @@
 """Order of the nodes of a run before and after a write into memory.
 
-A graph of layers has a write in each, so looking at all of it for every write would take time that
-grows with the square of their number. Places are looked at in the order of the graph, so that a
-value which hangs on the old contents and on the new is met soon, and nothing behind it is.
+A graph of layers has a write in each layer, so examining all of it for every write would take time
+quadratic in their number. Places are visited in the order of the graph, so that a value that
+depends on both the old contents and the new is found early, and nothing behind it is visited.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from heapq import heapify, heappop, heappush
 
 from compiler.graph.node import ONE_TO_ONE, WRITES, Node
 
-_SAME = (*ONE_TO_ONE, "expand")  # no element of theirs is new
-_OLD, _NEW = 1, 2  # what a value hangs on: the old contents, the write
+_SAME = (*ONE_TO_ONE, "expand")  # operations that make no new elements
+_OLD, _NEW = 1, 2  # what a value depends on: the old contents, the write
 
 
 @dataclass(frozen=True)
 class Cut:
-    """reads: what hangs on the old contents alone, sources first. ends: those of them that are to
-    be stored, because others read them that hang on the write as well."""
+    """reads: nodes that depend on the old contents alone, sources first. ends: those of them to be
+    stored, because nodes that also depend on the write read them."""
 
     reads: list[Node]
     ends: list[Node]
@@ -35,17 +35,17 @@ class Order:
         """held: ids of nodes that are referenced elsewhere and not requested."""
         self.nodes, self.users, self.held = nodes, users, held
         self.places: dict[int, int] = {}
-        self.spoiled: set[int] | None = None  # places of what `held` values hang on
+        self.spoiled: set[int] | None = None  # places that `held` values depend on
         self.waiting: dict[int, list[Node]] = {}  # by id of a read, the writes that wait for it
-        self.backward = -1  # the last place of a read that such a write has a place before
+        self.backward = -1  # the last place of a read that comes behind a write waiting for it
 
     def reads(self, old: Node, write: Node) -> list[Node] | None:
-        """All that depends on `old`, but not by way of the write. None where some of it depends on
-        the write as well, or is held by others, who would compute it again."""
+        """Return all that depends on `old` other than through the write. None if some of it depends
+        on the write too, or is referenced elsewhere and would be computed again."""
         if all(user is write for user in self.users.get(id(old), ())):
             return []
         places = self._places()
-        limit = len(self.nodes)  # what lies there or behind is of no interest
+        limit = len(self.nodes)  # places from here on do not matter
         reads: dict[int, Node] = {}  # by place
         later: set[int] = set()
         early = [places[id(user)] for user in self.users[id(old)] if user is not write]
@@ -78,11 +78,11 @@ class Order:
 
     def cut(self, old: Node, write: Node) -> Cut | None:
         """Return a cut that lets the reads of an old value end before the write, although values
-        computed from them also depend on the write. None where that costs more than a copy of the
-        old value, or where other nodes hold a value that they would compute again."""
+        computed from them also depend on the write. None if that costs more than a copy of the old
+        value, or if a value referenced elsewhere would have to be computed again."""
         places = self._places()
         direct = [user for user in self.users.get(id(old), ()) if user is not write]
-        if places[id(write)] <= self.backward:  # what comes after it may have places before it
+        if places[id(write)] <= self.backward:  # its users may be at earlier places
             return None
         if any(places[id(user)] in self._spoiled() for user in direct):
             return None
@@ -90,7 +90,7 @@ class Order:
         queue: list[int] = []
         reads: dict[int, Node] = {}  # by place
         ends: dict[int, Node] = {}
-        waiting = 0  # places in the queue that hang on the old contents
+        waiting = 0  # places in the queue that depend on the old contents
 
         def enter(users: Sequence[Node], what: int) -> None:
             nonlocal waiting
@@ -128,13 +128,13 @@ class Order:
         return Cut(list(reads.values()), list(ends.values()))
 
     def _smallest(self, node: Node, reads: Mapping[int, Node]) -> Node:
-        """The same elements, before they are repeated or moved."""
+        """Return the node with the same elements before they are repeated or moved."""
         while node.op in _SAME and self._places()[id(node.sources[0])] in reads:
             node = node.sources[0]
         return node
 
     def _spoiled(self) -> set[int]:
-        """Places of what a value hangs on that is referenced elsewhere, and not stored."""
+        """Return the places that a value depends on that is referenced elsewhere and not stored."""
         found = self.spoiled
         if found is None:
             found = self.spoiled = set()
@@ -147,7 +147,7 @@ class Order:
         return found
 
     def waits(self, write: Node, reads: Sequence[Node]) -> None:
-        """From now on the write comes after these."""
+        """Record that the write comes after these reads."""
         for read in reads:
             self.waiting.setdefault(id(read), []).append(write)
             if self.places[id(read)] > self.places[id(write)]:

@@ -1,10 +1,10 @@
 """Kernels with several outputs: groups that run over the same ranges and read the same memory.
 
-before: y = x * 2 and z = y.exp() + x, both asked for, are two kernels that each read all of x.
+before: y = x * 2 and z = y.exp() + x, both requested, are two kernels that each read all of x.
 after: one kernel reads x once and writes both.
 
-Two groups are joined where both are element-wise or chains of the same rows, neither waits for the
-other but element for element, and what they read in common is at least as large as what they write.
+Two groups are joined if both are element-wise or chains of the same rows, neither waits for the
+other except element for element, and their common input is at least as large as their output.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from compiler.schedule.express import in_pieces, trace_aligned
 from compiler.schedule.group import Group, make_group, members
 
 MOST = 4  # outputs of a kernel
-KNOWN = 4096  # answers kept; beyond it all are found again
+KNOWN = 4096  # cached answers; beyond this all are discarded
 _known: dict[tuple[Any, ...], bool] = {}
 
 
 def join(groups: Sequence[Group], stored: set[int]) -> list[Group]:
-    """Join what can be joined; `groups` and the result are in an order that they can run in."""
+    """Join groups where possible; `groups` and the result are in an order in which they can run."""
     shapes = Counter(group.root.shape for group in groups)
     slots: list[Group | None] = list(groups)
     joins = _Joins(groups)
@@ -65,7 +65,7 @@ class _Joins:
     def __init__(self, groups: Sequence[Group]) -> None:
         self.maker: dict[int, int] = {}
         self.readers: dict[int, set[int]] = {}
-        self.kept: dict[int, list[int]] = {}  # by what they read: slots that may take others in
+        self.kept: dict[int, list[int]] = {}  # by input: slots of groups that may take others in
         self.open: set[int] = set()
         for slot, group in enumerate(groups):
             self._enter(group, slot)
@@ -77,13 +77,13 @@ class _Joins:
             self.readers.setdefault(id(node), set()).add(slot)
 
     def add(self, group: Group, slot: int) -> None:
-        """A group that later ones may join."""
+        """Add a group that later ones may join."""
         self.open.add(slot)
         for node in group.inputs:
             self.kept.setdefault(id(node), []).append(slot)
 
     def near(self, group: Group) -> list[int]:
-        """Slots of open groups that make or read a large part of what a group reads."""
+        """Return slots of open groups that make or read a large part of a group's input."""
         found: dict[int, None] = {}
         for node in group.inputs:
             if node.size >= group.root.size:
@@ -94,8 +94,9 @@ class _Joins:
         return list(found)
 
     def place(self, early: int, late: int, first: Group, second: Group) -> int | None:
-        """Where both could run: with the first, if all that the second reads is made by then; with
-        the second, if the first's results are not read in between; else None."""
+        """Return the slot where both can run: that of the first, if everything that the second
+        reads is made by then; that of the second, if nothing reads the first's results in between;
+        otherwise None."""
         made = [self.maker.get(id(node), -1) for node in second.inputs]
         if all(slot <= early for slot in made):
             return early
@@ -103,7 +104,7 @@ class _Joins:
         return None if any(early < slot < late for slot in between) else late
 
     def move(self, joined: Group, target: int) -> None:
-        """The groups of `joined` are now one, in slot `target`."""
+        """Merge the groups of `joined` into one, in slot `target`."""
         for node in joined.inputs:
             self.kept.setdefault(id(node), []).append(target)
         self.open.add(target)
@@ -111,7 +112,7 @@ class _Joins:
 
 
 def _is_large(group: Group, stored: set[int]) -> bool:
-    """Return whether a kernel surely is a product: it works on more elements than it reads or
+    """Return whether a kernel is surely a product: it works on more elements than it reads or
     writes."""
     most = max(group.root.size, *(node.size for node in group.inputs), 1)
     return any(
@@ -120,7 +121,7 @@ def _is_large(group: Group, stored: set[int]) -> bool:
 
 
 def _joined(one: Group, two: Group, stored: set[int]) -> Group | None:
-    """The group of both, or None. `two` comes later than `one`."""
+    """Return the group of both, or None. `two` comes later than `one`."""
     roots = (*one.roots, *two.roots)
     if len(roots) > MOST or any(r.op == "contiguous" and r in two.inputs for r in one.roots):
         return None  # (contiguous requests two kernels)

@@ -1,11 +1,11 @@
-"""Reductions to few results, in two steps, so that the whole device has work.
+"""Split reductions to few results into two steps, so that the whole device has work.
 
 before: reduce over n elements into at most FEW results.
-after: reduce pieces of about PIECE elements each, then the pieces' results. What does not fill the
-pieces evenly is reduced apart and joined at the end.
+after: reduce pieces of about PIECE elements each, then the pieces' results. Elements that do not
+fill the pieces evenly are reduced separately and joined at the end.
 
-A matrix product whose output is too small for the whole device, and whose depth is long, is split
-along its depth likewise: the pieces are a batch of products, whose results are added.
+A matrix product with a long depth and an output too small for the whole device is split along its
+depth likewise: the pieces are a batch of products, whose results are added.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from math import prod
 from compiler.graph import node as graph
 from compiler.graph.node import Node, Shape
 
-FEW = 64  # results; from here on there is a group for each
+FEW = 64  # results; from this number on there is a group for each
 PIECE = 16384  # elements one group reduces
 LONG = 4 * PIECE  # below this, one group is faster than two kernels
 MOST = 1024  # pieces per result
 
-SIDE = 64  # of a product's output that one group computes, about
+SIDE = 64  # approximate side of a product's output that one group computes
 SHORTEST = 8  # a side of a product below this is not a matrix (compiler.pattern.contraction)
-DEPTH = 2048  # of a product that one group multiplies, at least
-WORK = 1 << 20  # multiplications of a piece, at least: less is done before a kernel has started
+DEPTH = 2048  # minimum depth of a product that one group multiplies
+WORK = 1 << 20  # minimum multiplications of a piece: fewer end before a kernel has started
 SHARES = 2  # groups for each part of a device that runs one, so that they end together
 
 _JOIN = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "or": "or", "and": "and"}
 
 
 def reduce(op: str, source: Node, axes: tuple[int, ...], units: int = 1) -> Node:
-    """graph.reduce, in two steps where that pays. units: groups that the device runs at a time."""
+    """Reduce as graph.reduce, in two steps if that pays. units: groups that run at a time."""
     found = _decide(source.shape, axes)
     if found is None:
         factors = [each for each in source.sources if each.op == "expand"]
@@ -53,7 +53,7 @@ def reduce(op: str, source: Node, axes: tuple[int, ...], units: int = 1) -> Node
 
 @functools.lru_cache(1024)
 def _decide(shape: Shape, axes: tuple[int, ...]) -> tuple[tuple[int, ...], int, int] | None:
-    """The axes that are reduced, the one that is cut and into how many pieces; or None."""
+    """Return the reduced axes, the axis to cut and the number of pieces; or None."""
     used = tuple(axis for axis in sorted(axes) if shape[axis] != 1)
     length = prod(shape[axis] for axis in used)
     if length < LONG or prod(shape) // length >= FEW:
@@ -66,7 +66,7 @@ def _decide(shape: Shape, axes: tuple[int, ...]) -> tuple[tuple[int, ...], int, 
 def _decide_product(
     shape: Shape, left: Shape, right: Shape, axes: tuple[int, ...], units: int
 ) -> tuple[tuple[int, ...], int, int] | None:
-    """As _decide, for the product of two factors that are repeated to `shape`."""
+    """Decide as _decide, for the product of two factors that are repeated to `shape`."""
     used = tuple(axis for axis in sorted(axes) if shape[axis] != 1)
     kept = [place for place in range(len(shape)) if place not in axes and shape[place] != 1]
     rows = prod(shape[place] for place in kept if right[place] == 1)
@@ -83,7 +83,7 @@ def _decide_product(
 
 
 def _pieces(size: int, wanted: int) -> int:
-    """A number of pieces near `wanted` that divides `size`, or the wanted number."""
+    """Return a number of pieces near `wanted` that divides `size`, or the wanted number."""
     wanted = min(wanted, size)
     for pieces in range(wanted, wanted // 2, -1):
         if size % pieces == 0:
@@ -100,7 +100,8 @@ def _part(source: Node, axis: int, start: int, stop: int) -> Node:
 def _in_pieces(
     op: str, source: Node, axes: tuple[int, ...], axis: int, pieces: int, first: bool = False
 ) -> Node:
-    """first: results of a piece lie side by side; otherwise pieces of a result do."""
+    """Reduce in pieces. first: results of a piece are adjacent; otherwise pieces of a result
+    are."""
     shape = source.shape
     each = shape[axis] // pieces
     cut = graph.reshape(source, (*shape[:axis], pieces, each, *shape[axis + 1 :]))

@@ -1,1 +1,1 @@
-"""Search: kernels measured with other choices than the default ones, the best kept on disk."""
+"""Search: measure kernels with other choices than the defaults, and keep the best on disk."""

@@ -1,5 +1,5 @@
-"""Beam search over choices: the few best so far are varied, one field at a time, until nothing gets
-better or the time is used up."""
+"""Beam search over choices: the best few so far are varied, one field at a time, until nothing
+improves or the time is used up."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from compiler.kernel.choices import Choices, Space
 from compiler.search.measure import Outcome
 
 AHEAD = 6  # records that are compiled while others are measured
-CLEAR = 0.97  # times the default's seconds: what is not below is noise
+CLEAR = 0.97  # times the default's seconds: a gain smaller than this is noise
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One record and what came of it."""
+    """One record and the outcome of its measurement."""
 
     choices: Choices
     outcome: Outcome
@@ -24,8 +24,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Found:
-    """trials: in the order they were made, the default's first. best: None where the default stays.
-    finished: whether the search ended by itself, not by the clock."""
+    """trials: in the order they were made, the default's first. best: None if the default stays.
+    finished: whether the search ended by itself rather than by the clock."""
 
     trials: tuple[Trial, ...]
     best: Trial | None
@@ -42,10 +42,10 @@ def search(
     starts: Sequence[Choices] = (),
     known: Sequence[Trial] = (),
 ) -> Found:
-    """Try the starts of all spaces, then neighbours of the `width` best. measure: is given a record
-    and the best seconds so far (0 at first); the default comes first, also where it is known. The
-    winner is measured again beside the default. ahead: is told which records come next. starts: to
-    be tried early too. known: what an earlier part of the same search tried."""
+    """Try the starts of all spaces, then neighbours of the `width` best. measure: takes a record
+    and the best seconds so far (0 at first); the default comes first, even if it is known. The
+    winner is measured again beside the default. ahead: is called with the records that come next.
+    starts: further records to try early. known: trials of an earlier part of the same search."""
     end = clock() + budget_s
     trials: dict[Choices, Trial] = {}
     home: dict[Choices, Space] = {}
@@ -106,7 +106,7 @@ def _next(
 def _winner(
     trials: tuple[Trial, ...], measure: Callable[[Choices, float], Outcome]
 ) -> Trial | None:
-    """The fastest, if it is faster than the default still when both are measured again."""
+    """Return the fastest if, when both are measured again, it is still faster than the default."""
     default = trials[0]
     measured = [t for t in trials if t.outcome.seconds is not None]
     if default.outcome.seconds is None or len(measured) < 2:

@@ -1,8 +1,8 @@
-"""Which of several graphs computes the same fastest on a device: found by measuring whole graphs
-inside a `tuning` block, kept like the choices of kernels, and asked for wherever they are built.
+"""Find the fastest of several equivalent graphs on a device: whole graphs are measured inside a
+`tuning` block, the results are kept like the choices of kernels, and used wherever they are built.
 
-What a graph's kernels may choose is searched first, each by itself (compiler.search.tune), so forms
-are compared at their best. They run in this process: they are made of kernels that have been tried.
+The choices of a graph's kernels are searched first, each kernel separately (compiler.search.tune),
+so forms are compared at their best. They run in this process: their kernels have been tried before.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from compiler.search.tune import FORMS, KernelTuning, active
 from hcq.device import Device
 from hcq.diskcache import DiskCache
 
-RUNS = 9  # of each form, in turns
-SHARE_S = 0.5  # of all runs after the first, about
+RUNS = 9  # runs of each form, in turns
+SHARE_S = 0.5  # approximate seconds of all runs after the first
 
 
 def preferred(
@@ -30,8 +30,8 @@ def preferred(
     forms: Mapping[str, Makes],
     clock: Callable[[], float] = time.perf_counter,
 ) -> str | None:
-    """The name of the form that was found fastest for `what`, a text that says all it depends on
-    besides the device; None without a search. Searches inside a `tuning` block, once."""
+    """Return the name of the fastest form found for `what`, a text with all that it depends on
+    besides the device; None without a search. Inside a `tuning` block, search once."""
     runtime = runtime_of(device)
     store, tuner = runtime.programs.tuned, active()
     if tuner is None and not store.exists():
@@ -58,7 +58,7 @@ def preferred(
 def _times(
     device: Device, forms: Mapping[str, Makes], clock: Callable[[], float]
 ) -> dict[str, float]:
-    """Seconds of each form, the fastest of some runs."""
+    """Return the seconds of each form, the fastest of some runs."""
     runtime = runtime_of(device)
     best: dict[str, float] = {}
     begun = clock()
@@ -72,7 +72,7 @@ def _times(
             runtime.realize([root])
             device.synchronize()
             seconds = clock() - start
-            if turn:  # the first prepares
+            if turn:  # the first run prepares
                 best[name] = min(best.get(name, seconds), seconds)
         if not turn:
             begun = clock()

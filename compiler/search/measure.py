@@ -14,15 +14,15 @@ from hcq.buffer import Buffer
 from hcq.device import Device
 
 SEED = 7
-RUNS = 7  # at most; the fastest counts
-SHARE_S = 0.2  # of a candidate's runs after the first, in all
-HOPELESS = 2.0  # times the best so far: one run is enough then
+RUNS = 7  # maximum; the fastest counts
+SHARE_S = 0.2  # seconds of a candidate's runs after the first, in all
+HOPELESS = 2.0  # times the best so far: then one run is enough
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """An array of a kernel: its element type's name and how many there are. packed: where it is a
-    factor that was packed, how; kernels may count on the zeros between its elements."""
+    """An array of a kernel: its element type's name and the number of elements. packed: the layout,
+    for a factor that was packed; kernels may rely on the zeros between its elements."""
 
     dtype: str
     count: int
@@ -52,14 +52,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Outcome:
-    """seconds: of the fastest run; None where the candidate is out, and why."""
+    """seconds: of the fastest run; None if the candidate was rejected, with the reason."""
 
     seconds: float | None
     reason: str = ""
 
 
 class Bench:
-    """The arrays of one computation on a device, and the results its first candidate gave. A
+    """The arrays of one computation on a device, and the results that its first candidate gave. A
     context manager."""
 
     def __init__(self, device: Device, problem: Problem) -> None:
@@ -75,7 +75,7 @@ class Bench:
             buffer.copy_from(array.view(np.uint8))
 
     def run(self, candidate: Candidate) -> Outcome:
-        """Measure one. The first one's result is what others must agree with."""
+        """Measure a candidate. All others must agree with the first one's result."""
         with self.device.load(candidate.image) as program:
             kernel = program[candidate.kernel]
             for buffer, _ in zip(self.buffers, self.outputs, strict=False):
@@ -95,7 +95,7 @@ class Bench:
                 self.device.synchronize()
                 return time.perf_counter() - start
 
-            once()  # what the device prepares, it prepares now
+            once()  # the device's preparations happen in this run
             if not self.agrees():
                 return Outcome(None, "another result than the default's")
             best = once()
@@ -137,7 +137,7 @@ def _kind(name: str) -> np.dtype[np.generic]:
 
 
 def _wide(raw: NDArray[np.uint8], name: str) -> NDArray[np.generic]:
-    """Raw bytes as numbers that can be compared."""
+    """Return raw bytes as numbers that can be compared."""
     if name == "bfloat16":
         return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     array = raw.view(_kind(name))
@@ -145,7 +145,7 @@ def _wide(raw: NDArray[np.uint8], name: str) -> NDArray[np.generic]:
 
 
 def _alike(values: NDArray[Any], reference: NDArray[Any], name: str) -> bool:
-    """Equal; floats as near as sums in another order are."""
+    """Return whether values are equal; for floats, as close as sums in another order are."""
     if values.dtype.kind != "f":
         return bool((values == reference).all())
     finite = np.abs(reference[np.isfinite(reference)])
@@ -155,7 +155,7 @@ def _alike(values: NDArray[Any], reference: NDArray[Any], name: str) -> bool:
 
 
 def numbers(random: np.random.Generator, parameter: Parameter) -> NDArray[np.generic]:
-    """Data for an array: small numbers, so that sums of them are exact enough to compare."""
+    """Return data for an array: small numbers, so that their sums are exact enough to compare."""
     found = _small(random, parameter)
     if parameter.packed is not None:
         found[parameter.packed.padding(parameter.count)] = 0

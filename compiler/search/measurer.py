@@ -1,4 +1,4 @@
-"""Measuring candidates: in a process of their own where the device can be opened twice."""
+"""Measuring candidates: in a separate process if the device can be opened twice."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hcq.device import Device
 from hcq.errors import UgpuError
 
 OPEN_S = 60.0  # TIMEOUT: to open a device and fill its arrays, and for the default, without which
-# there is no search: seconds, of which a busy machine makes many
-LEAST_S = 5.0  # TIMEOUT: of another candidate, at least: a virtual GPU translates it first
+# there is no search: seconds, of which a busy machine needs many
+LEAST_S = 5.0  # TIMEOUT: minimum for another candidate: a virtual GPU translates it first
 OUT_OF_TIME = "the time was used up"
-PATIENCE = 50.0  # TIMEOUT: of a candidate, times what the default takes
+PATIENCE = 50.0  # TIMEOUT: of a candidate, times the time of the default
 
 
 def measurer(device: Device) -> Apart | Here:
-    """Return the object that measures for a device. One that only a single process can have
-    measures itself, and its driver's own limits end what hangs."""
+    """Return the object that measures for a device. A device that only a single process can open is
+    measured in this process, and its driver's own limits end candidates that hang."""
     if device.name == "cpu":
         return Apart("cpu", {"threads": device.target.compute_units})
     if device.name.startswith("virtual:"):
@@ -41,12 +41,12 @@ class Apart:
         self.ready = False
 
     def prepare(self, problem: Problem) -> None:
-        """The computation whose candidates come next."""
+        """Set the computation whose candidates come next."""
         self.problem, self.first, self.ready = problem, None, False
 
     def run(self, candidate: Candidate, left_s: float = math.inf) -> Outcome:
-        """Measure a candidate; the first one is the reference for the others. left_s: no longer
-        than that, whatever it takes."""
+        """Measure a candidate; the first one is the reference for the others. left_s: upper limit
+        of the time in any case."""
         end = time.monotonic() + left_s
         patient = max(self.least_s, PATIENCE * candidate.best_s)
         limit = OPEN_S if self.first is None else patient
@@ -95,7 +95,7 @@ class Here:
         self.bench = Bench(self.device, problem)
 
     def run(self, candidate: Candidate, left_s: float = math.inf) -> Outcome:
-        """Measure a candidate, if there is time: one that hangs is ended by the driver's limits."""
+        """Measure a candidate, if there is time: the driver's limits end one that hangs."""
         assert self.bench is not None
         if left_s <= 0:
             return Outcome(None, OUT_OF_TIME)

@@ -1,10 +1,10 @@
-"""The measuring process: opens the device for itself, so that a kernel that crashes or never ends
-takes nothing of the user's with it.
+"""The measuring process: opens the device separately, so that a kernel that crashes or never ends
+does not affect the user's process.
 
     python -m compiler.search.runner SOCKET DEVICE OPTIONS
 
-Messages (compiler.codegen.process) are pickles, from and to our own process only: the parameters of
-a computation, or a Candidate; each is answered by an Outcome.
+Messages (compiler.codegen.process) are pickles, exchanged only with our own process: the parameters
+of a computation, or a Candidate; the answer to each is an Outcome.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hcq.errors import UgpuError
 
 
 def serve(channel: socket.socket, device: Device) -> None:
-    """Answer until the other side goes."""
+    """Answer until the other side closes the connection."""
     bench: Bench | None = None
     while True:
         try:

@@ -1,10 +1,10 @@
-"""Tuning: the kernels that are made ready inside a `with` block are searched first.
+"""Tuning: kernels that are prepared inside a `with` block are searched first.
 
     with tuning(beam=4, budget_s=60) as report:
         model(x).realize()
     for kernel in report.kernels: print(kernel.summary())
 
-What is found best is used from then on, by every process on this machine with the same target.
+The best choices found are used from then on, by every process on this machine with the same target.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hcq.device import Device
 from hcq.errors import BadArgument, CompileError, NotSupported
 from hcq.target import TargetSpec
 
-SHARE = 0.25  # of the time that is left, for one kernel when it is met; the rest in the end
+SHARE = 0.25  # of the remaining time, for one kernel when first met; the rest at the end
 FORMS = "forms"  # what entries of compiler.search.forms compute
 NO_CHOICES = "this kind of kernel has no choices"
 FINISHED = "no record near the best is faster"
@@ -44,8 +44,8 @@ FINISHED = "no record near the best is faster"
 
 @dataclass(frozen=True)
 class KernelTuning:
-    """Result of a search for one kernel. found: None where nothing was tried; note: why not, or why
-    the default stays; kept: what an earlier search had found; ended: why this one went no further.
+    """Result of a search for one kernel. found: None if nothing was tried; note: why not, or why
+    the default stays; kept: choices found by an earlier search; ended: why this search stopped.
     """
 
     name: str
@@ -61,7 +61,7 @@ class KernelTuning:
         return self.kept is not None or (self.found is not None and self.found.best is not None)
 
     def summary(self) -> str:
-        """One line: the times and the choices, or that the default stays and why."""
+        """Return one line: the times and the choices, or that the default stays and why."""
         head = f"{self.name} ({self.computes})"
         if self.found is None:
             return f"{head}: {self.note}"
@@ -78,7 +78,7 @@ class KernelTuning:
         )
 
     def details(self) -> list[str]:
-        """A line for each record: its time, or why it is out."""
+        """Return a line for each record: its time, or why it was rejected."""
         lines = []
         for trial in self.found.trials if self.found is not None else ():
             seconds, reason = trial.outcome.seconds, trial.outcome.reason
@@ -89,8 +89,8 @@ class KernelTuning:
 
 @dataclass
 class TuningReport:
-    """The kernels of a `tuning` block, in the order they were met. seconds: what it took of the
-    `budget_s`, in all; ended: why no more."""
+    """The kernels of a `tuning` block, in the order they were met. seconds: total time used of
+    `budget_s`; ended: why the search stopped."""
 
     kernels: list[KernelTuning] = field(default_factory=list)
     budget_s: float = 0.0
@@ -98,8 +98,8 @@ class TuningReport:
     ended: str = ""
 
     def counts(self) -> tuple[int, int, int]:
-        """Kernels with better choices than the default, of those with choices, and those without.
-        Forms of whole graphs are none."""
+        """Return the number of kernels with better choices than the default, of those with choices,
+        and of those without. Forms of whole graphs do not count."""
         kernels = [each for each in self.kernels if each.computes != FORMS]
         without = sum(each.note == NO_CHOICES for each in kernels)
         return sum(each.better for each in kernels), len(kernels) - without, without
@@ -107,8 +107,8 @@ class TuningReport:
 
 @dataclass
 class _Search:
-    """The search for one kernel, which may go on later. place: in the report. met: records by the
-    kernel's name, which is that of its content."""
+    """The search for one kernel, which may be continued later. place: in the report. met: records
+    by the kernel's name, which stands for its content."""
 
     computation: Computation
     device: Device
@@ -132,13 +132,13 @@ class Tuner:
         self.report = TuningReport(budget_s=budget_s)
         self.done: dict[str, float | None] = {}  # seconds of the best, by key
         self.measurers: dict[int, Apart | Here] = {}
-        self.unfinished: list[_Search] = []  # ended by their share of the time
+        self.unfinished: list[_Search] = []  # searches that used up their share of the time
 
     def compare(
         self, plain: Computation, forms: Sequence[Computation], device: Device, store: Store
     ) -> None:
-        """Search a product and what may replace it, and store which takes less time in all. Does
-        nothing where one of them was not measured."""
+        """Search a product and its possible replacements, and store which takes less time in all.
+        Does nothing if one of them was not measured."""
         seconds = [self.tune(each, device, store) for each in (plain, *forms)]
         known = [each for each in seconds if each is not None]
         if len(known) == len(seconds):
@@ -148,8 +148,8 @@ class Tuner:
 
     def tune(self, computation: Computation, device: Device, store: Store) -> float | None:
         """Search the best choices for a computation, unless this block has done so, and store them;
-        returns the time of the best, where there is one. Does not hold `interning` while
-        anything is measured."""
+        return the time of the best, if there is one. Does not hold `interning` during
+        measurements."""
         with interning:
             key = key_of(computation, device)
             if key in self.done:
@@ -172,7 +172,7 @@ class Tuner:
         return self.done[key]
 
     def _search(self, work: _Search, budget_s: float) -> bool:
-        """Search, or go on with it, and store what is best; whether that is new."""
+        """Begin or continue a search, and store the best; return whether that is new."""
         computation, device = work.computation, work.device
         with interning:
             found = spaces(computation, device.target)
@@ -215,7 +215,7 @@ class Tuner:
         return best is not None
 
     def go_on(self) -> None:
-        """Spend the time that is left on searches that their share of it ended."""
+        """Spend the remaining time on searches that used up their share."""
         changed: list[Store] = []
         while self.unfinished and self.clock() < self.end:
             work = self.unfinished.pop(0)
@@ -246,7 +246,7 @@ class Tuner:
 
 
 def problem_of(computation: Computation, target: TargetSpec) -> Problem:
-    """The arrays that candidates for a computation are run with."""
+    """Return the arrays that candidates for a computation are run with."""
     with interning:
         layouts = packed_layouts(computation, target)
     memories = (*computation.outputs, *computation.inputs)
@@ -255,7 +255,7 @@ def problem_of(computation: Computation, target: TargetSpec) -> Problem:
 
 
 class _Compiling:
-    """The candidates of one computation, compiled before they are asked for."""
+    """The candidates of one computation, compiled before they are requested."""
 
     def __init__(self, computation: Computation, device: Device) -> None:
         self.computation = computation
@@ -297,7 +297,7 @@ class _Compiling:
 
 
 def active() -> Tuner | None:
-    """The tuner of the innermost `tuning` block."""
+    """Return the tuner of the innermost `tuning` block."""
     found = tuners.active()
     return found if isinstance(found, Tuner) else None
 
@@ -306,9 +306,9 @@ def active() -> Tuner | None:
 def tuning(
     beam: int = 4, budget_s: float = 60.0, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[TuningReport]:
-    """Search kernels that are made ready inside, on all devices, for `budget_s` seconds in all:
-    each for a share when it is met, those that want more in the end. beam: how many of the best are
-    varied further."""
+    """Search kernels that are prepared inside, on all devices, for `budget_s` seconds in all: each
+    for a share of the time when first met, those that need more at the end. beam: how many of the
+    best are varied further."""
     if not isinstance(beam, int) or beam < 1 or not 0 < budget_s < math.inf:
         raise BadArgument(
             f"tuning: beam and budget_s must be above zero, got {beam!r} and {budget_s!r}"
@@ -326,7 +326,7 @@ def tuning(
 
 
 def described(report: TuningReport) -> list[dict[str, Any]]:  # Any: JSON
-    """The report as JSON values."""
+    """Return the report as JSON values."""
     return [
         {
             "kernel": kernel.name,

@@ -1,7 +1,7 @@
 """LLVM IR text to an object of Adreno machine code, in this process.
 
 LLVM inlines functions marked `alwaysinline` and turns variables into values (SROA); Mesa does the
-rest. Our own kernels need neither, which their attribute PLAIN says: LLVM reads and verifies them
+rest. Our own kernels need neither, as their attribute PLAIN states: LLVM reads and verifies them
 in the tests only (NIR_DEBUG).
 """
 
@@ -24,16 +24,16 @@ from hcq.target import TargetSpec, adreno_chip, adreno_wide_atomics
 
 # Pointers: 64 bits to global memory, 32 to local memory (3) and to variables (5).
 _LAYOUT = "e-p:64:64-p3:32:32-p5:32:32-i64:64-n32-A5"
-_WAVE = 64  # threads of a wave, in kernels that have to do with its lanes
+_WAVE = 64  # threads of a wave, in kernels that use its lanes
 _ATTRIBUTES = re.compile(r'^attributes #(\d+) = .*"adreno-threads"="(\d+)"', re.MULTILINE)
 
 
 def compile_adreno(
     text: str, target: TargetSpec, machine: Callable[[], llvm.TargetMachine]
 ) -> bytes:
-    """The object (hcq.ir3object) of the kernels in a module. machine: returns any; LLVM's passes
-    ask it for costs. CompileError for what cannot be translated; RuntimeError for what LLVM
-    refuses."""
+    """Return the object (hcq.ir3object) of the kernels in a module. machine: returns any target
+    machine, for LLVM's cost queries. CompileError if a module cannot be translated; RuntimeError
+    if LLVM rejects it."""
     if PLAIN not in text:
         text = _inlined(text, machine())
     elif config().validate_nir:
@@ -46,7 +46,7 @@ def compile_adreno(
 
 
 def _inlined(text: str, machine: llvm.TargetMachine) -> str:
-    """A verified module without functions to be inlined, and without variables where values do."""
+    """Return a verified module without functions to inline, and without avoidable variables."""
     module = llvm.parse_assembly(text)
     module.data_layout = _LAYOUT
     module.verify()
@@ -59,7 +59,7 @@ def _inlined(text: str, machine: llvm.TargetMachine) -> str:
 
 
 def _with_parameters(binary: Binary, at: int, threads: int) -> Binary:
-    """Put what is constant of the driver's parameters before the immediates: a wave's size, which
+    """Put the constant part of the driver's parameters before the immediates: a wave's size, which
     shuffles read. The rest stays 0, as none of our intrinsics reads it. Source: struct
     ir3_driver_params_cs (Mesa 25.2.7, src/freedreno/ir3/ir3_const.h)."""
     words = [0] * (4 * (binary.immediates_at - at))

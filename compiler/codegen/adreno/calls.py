@@ -1,14 +1,14 @@
 """Calls of intrinsics, LLVM's and those of kernels for Adreno, in NIR.
 
 adreno.thread, adreno.group.x|y|z    numbers of the thread in its group, of the group
-adreno.barrier                       all threads of the group have come here
+adreno.barrier                       waits until all threads of the group have reached it
 adreno.exchange(word, mask)          the word of the wave's lane `number xor mask`
 adreno.lane(word, number)            the word of the wave's lane `number`, which may differ by lane
 adreno.first(word)                   the word of the first active lane
 adreno.any(test), adreno.all(test)   whether a condition holds in one lane of the wave, or in all
 adreno.reduce.<op>(word)             the total of the wave's active lanes; <op>: add, fadd, mul,
                                      fmul, smin, smax, umin, umax, fmin, fmax, and, or, xor
-adreno.scan.<op>(word)               the total of the active lanes up to this one, itself included
+adreno.scan.<op>(word)               the total of the active lanes up to and including this one
 adreno.mulhi(word, word)             the upper half of an unsigned product
 adreno.dot.s|u|su(word, word, sum)   four products of 8-bit numbers added to a sum: both factors
                                      signed, both unsigned, the first signed and the second unsigned
@@ -58,7 +58,7 @@ _IGNORED = ("llvm.assume", "llvm.lifetime.start", "llvm.lifetime.end", "llvm.dbg
 
 
 def call(selection: Selection, one: Instruction) -> tuple[int, ...]:
-    """The result of a call, by lane."""
+    """Return the result of a call, by lane."""
     build, kind = selection.build, one.type
     name, _, rest = _split(one.kind)
     plain = _PLAIN.get(name)
@@ -111,7 +111,7 @@ def call(selection: Selection, one: Instruction) -> tuple[int, ...]:
 
 @cache
 def _split(callee: str) -> tuple[str, str, str]:
-    """An intrinsic's name without what tells its types; the last part of our own name."""
+    """Return an intrinsic's name without its type suffixes; the last part of our own names."""
     parts = callee.split(".")
     if parts[0] == "adreno":
         return ".".join(parts[:2]), ".", ".".join(parts[2:])
@@ -120,7 +120,7 @@ def _split(callee: str) -> tuple[str, str, str]:
 
 
 def _saturated(build: Builder, value: int, source: Type, kind: Type, signed: bool) -> int:
-    """A float towards zero; what does not fit becomes the nearest end of the range, NaN zero."""
+    """Convert a float towards zero; out of range gives the nearest end of the range, NaN zero."""
     bits = source.bits
     if bits == 16:
         value, bits = build.alu("f2f32", 32, value), 32
@@ -138,13 +138,13 @@ def _saturated(build: Builder, value: int, source: Type, kind: Type, signed: boo
 
 
 def _single(number: float) -> int:
-    """The bits of a power of two, of its negative, or of zero, as float32."""
+    """Return the bits of a power of two, of its negative, or of zero, as float32."""
     bits: int = struct.unpack("<I", struct.pack("<f", number))[0]
     return bits
 
 
 def _extreme(build: Builder, left: int, right: int, bits: int, least: bool) -> int:
-    """The smaller or larger float; NaN where one is NaN."""
+    """Return the smaller or larger float; NaN if one is NaN."""
     found = build.alu("fmin" if least else "fmax", bits, left, right)
     for value in (left, right):
         nan = build.alu("fneu", 1, value, value)
@@ -159,7 +159,7 @@ def _copysign(build: Builder, number: int, sign: int, bits: int) -> int:
 
 
 def compared_bits(build: Builder, kind: str, left: int, right: int) -> int:
-    """A comparison of truth values as integers of one bit; signed, true is -1."""
+    """Compare truth values as integers of one bit; signed, true is -1."""
     if kind in ("eq", "ne"):
         different = build.alu("ixor", 1, left, right)
         return different if kind == "ne" else build.alu("inot", 1, different)
@@ -172,7 +172,7 @@ def compared_bits(build: Builder, kind: str, left: int, right: int) -> int:
 
 
 def reshaped(build: Builder, values: Sequence[int], old: int, new: int) -> tuple[int, ...]:
-    """Lanes of another width, with the same bits in memory's order."""
+    """Return lanes of another width, with the same bits in memory's order."""
     if new < old:
         return tuple(
             build.alu(f"u2u{new}", new,

@@ -1,22 +1,23 @@
 """Images: texels that a kernel stores, loads and samples by coordinates.
 
 A parameter with the attribute "adreno-image" is an image; the attribute has the format of a texel,
-the size in texels, and the bytes from row to row. One that is sampled has "adreno-sampler" too: the
-filter (linear, nearest), what lies outside (repeat, edge, mirror, border, which is zeros), and
-"texels" where coordinates are in texels and not from 0 to 1:
+the size in texels, and the bytes from row to row. A sampled image also has "adreno-sampler": the
+filter (linear, nearest), the addressing outside the image (repeat, edge, mirror, border, which is
+zeros), and "texels" if coordinates are in texels rather than from 0 to 1:
 
     ptr addrspace(1) "adreno-image"="8_8_8_8_unorm 640x480 2560" "adreno-sampler"="linear edge" %in
 
     adreno.image.store(image, x, y, <4 x float>)    store a texel; none outside the image
     adreno.image.load(image, x, y) -> <4 x float>   its components, 0 and a last 1 where it has
                                                     fewer; zeros outside the image
-    adreno.image.sample(image, float, float) -> <4 x float>   what the sampler finds there
+    adreno.image.sample(image, float, float) -> <4 x float>   the sampler's result at the place
 
-What follows such a name and a dot tells declarations of several types apart. Components are float
-or half, and i32 or i16 of formats that end in uint, which are not sampled. Samples go through the
-texture processor's cache, so a kernel cannot sample what it stores to. The driver describes images
-and samplers to the GPU (hcq.ir3object). Sources: Mesa 25.0.7 src/compiler/nir/nir_intrinsics.py
-(image_load, image_store), src/freedreno/ir3/ir3_image.c and ir3_a6xx.c (ldib, stib).
+A dot and a suffix after such a name distinguish declarations of several types. Components are float
+or half, or i32 or i16 for formats that end in uint, which cannot be sampled. Samples go through the
+texture processor's cache, so a kernel cannot sample an image it stores to. The driver describes
+images and samplers to the GPU (hcq.ir3object). Sources: Mesa 25.0.7
+src/compiler/nir/nir_intrinsics.py (image_load, image_store), src/freedreno/ir3/ir3_image.c and
+ir3_a6xx.c (ldib, stib).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Images:
         self._uses: set[tuple[str, int]] = set()
 
     def call(self, one: Instruction, what: str) -> tuple[int, ...]:
-        """A load, store or sample; CompileError where it does not match its image."""
+        """Emit a load, store or sample; CompileError if it does not match its image."""
         if len(one.operands) != _OPERANDS.get(what):
             raise _fault(f"expected adreno.image.load, store or sample, got {one.kind}", one)
         kind = one.operands[-1].type if what == "store" else one.type
@@ -121,7 +122,7 @@ def _fault(message: str, one: Instruction) -> CompileError:
 
 
 def described(form: str, parameter: int) -> Ir3Texture:
-    """The image that "adreno-image" describes; CompileError where it describes none."""
+    """Return the image that "adreno-image" describes; CompileError if it describes none."""
     found = _FORM.fullmatch(form)
     sides = found[1].split("_") if found else []
     if (
@@ -137,7 +138,7 @@ def described(form: str, parameter: int) -> Ir3Texture:
 
 
 def sampler_of(form: str) -> Ir3Sampler:
-    """The sampler that "adreno-sampler" describes; CompileError where it describes none."""
+    """Return the sampler that "adreno-sampler" describes; CompileError if it describes none."""
     found = _SAMPLER.fullmatch(form)
     if found is None:
         raise CompileError(

@@ -1,7 +1,7 @@
-"""The commonest lines of LLVM IR, each read by one pattern.
+"""The most common lines of LLVM IR, each read by one pattern.
 
-`Lines.read` returns the instruction that compiler.codegen.adreno.llvm's reader of tokens returns
-for the same line, or None: that reader accepts more, and says what is wrong with a line.
+`Lines.read` returns the same instruction as the token reader of compiler.codegen.adreno.llvm does
+for a line, or None: the token reader accepts more, and reports errors in a line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOVE = re.compile(rf"{_FLAGS}({_TYPE}), {_TYPED}, {_TYPED}")
 _ALLOCA = re.compile(rf"()({_TYPE}), (?:align \d+, )?addrspace\(5\)")
 _LOAD = re.compile(rf"()({_TYPE}), {_TYPED}, align (\d+){_META}")
 _STORE = re.compile(rf"(){_TYPED}, {_TYPED}, align (\d+){_META}")
-# What follows an operation: flags, then what the method reads.
+# The part after an operation: flags, then the input of the method.
 _FORMS = {
     **dict.fromkeys(("add", "sub", "mul", "udiv", "sdiv", "urem", "srem", "shl"), (_TWO, "binary")),
     **dict.fromkeys(("lshr", "ashr", "and", "or", "xor"), (_TWO, "binary")),
@@ -57,14 +57,14 @@ _Groups = list[str]
 
 
 class Lines:
-    """Reads the lines of one function. typed: reads a type and a value that no name is, which is
-    then kept, by the reader of tokens."""
+    """Reads the lines of one function. typed: reads a type and a value that is not a name with the
+    token reader; the result is cached."""
 
     def __init__(self, typed: Callable[[str], Operand]) -> None:
         self._typed = typed
         self._types: dict[str, Type] = {}
         self._operands: dict[tuple[str, str], Operand] = {}
-        self._flags: dict[str, bool] = {"": False}  # whether they are loose
+        self._flags: dict[str, bool] = {"": False}  # whether flags make an operation loose
         self._forms = {
             name: (form.fullmatch, getattr(self, f"_{method}"))
             for name, (form, method) in _FORMS.items()
@@ -120,7 +120,7 @@ class Lines:
         return known
 
     def _list(self, words: _Groups) -> tuple[Operand, ...]:
-        """Operands of types and values one after another, as far as there are any."""
+        """Return operands of types and values one after another, as many as there are."""
         operand = self._operand
         return tuple(
             operand(words[at], words[at + 1]) for at in range(0, len(words), 2) if words[at]

@@ -1,8 +1,8 @@
 """LLVM IR text, as LLVM prints it, read into instructions.
 
-Of LLVM's language this knows what kernels are made of: functions, scalars and short vectors,
-pointers to global memory (address space 1), local memory (3) and variables (5). What else stands
-there is a CompileError that shows the line.
+It covers the part of LLVM's language that kernels use: functions, scalars and short vectors,
+pointers to global memory (address space 1), local memory (3) and variables (5). Anything else is a
+CompileError that shows the line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GLOBAL = re.compile(
     r"^(@\S+) = .*?addrspace\(3\) (?:global|constant) (.*?)(?:,? align (\d+))?(?:, .*)?$"
 )
 _FLOATS = {"half": 16, "float": 32}
-# Instructions whose operands are written alike.
+# Instructions with the same operand syntax.
 _FORMS = {
     **dict.fromkeys(("add", "sub", "mul", "udiv", "sdiv", "urem", "srem", "shl"), "binary"),
     **dict.fromkeys(("lshr", "ashr", "and", "or", "xor"), "binary"),
@@ -35,7 +35,7 @@ _FORMS = {
     **dict.fromkeys(("icmp", "fcmp"), "compare"),
     **dict.fromkeys(("freeze", "fneg"), "unary"),
 }
-# Words between an operation and its operands that change nothing here.
+# Words between an operation and its operands that have no effect here.
 _FLAGS = frozenset((
     "nuw", "nsw", "exact", "disjoint", "nneg", "inbounds", "nusw", "samesign", "volatile", "fast",
     "nnan", "ninf", "nsz", "arcp", "contract", "afn", "reassoc", "noundef", "nofpclass", "signext",
@@ -50,9 +50,9 @@ _POINTERS = {1: Type("p", 64), 3: Type("p", 32), 5: Type("v", 32)}
 @dataclass
 class Function:
     """A kernel. blocks: in order, the first is the entry. local: offset of each local memory that
-    the kernel uses. attributes: the number of its group of attributes. sizes: bytes that are known
-    to lie where a parameter points. images, samplers: what the attributes "adreno-image" and
-    "adreno-sampler" of parameters contain."""
+    the kernel uses. attributes: the number of its group of attributes. sizes: bytes known to be
+    at the target of a parameter. images, samplers: contents of the parameters' attributes
+    "adreno-image" and "adreno-sampler"."""
 
     name: str
     parameters: list[tuple[str, Type]] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Function:
 
 
 def read_module(text: str) -> list[Function]:
-    """The functions that a module defines, at least one."""
+    """Return the functions that a module defines, at least one."""
     lines = text.splitlines()
     sizes: dict[str, tuple[int, int]] = {}  # bytes and alignment of each local memory
     for line in lines:
@@ -137,7 +137,7 @@ def _header(line: str) -> Function:
 
 
 def _size(text: str, line: str) -> int:
-    """Bytes of a local memory: of its type, which stands before its contents."""
+    """Return the bytes of a local memory: those of its type, which precedes its contents."""
     found = re.match(r"\[(\d+) x (half|float|i\d+)\]|(half|float|i\d+)", text)
     if found is None:
         raise CompileError("expected an array of scalars in local memory", code=line)
@@ -153,7 +153,7 @@ class _Reader:
         self.line = line
         self.local = local
         self.tokens: list[str] = _TOKEN.findall(line)
-        self.tokens.append("")  # the end, which stays
+        self.tokens.append("")  # the end marker, never consumed
         self.at = 0
 
     def peek(self) -> str:
@@ -438,7 +438,7 @@ class _Reader:
         return Instruction("", "", given[1].type, given)
 
     def _extractvalue(self) -> Instruction:
-        """Of what a cmpxchg returns: the old value or whether it was exchanged."""
+        """Extract from a cmpxchg's result: the old value or whether it was exchanged."""
         self.expect("{")
         kind = self.type()
         self.expect(",")

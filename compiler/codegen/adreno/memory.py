@@ -1,8 +1,8 @@
 """Addresses, loads, stores, atomic operations and barriers, in NIR.
 
-Where an offset in dwords from a pointer of the kernel's parameters is known, the load or store
-of dwords adds the two itself (ldg.a, stg.a); elsewhere the address is computed in 64 bits. Narrower
-elements take that way always: gen 6 scales the offset by their size, gen 7 and Mesa by four.
+If an offset in dwords from a pointer of the kernel's parameters is known, the load or store of
+dwords adds the two itself (ldg.a, stg.a); otherwise the address is computed in 64 bits. Narrower
+elements always take the second way: gen 6 scales the offset by their size, gen 7 and Mesa by four.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ATOMIC = {
 @dataclass(frozen=True)
 class Place:
     """An address in global memory: base (64 bits) + offset (32 bits, in bytes). words: the offset
-    in dwords, where it is known; 0 elsewhere."""
+    in dwords, if it is known; otherwise 0."""
 
     base: int
     offset: int
@@ -50,7 +50,7 @@ class Memory:
     # ---- addresses -----------------------------------------------------------------------------
 
     def moved(self, one: Instruction) -> tuple[int, ...]:
-        """A pointer plus an index times the size of an element."""
+        """Return a pointer plus an index times the size of an element."""
         pointer, index = one.operands
         selection, build = self.selection, self.selection.build
         size = int(one.kind)
@@ -64,7 +64,7 @@ class Memory:
         return (build.alu("iadd", 64, base, self._scaled(index, size, 64)),)
 
     def _place(self, base: int, pointer: Operand, index: Operand, size: int) -> Place | None:
-        """Where the index is an unsigned number of 32 bits, in bytes."""
+        """Return the place if the index is an unsigned number of 32 bits, in bytes."""
         selection, build = self.selection, self.selection.build
         if size != 1 or pointer.name in self.places:
             return None
@@ -91,7 +91,7 @@ class Memory:
         return Place(base, offset, words)
 
     def _scaled(self, index: Operand, size: int, bits: int) -> int:
-        """A signed index in bytes."""
+        """Return a signed index in bytes."""
         build = self.selection.build
         (number,) = self.selection.lanes(index)
         if index.type.bits != bits:
@@ -99,7 +99,7 @@ class Memory:
         return number if size == 1 else build.alu("imul", bits, number, build.constant(bits, size))
 
     def address(self, name: str) -> tuple[int, ...] | None:
-        """The address in 64 bits of a pointer known as base and offset."""
+        """Return the 64-bit address of a pointer known as base and offset."""
         place = self.places.get(name)
         if place is None:
             return None
@@ -111,8 +111,8 @@ class Memory:
     def _accesses(
         self, pointer: Operand, align: int, bits: int, count: int
     ) -> Iterator[tuple[str, list[int], int, int]]:
-        """Pieces of an access to `count` elements of `bits`: "global_ir3", "global" or "shared",
-        the address as sources, the first element and how many."""
+        """Yield pieces of an access to `count` elements of `bits`: "global_ir3", "global" or
+        "shared", the address as sources, the first element and the number of elements."""
         selection, build = self.selection, self.selection.build
         place = self.places.get(pointer.name)
         step = bits // 8
@@ -194,7 +194,7 @@ class Memory:
         return (build.intrinsic(f"{space}_atomic", given, 1, bits, atomic_op=_ATOMIC[one.kind]),)
 
     def exchange(self, one: Instruction) -> tuple[int, ...]:
-        """Compare and exchange; the old value, and whether it was the expected one."""
+        """Compare and exchange; return the old value, and whether it was the expected one."""
         pointer, expected, wanted = one.operands
         space, bits = self._changed(one, pointer, expected)
         build = self.selection.build
@@ -203,8 +203,8 @@ class Memory:
         return old, build.alu("ieq", 1, old, given[1])
 
     def _changed(self, one: Instruction, pointer: Operand, operand: Operand) -> tuple[str, int]:
-        """The memory that an atomic operation changes, and how many bits. Of 64 Mesa makes all but
-        exchanges of loops that compare and exchange."""
+        """Return the memory that an atomic operation changes, and its bits. For 64 bits Mesa makes
+        all operations but exchanges from compare-and-exchange loops."""
         bits, code = operand.type.bits, one.line.strip()
         if operand.type.kind != "i" or bits not in (_WORD, 2 * _WORD):
             raise NotSupported("atomic operations of this type for Adreno", code=code)
@@ -219,7 +219,7 @@ class Memory:
         return space, bits
 
     def fence(self, barrier: bool) -> None:
-        """Order memory; barrier: of the group's local memory, all threads having come here."""
+        """Order memory; barrier: of the group's local memory, once all threads have reached it."""
         modes = _SHARED if barrier else _SHARED | _GLOBAL
         self.selection.build.intrinsic(
             "barrier", execution_scope=_GROUP if barrier else 0,

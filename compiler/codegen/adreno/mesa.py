@@ -1,17 +1,17 @@
 """Mesa's ir3 compiler and disassembler, in the library of the PyPI package tinymesa.
 
-The version is pinned: of Mesa's structs this file knows the offsets of those fields that it reads
-or sets, as Mesa 25.2.7 lays them out on a 64-bit machine (src/freedreno/ir3/ir3_shader.h,
+The version is pinned: this file contains offsets of those fields of Mesa's structs that it reads or
+sets, as Mesa 25.2.7 lays them out on a 64-bit machine (src/freedreno/ir3/ir3_shader.h,
 ir3_compiler.h; src/compiler/nir/nir.h). Opening the library checks them: a small kernel is
-read, printed and compiled, and each field must have the value that kernel gives it.
+read, printed and compiled, and each field must have the value that this kernel gives it.
 
-Mesa ends the process on code that it cannot compile: other code than ours is compiled in a child
+Mesa ends the process on code that it cannot compile: code other than ours is compiled in a child
 process (compiler.codegen.children). Not thread-safe; callers take turns.
 
 The package's build of Mesa validates NIR before and after each pass, in 40% of the time of a
-compilation, and ir3 after each pass of its own, in 25% of the rest. The small kernel is compiled
-so; later ones only where the environment has Mesa's variable NIR_DEBUG, which may be empty: the
-tests set it.
+compilation, and ir3 after each of its own passes, in 25% of the rest. The small kernel is compiled
+with validation; later ones only if the environment has Mesa's variable NIR_DEBUG, which may be
+empty: the tests set it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hcq.config import config
 from hcq.errors import CompileError
 
 INSTALL = "pip install 'ugpu[adreno]'"
-# enum nir_intrinsic_index_flag (nir_intrinsics_indices.h): those that we give
+# enum nir_intrinsic_index_flag (nir_intrinsics_indices.h): those that we use
 _INDICES = {
     0: "base", 1: "write_mask", 4: "range_base", 5: "range", 11: "reduction_op",
     12: "cluster_size", 14: "image_dim", 17: "access", 20: "align_mul", 21: "align_offset",
@@ -52,7 +52,7 @@ _ALLOCATIONS = 12  # struct ir3_const_allocations: {offset, size, ...} each, the
 _CONST_STATE_ALLOCATIONS = 44
 _DRIVER_PARAMS = 3  # enum ir3_const_alloc_type
 _NO_VALIDATION = 1 << 2  # NIR_DEBUG_NOVALIDATE (src/compiler/nir/nir.h), in `nir_debug`
-# Functions that return nothing and change nothing: they end the process where ir3 is invalid.
+# Functions that return nothing and change nothing: they end the process if ir3 is invalid.
 _VALIDATORS = ("ir3_validate", "ir3_ra_validate")
 _VARIANT = {
     "bin": ("<Q", 192), "const_state": ("<Q", 200), "immediate_count": ("<I", 212),
@@ -68,10 +68,10 @@ _VARIANT = {
 
 @dataclass(frozen=True)
 class Binary:
-    """Code of one kernel and what it takes to launch it.
+    """Code of one kernel and the data needed to launch it.
 
     full_registers, half_registers: as in the instructions, in vec4; a negative count is none.
-    constants: of the constant file, in vec4. immediates: the words at vec4 `immediates_at`.
+    constants: size of the constant file, in vec4. immediates: the words at vec4 `immediates_at`.
     private_size: bytes per thread. The register numbers are of the group's and the thread's three
     numbers, register * 4 + component; 0xfc is none. driver_params: vec4 of the driver's
     parameters, or None.
@@ -119,13 +119,13 @@ class Mesa:
         return known
 
     def debug_flags(self) -> ctypes.c_uint32:
-        """NIR's debugging flags, which Mesa sets from NIR_DEBUG when it makes its first shader."""
+        """Return NIR's debugging flags, which Mesa sets from NIR_DEBUG with its first shader."""
         return ctypes.c_uint32.in_dll(self._library, "nir_debug")
 
     def stop_validation(self) -> None:
-        """Validate neither NIR nor, where the library's calls can be redirected, ir3."""
+        """Turn off validation of NIR and, if the library's calls can be redirected, of ir3."""
         self.debug_flags().value |= _NO_VALIDATION
-        nothing = ctypes.cast(self._libc.labs, _POINTER).value  # reads its argument alone
+        nothing = ctypes.cast(self._libc.labs, _POINTER).value  # a function without side effects
         assert nothing is not None
         for name in _VALIDATORS:
             redirect(self._library, name, nothing)
@@ -169,7 +169,7 @@ class Mesa:
         return found
 
     def disassembly(self, code: bytes, gpu: int) -> str:
-        """The instructions as text, one a line, by Mesa's disassembler. gpu: 630, 740 ..."""
+        """Return the instructions as text, one a line, by Mesa's disassembler. gpu: 630, 740 ..."""
         options = bytearray(80)  # struct isa_decode_options: gpu_id, show_errors, max_errors
         struct.pack_into("<I?3xI", options, 0, gpu, False, 1 << 30)
         keep = ctypes.create_string_buffer(bytes(options), len(options))
@@ -199,7 +199,7 @@ class Compiler:
         self._nir_options = get(self._compiler)
 
     def read(self, blob: bytes) -> int:
-        """Deserialise; the shader, which the caller compiles or frees."""
+        """Deserialise; return the shader, which the caller compiles or frees."""
         data = ctypes.create_string_buffer(blob, len(blob))
         reader = ctypes.create_string_buffer(32)  # struct blob_reader: data, end, current, overrun
         begin = self.mesa._function("blob_reader_init", None, _POINTER, _POINTER, ctypes.c_size_t)
@@ -212,12 +212,12 @@ class Compiler:
         return shader
 
     def listing(self, shader: int) -> str:
-        """A shader that `read` returned, as Mesa prints it."""
+        """Return a shader that `read` returned, as Mesa prints it."""
         show = self.mesa._function("nir_print_shader", None, _POINTER, _POINTER)
         return self.mesa.text(lambda stream: show(shader, stream))
 
     def compile(self, blob: bytes, parameters: int, single_wave: bool = False) -> Binary:
-        """Code for a serialised shader whose parameters are the first so many dwords of the
+        """Compile a serialised shader whose parameters are the first `parameters` dwords of the
         constant file. single_wave: for waves of 64 threads, never of 128."""
         function = self.mesa._function
         shader = self.read(blob)
@@ -308,7 +308,7 @@ _PRINTED = (
 
 
 def check(mesa: Mesa, compiler: Compiler) -> None:
-    """Compare what the library makes of a small kernel with what it is; CompileError."""
+    """Compare the library's result for a small kernel with the known one; CompileError."""
     blob = _canary(mesa.tables)
     shader = compiler.read(blob)
     listing = compiler.listing(shader)
@@ -328,7 +328,7 @@ def check(mesa: Mesa, compiler: Compiler) -> None:
 
 @lru_cache(maxsize=1)
 def library() -> Mesa:
-    """The library of the installed package."""
+    """Return the library of the installed package."""
     found = importlib.util.find_spec("tinymesa")
     if found is None or found.origin is None:
         raise CompileError("compiling for Adreno requires tinymesa", install=INSTALL)
@@ -340,7 +340,7 @@ def library() -> Mesa:
 
 @lru_cache(maxsize=8)
 def compiler_for(chip_id: int) -> Compiler:
-    """The checked compiler for a GPU."""
+    """Return the checked compiler for a GPU."""
     mesa = library()
     compiler = Compiler(mesa, chip_id)
     check(mesa, compiler)

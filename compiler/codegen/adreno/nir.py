@@ -1,11 +1,11 @@
 """NIR in its serialised form, written byte by byte.
 
-Mesa's `nir_deserialize` reads this form (Mesa 25.2, src/compiler/nir/nir_serialize.c), so that no
-layout of NIR's structs in memory matters but one, `shader_info`. Objects (the function, blocks,
+Mesa's `nir_deserialize` reads this form (Mesa 25.2, src/compiler/nir/nir_serialize.c), so that only
+one struct layout in memory matters, that of `shader_info`. Objects (the function, blocks,
 definitions) are numbered in the order in which they are written.
 
-Numbers of operations and intrinsics differ between versions of Mesa: they come from the library's
-own tables (`Tables`), by name.
+Numbers of operations and intrinsics differ between versions of Mesa: they are looked up by name in
+the library's own tables (`Tables`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INFO_SIZE, _STAGE, _SHARED_SIZE, _WORKGROUP_SIZE = 368, 49, 268, 280
 _ENTRY = 0x9  # of a function: is_entrypoint, has an implementation
 _MOST_OBJECTS = 1 << 16  # sources of ALU instructions are 16 bits wide in the form written here
 _EXACT = 1 << 4
-# ALU instructions by how many sources they have, other ones by words; all end at whole words.
+# ALU instructions by number of sources, others by number of words; all end at whole words.
 _SOURCES = [struct.Struct(f"<II{count}H{count % 2 * 2}x") for count in range(17)]
 _WORDS = [struct.Struct(f"<{count}I") for count in range(33)]
 _DONT_UNROLL = 2  # enum nir_loop_control
@@ -81,7 +81,7 @@ _Node = _Block | _If | _Loop
 
 
 class Builder:
-    """A compute shader under construction. Definitions are named by their numbers."""
+    """A compute shader under construction. Definitions are identified by their numbers."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
@@ -103,7 +103,7 @@ class Builder:
         return number
 
     def _begin(self) -> None:
-        """Begin a block; constants are made anew in each."""
+        """Begin a block; each block makes its own constants."""
         self._block = _Block()
         self._open[-1].append(self._block)
         self._constants.clear()
@@ -117,7 +117,7 @@ class Builder:
     # ---- instructions --------------------------------------------------------------------------
 
     def constant(self, bits: int, value: int) -> int:
-        """A scalar constant of 1, 8, 16, 32 or 64 bits."""
+        """Return a scalar constant of 1, 8, 16, 32 or 64 bits."""
         value &= (1 << bits) - 1
         known = self._constants.get((bits, value))
         if known is not None:
@@ -143,7 +143,7 @@ class Builder:
         channel: int = 0,
         exact: bool = True,
     ) -> int:
-        """An operation. channel: which component of the first source is meant. exact: no
+        """Emit an operation. channel: the component used of the first source. exact: no
         optimisation may change the result."""
         key = name, bits, lanes, channel, exact
         known = self._headers.get(key)
@@ -156,12 +156,12 @@ class Builder:
         block.count += 1
         number = self._next
         if number >= _MOST_OBJECTS:
-            return self._number()  # which refuses it
+            return self._number()  # which reports the error
         self._next = number + 1
         return number
 
     def channels(self, vector: int, lanes: int, bits: int) -> tuple[int, ...]:
-        """The components of a definition of so many."""
+        """Return the components of a definition that has `lanes` of them."""
         if lanes == 1:
             return (vector,)
         return tuple(self.alu("mov", bits, vector, channel=lane) for lane in range(lanes))
@@ -174,7 +174,7 @@ class Builder:
         bits: int = 32,
         **indices: int,
     ) -> int:
-        """An intrinsic; indices not named are 0. Returns the definition, or 0 where there is
+        """Emit an intrinsic; indices not given are 0. Return the definition, or 0 if there is
         none."""
         key = name, lanes, bits, *indices.items()
         known = self._intrinsics.get(key)
@@ -188,7 +188,7 @@ class Builder:
     def _intrinsic(
         self, name: str, lanes: int, bits: int, indices: dict[str, int]
     ) -> tuple[int, tuple[int, ...], bool]:
-        """An intrinsic's header, its indices, and whether it defines a value."""
+        """Return an intrinsic's header, its indices, and whether it defines a value."""
         known = self.tables.intrinsics[name]
         assert indices.keys() <= set(known.indices), (name, indices)
         values = tuple(indices.get(index, 0) for index in known.indices)
@@ -202,9 +202,9 @@ class Builder:
     def texture(
         self, operation: int, texture: int, at: int, lanes: int, bits: int, sampler: int = 0
     ) -> int:
-        """Four components of a texture's texel. TEX_FETCH: texel number `at` of a buffer, or that
-        at two coordinates, as unsigned integers; TEX_SAMPLE: floats at two coordinates. lanes: how
-        many coordinates `at` has."""
+        """Return four components of a texture's texel. TEX_FETCH: texel number `at` of a buffer, or
+        that at two coordinates, as unsigned integers; TEX_SAMPLE: floats at two coordinates. lanes:
+        number of coordinates in `at`."""
         sources = [(_COORDINATES, at)]
         if lanes > 1:
             sources.append((_LEVEL, self.constant(32, 0)))
@@ -250,13 +250,13 @@ class Builder:
         self._begin()
 
     def jump(self, kind: int) -> None:
-        """BREAK or CONTINUE, the last instruction of its block."""
+        """Emit BREAK or CONTINUE, the last instruction of its block."""
         self._put(struct.pack("<I", _JUMP | kind << 4))
 
     # ---- the whole -----------------------------------------------------------------------------
 
     def serialise(self, threads: int, local_memory: int, wave: int = 0) -> bytes:
-        """The shader, with groups of `threads` along x and so many bytes of local memory. wave: the
+        """Return the shader, with groups of `threads` along x and `local_memory` bytes. wave: the
         threads that a wave must have, 0 for any number."""
         info = bytearray(INFO_SIZE)
         info[_STAGE : _STAGE + 3] = (_COMPUTE, 0xFF, 0xFF)  # no stage before or after it
@@ -276,7 +276,7 @@ class Builder:
 
 
 def _defined(lanes: int, bits: int) -> int:
-    """A definition's byte: components and bits, both encoded in three bits."""
+    """Return a definition's byte: components and bits, both encoded in three bits."""
     return lanes << 2 | bits.bit_length() << 5
 
 

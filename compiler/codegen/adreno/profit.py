@@ -1,18 +1,18 @@
-"""Which loads of a kernel read a texture: the cost model of the texture processors' cache.
+"""Choose which loads of a kernel read a texture: cost model of the texture processors' cache.
 
-A plain load (ldg) asks the second-level cache (UCHE) for each element every time. A fetch of texels
-(isam) goes through the texture processor, which keeps what it has read. So a fetch pays where a
+A plain load (ldg) reads the second-level cache (UCHE) for each element every time. A fetch of
+texels (isam) goes through the texture processor, which caches data. A fetch therefore pays if a
 group reads elements again: windows of a convolution that overlap, rows that several threads share.
 
     reads      threads of the group times the turns of the loops around the load
-    elements   how many differ, from the coefficients of the index
+    elements   number of different ones, from the coefficients of the index
     pays       reads >= WORTH * elements, and the address is not the same for all threads
 
 An address that all threads share is left to Mesa, which moves such loads to the preamble.
 Sources: Mesa 25.0.7 src/freedreno/ir3/ir3_compiler_nir.c (emit_intrinsic_load_ssbo reads all
 buffers that a shader only reads by isam); Qualcomm, OpenCL General Programming and Optimization
 80-NB295-11 (images are read through the texture processor's own cache). UNSURE: WORTH and the size
-of that cache, which no public document tells; times from silicon would settle them.
+of that cache, which no public document gives; times from silicon would settle them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WORTH = 2  # reads of an element by a group that make a fetch pay
 
 
 def fetched(kernel: Kernel) -> frozenset[Load]:
-    """The accesses of a kernel that are fetches of texels, of parameters that it does not write."""
+    """Return a kernel's accesses that are fetches of texels, of parameters it does not write."""
     written = {memory.name for memory in kernel.parameters[: kernel.outputs]}
     return frozenset(
         access
@@ -40,8 +40,8 @@ def fetched(kernel: Kernel) -> frozenset[Load]:
 def _loads(
     body: Iterable[Statement], loops: tuple[Range, ...]
 ) -> Iterator[tuple[Load, int, tuple[Range, ...]]]:
-    """Every access in stored values, its lanes and the loops around it; one that statements of the
-    same body share once."""
+    """Yield every access in stored values, its lanes and the loops around it; one that statements
+    of the same body share comes once."""
     seen: set[int] = set()
     for statement in body:
         if isinstance(statement, Store):
@@ -66,8 +66,8 @@ def _pays(index: Index, lanes: int, loops: tuple[Range, ...], block: int) -> boo
 
 
 def different(index: Index, lanes: int) -> int:
-    """Return the approximate number of elements that an index reaches: its terms in order of their
-    coefficients, each of which repeats the elements of the smaller ones, beside them or partly on
+    """Return the approximate number of elements that an index reaches. Its terms are taken in order
+    of their coefficients; each repeats the elements of the smaller ones, beside them or partly on
     top of them."""
     turns = {1: lanes}
     for atom, factor in index.terms:

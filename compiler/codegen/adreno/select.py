@@ -1,7 +1,7 @@
 """LLVM IR to NIR: a function's blocks and instructions, one lane after another.
 
-Vectors are split into their lanes, which Adreno's registers hold anyway; loads and stores put up to
-four together again. A phi and a variable are NIR registers, which Mesa turns into SSA values.
+Vectors are split into their lanes, as Adreno's registers hold them; loads and stores join up to
+four again. A phi and a variable are NIR registers, which Mesa turns into SSA values.
 
     pointer to global memory   a 64-bit base and a 32-bit offset in bytes, or a 64-bit address
     pointer to local memory    a 32-bit offset in bytes
@@ -53,9 +53,9 @@ _OPPOSITE = {"uge": "olt", "ult": "oge", "ule": "ogt", "ugt": "ole"}
 @dataclass(frozen=True)
 class Shader:
     """A serialised shader. parameters: (name, offset in the constant file, bytes, is an address,
-    kind); bytes of constants in all, and of local memory. lanes: it has to do with lanes of its
-    wave. textures: what it fetches texels of. images: what it stores texels to and loads
-    them from. samplers: of its textures."""
+    kind); bytes of constants in all, and of local memory. lanes: whether it uses lanes of its wave.
+    textures: sources of its texel fetches. images: those whose texels it stores or loads. samplers:
+    of its textures."""
 
     blob: bytes
     parameters: tuple[tuple[str, int, int, bool, str], ...]
@@ -68,7 +68,7 @@ class Shader:
 
 
 def shader_of(function: Function, tables: Tables, threads: int, wide_atomics: bool) -> Shader:
-    """The shader of a kernel whose groups have so many threads. wide_atomics: of 64 bits exist."""
+    """Return the shader of a kernel with groups of `threads`. wide_atomics: of 64 bits exist."""
     return Selection(function, tables, threads, wide_atomics).shader()
 
 
@@ -83,7 +83,7 @@ class Selection:
         self.threads = threads
         self.build = Builder(tables)
         self.values: dict[str, Lanes] = {}
-        self.made: dict[str, Instruction] = {}  # what defines a name
+        self.made: dict[str, Instruction] = {}  # the instruction that defines a name
         self.registers: dict[str, Lanes] = {}
         self.parameters: list[tuple[str, int, int, bool, str]] = []
         self.memory = Memory(self)
@@ -109,7 +109,7 @@ class Selection:
         )
 
     def _entry(self) -> int:
-        """Load parameters, declare registers; the bytes of constants."""
+        """Load parameters, declare registers; return the bytes of constants."""
         build, offset = self.build, 0
         zero = build.constant(32, 0)
         for name, kind in self.function.parameters:
@@ -180,7 +180,7 @@ class Selection:
     # ---- values --------------------------------------------------------------------------------
 
     def lanes(self, operand: Operand) -> Lanes:
-        """The definitions of an operand's lanes."""
+        """Return the definitions of an operand's lanes."""
         if operand.name:
             known = self.values.get(operand.name) or self.memory.address(operand.name)
             if known is None:
@@ -190,7 +190,7 @@ class Selection:
         return tuple(self.build.constant(bits, lane or 0) for lane in operand.lanes)
 
     def each(self, name: str, bits: int, one: Instruction, exact: bool = True) -> Lanes:
-        """An operation on each lane of all operands."""
+        """Emit an operation on each lane of all operands."""
         given = [self.lanes(operand) for operand in one.operands]
         alu = self.build.alu
         return tuple([alu(name, bits, *each, exact=exact) for each in zip(*given, strict=True)])
@@ -215,7 +215,7 @@ class Selection:
         )
 
     def resized(self, value: int, old: int, new: int) -> int:
-        """An unsigned integer of another width."""
+        """Return an unsigned integer of another width."""
         return value if old == new else self.build.alu(f"u2u{new}", new, value)
 
     def _convert(self, one: Instruction) -> Lanes:
@@ -350,7 +350,7 @@ class Selection:
             return ()
         return calls.call(self, one)
 
-    # ---- what has no value ---------------------------------------------------------------------
+    # ---- instructions without a value ----------------------------------------------------------
 
     def _phi(self, one: Instruction) -> Lanes:
         assert one.type is not None
@@ -361,7 +361,7 @@ class Selection:
         return ()
 
     def _elsewhere(self, one: Instruction) -> Lanes:
-        """What ends a block, and variables, of which the walk and the entry have taken note."""
+        """Ignore terminators and variables, which the walk and the entry handle."""
         return ()
 
 

@@ -1,7 +1,7 @@
 """Kernels for Adreno GPUs (TargetSpec.abi "ir3") as LLVM IR text.
 
-The text is that of the other GPUs but for the intrinsics, which compiler.codegen.adreno.calls
-lists; compiler.codegen.adreno.build makes machine code of it.
+The text equals that of the other GPUs except for the intrinsics, which
+compiler.codegen.adreno.calls lists; compiler.codegen.adreno.build makes machine code of it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AdrenoValues(Values):
         self._stores: dict[str, int] = {}  # and the line of its last store
 
     def block(self) -> None:
-        """Begin a block, where no variable's value is known."""
+        """Begin a block, at whose start no variable's value is known."""
         self._held.clear()
         self._stores.clear()
 

@@ -2,8 +2,8 @@
 
 A library calls its own exported functions through the slots of its procedure linkage table, which
 hold addresses once it is bound (RTLD_NOW, as ctypes loads libraries). Sources: System V ABI (gABI),
-chapter 5 "Dynamic Section"; the x86-64 and AArch64 psABI, "Global Offset Table": three words of the
-linker's, then a slot for each relocation of DT_JMPREL.
+chapter 5 "Dynamic Section"; the x86-64 and AArch64 psABI, "Global Offset Table": three words for
+the linker, then a slot for each relocation of DT_JMPREL.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 _PT_DYNAMIC, _PT_GNU_RELRO = 2, 0x6474E552
 _DT_PLTRELSZ, _DT_PLTGOT = 2, 3
 _RELOCATION_SIZE = 24  # Elf64_Rela
-_RESERVED = 3  # words of the linker's before the slots
+_RESERVED = 3  # words for the linker before the slots
 
 
 class _Found(ctypes.Structure):  # Dl_info (dlfcn.h)
@@ -31,8 +31,8 @@ class _Found(ctypes.Structure):  # Dl_info (dlfcn.h)
 
 
 def redirect(library: ctypes.CDLL, name: str, target: int) -> bool:
-    """Let the library's own calls of its function `name` go to the address `target`. False where it
-    does not call it by a slot that may be written: nothing has changed then."""
+    """Redirect the library's own calls of its function `name` to the address `target`. Return False
+    and change nothing if it does not call it by a slot that may be written."""
     function = _address(getattr(library, name))
     found = _Found()
     locate = ctypes.CDLL(None).dladdr
@@ -65,7 +65,7 @@ def _address(function: Any) -> int:  # a function of a library, whose class ctyp
 
 
 def _segments(path: bytes) -> Iterator[tuple[int, int, int]]:
-    """Program headers of a library's file, which need not be loaded: type, start and end."""
+    """Yield program headers of a library's file, loaded or not: type, start and end."""
     with Path(os.fsdecode(path)).open("rb") as file:
         header = file.read(64)
         if header[:6] != b"\x7fELF\x02\x01":  # 64 bits, little endian
@@ -78,7 +78,7 @@ def _segments(path: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _dynamic(at: int) -> Iterator[tuple[int, int]]:
-    """Entries of the dynamic section."""
+    """Yield entries of the dynamic section."""
     while True:
         tag, value = struct.unpack("<QQ", ctypes.string_at(at, 16))
         if not tag:

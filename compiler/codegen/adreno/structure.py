@@ -1,11 +1,11 @@
-"""The control flow of a function as nested conditionals and loops, which is the only kind NIR has.
+"""A function's control flow as nested conditionals and loops, the only kind that NIR has.
 
     blocks and branches  ->  run(block) | begin_if .. begin_else .. end_if | begin_loop .. end_loop
                              | break | continue
 
-A loop is what can reach a branch back to a block that dominates it; all its ways out lead to one
-block. A conditional ends where its sides meet again (its immediate post-dominator). Control flow
-that is not so nested is NotSupported.
+A loop is the set of blocks that can reach a branch back to a block that dominates them; all its
+exits lead to one block. A conditional ends where its sides meet again (its immediate
+post-dominator). Control flow that is not nested in this way is NotSupported.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Sink(Protocol):
     """Receiver of the structure, in order."""
 
     def run(self, block: str) -> None:
-        """The instructions of a block, but not what ends it."""
+        """Take the instructions of a block, without its terminator."""
 
     def edge(self, source: str, target: str) -> None:
-        """Control goes from a block to another: values for the target's phis."""
+        """Control goes from one block to another: set the target's phis."""
 
     def begin_if(self, block: str) -> None:
-        """The condition that ends a block; first what happens where it holds."""
+        """Begin a conditional on a block's condition; the side where it holds comes first."""
 
     def begin_else(self) -> None: ...
 
@@ -42,12 +42,12 @@ class Sink(Protocol):
         """Leave the innermost loop."""
 
     def again(self) -> None:
-        """Go on with the innermost loop's next turn."""
+        """Continue with the innermost loop's next turn."""
 
 
 class Walk:
-    """One walk over a function. successors: of each block, none where it returns; the first block
-    is the entry."""
+    """One walk over a function. successors: of each block, empty if it returns; the first block is
+    the entry."""
 
     def __init__(self, successors: Mapping[str, Sequence[str]], sink: Sink) -> None:
         self.successors = successors
@@ -64,7 +64,7 @@ class Walk:
         self._blocks(entry, _END, None)
 
     def _loops(self, above: Mapping[str, str]) -> dict[str, set[str]]:
-        """The blocks of each loop, by its head."""
+        """Return the blocks of each loop, by its head."""
         place = {block: number for number, block in enumerate(self.order)}
         before = _turned(self.successors, self.order)
         loops: dict[str, set[str]] = {}
@@ -93,7 +93,7 @@ class Walk:
         return found.pop() if found else _END
 
     def _blocks(self, block: str, stop: str, loop: str | None) -> None:
-        """All blocks from one on, until control reaches `stop` or leaves or repeats the loop."""
+        """Walk all blocks from one on, until control reaches `stop` or leaves or repeats `loop`."""
         fresh = True  # the head of `loop` itself has just been entered
         while block != stop:
             if block in self.loops and not (fresh and block == loop):
@@ -132,7 +132,7 @@ class Walk:
             self._blocks(target, stop, loop)
 
     def _jumps(self, target: str, stop: str, loop: str | None) -> bool:
-        """Return whether going to a block ends the walk: it is behind what is walked."""
+        """Return whether going to a block ends the walk: it is behind the walked region."""
         if loop is not None and target == loop:
             self.sink.again()
             return True
@@ -170,7 +170,7 @@ def _reverse_postorder(successors: Mapping[str, Sequence[str]], entry: str) -> l
 def _dominators(
     order: Sequence[str], before: Mapping[str, Sequence[str]], entry: str
 ) -> dict[str, str]:
-    """Each block's immediate dominator (Cooper, Harvey, Kennedy: A Simple, Fast Dominance
+    """Return each block's immediate dominator (Cooper, Harvey, Kennedy: A Simple, Fast Dominance
     Algorithm)."""
     place = {block: number for number, block in enumerate(order)}
     above = {entry: entry}

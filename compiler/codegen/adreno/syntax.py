@@ -1,11 +1,11 @@
-"""Types, operands and instructions of LLVM IR, as far as kernels for Adreno have them."""
+"""Types, operands and instructions of LLVM IR that kernels for Adreno use."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# A kernel's attribute in our own modules: nothing is to be inlined, and variables are loaded and
+# A kernel's attribute in our own modules: nothing needs inlining, and variables are loaded and
 # stored whole.
 PLAIN = '"adreno-plain"'
 

@@ -1,7 +1,7 @@
 """Loads that read a parameter's memory as a texture: through the texture processors' own cache.
 
-A load is marked with the metadata `!adreno.texel`. It becomes a fetch where its address is a
-parameter and an offset of 32 bits, and how many bytes lie there is known: the parameter's attribute
+A load is marked with the metadata `!adreno.texel`. It becomes a fetch if its address is a parameter
+and an offset of 32 bits, and the number of bytes there is known from the parameter's attribute
 `dereferenceable`. Texels are unsigned integers as wide as the elements, so that no bit changes.
 
     load float, align 4         one component of 32 bits
@@ -26,7 +26,7 @@ MOST_TEXELS = 1 << 27  # of a buffer; turnip's maxTexelBufferElements
 
 
 class Texels:
-    """The textures of one function. bases: what defines a parameter's address, and its number."""
+    """The textures of one function. bases: the parameter, by the definition of its address."""
 
     def __init__(self, selection: Selection) -> None:
         self.selection = selection
@@ -34,7 +34,7 @@ class Texels:
         self.bases: dict[int, tuple[int, int]] = {}  # number of the parameter, bytes there
 
     def load(self, one: Instruction, place: Place) -> tuple[int, ...] | None:
-        """The load's lanes, or None where it is none of a texel."""
+        """Return the load's lanes, or None if it is not a load of a texel."""
         kind, known = one.type, self.bases.get(place.base)
         if not one.texel or kind is None or known is None:
             return None
@@ -65,7 +65,7 @@ class Texels:
 
 
 def _width(kind: Type, align: int) -> int:
-    """Components of the widest texel that an access consists of; 0 for elements of other widths."""
+    """Return the components of the widest texel in an access; 0 for other element widths."""
     if kind.bits not in (16, 32):
         return 0
     fitting = (n for n in (4, 2, 1) if kind.lanes % n == 0 and align >= n * kind.bits // 8)

@@ -22,14 +22,14 @@ class Variables:
         self._registers: dict[str, tuple[Type, Lanes]] = {}
 
     def registers(self, kind: Type) -> Lanes:
-        """New registers for the lanes of a type."""
+        """Return new registers for the lanes of a type."""
         return tuple(
             self._build.intrinsic("decl_reg", num_components=1, bit_size=kind.bits, divergent=1)
             for _ in range(kind.lanes)
         )
 
     def declare(self, one: Instruction) -> None:
-        """An alloca."""
+        """Declare the registers of an alloca."""
         assert one.type is not None
         self._registers[one.result] = one.type, self.registers(one.type)
 
@@ -42,7 +42,7 @@ class Variables:
         self.stored(value, self._of(pointer, given.type, one))
 
     def loaded(self, registers: Lanes, bits: int) -> Lanes:
-        """The values of registers."""
+        """Return the values of registers."""
         build = self._build
         return tuple([build.intrinsic("load_reg", (one,), 1, bits) for one in registers])
 

@@ -11,7 +11,7 @@ MESA = "25.2.7.2"  # of tinymesa; Mesa 25.2.7
 
 
 def adreno_version() -> str:
-    """Mesa's version, that of the object's format, and a digest of this folder's sources."""
+    """Return Mesa's version, that of the object's format, and a digest of this folder's sources."""
     digest = hashlib.blake2b(digest_size=8)
     for file in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(file.read_bytes())

@@ -1,4 +1,4 @@
-"""Which kernel computes an attention on a GPU, and what may be chosen for it."""
+"""Choose the kernel that computes an attention on a GPU, and list its choices."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from compiler.kernel.ir import Kernel
 from compiler.pattern.online import Online
 from hcq.target import TargetSpec
 
-FEW = 16  # rows for which a thread each would leave most of a wave idle
-# Registers of a lane for a tile of keys, as many as are left beside the output and the rows of a
-# depth of 128: words on their way to local memory, and scores. Words that stay on their way while a
-# tile is computed, with two buffers.
+FEW = 16  # rows for which one thread each would leave most of a wave idle
+# Registers of a lane for a tile of keys, as many as the output and the rows of a depth of 128 leave
+# free: words on their way to local memory, and scores. With two buffers, words that stay on their
+# way while a tile is computed.
 TILE_WORDS, STAGED_WORDS = 112, 40
 # A group that computes a row is one wave, which waits for no other: on the virtual Navi31 that
-# takes 0.4 times the time of four. Waves enough for a compute unit come from sharing out the keys.
+# takes 0.4 times the time of four. Sharing the keys gives enough waves for each compute unit.
 GROUP_KEYS, GROUP_LANES = 2, 8  # two keys at once hide each other's latency
-WAVES = 4  # of such groups for each compute unit: two a SIMD of a Navi31, which hides latencies
-# Keys are shared out where a group would read as much as takes longer than a second kernel's start
-# (WORTH: 128 KiB take 6 us at the 20 GB/s that one of 48 units has of a Navi31's 960 GB/s), in
-# parts of at least PART_BYTES; of groups of many rows in parts of PART_KEYS, as each part stores
-# its rows.
+WAVES = 4  # such groups for each compute unit: two a SIMD of a Navi31, which hides latencies
+# Keys are shared among groups if a group's reads would take longer than the start of a second
+# kernel (WORTH: 128 KiB take 6 us at the 20 GB/s that one of 48 units has of a Navi31's 960 GB/s).
+# The parts have at least PART_BYTES, or PART_KEYS for groups of many rows, as each part stores its
+# rows.
 WORTH, PART_BYTES, PART_KEYS = 128 << 10, 32 << 10, 256
 
 
 def attention(
     computation: Computation, parts: Online, target: TargetSpec, wanted: Attention | None = None
 ) -> Kernel:
-    """The kernel of the form that is wanted."""
+    """Return the kernel of the wanted form."""
     wanted = wanted or default_attention(parts, target)
     if wanted.form == "matrix":
         unit = gpu_online_tiles.suits(parts, target)
@@ -45,8 +45,8 @@ def attention(
 
 
 def pieces_of(parts: Online, target: TargetSpec) -> int:
-    """In how many parts the keys are shared out among groups (compiler.plan.online_parts): 1
-    where there are groups enough for all compute units, or less to read than is worth a second
+    """Return the number of parts in which groups share the keys (compiler.plan.online_parts): 1 if
+    there are enough groups for all compute units, or too little to read to be worth a second
     kernel."""
     wanted = default_attention(parts, target)
     single = wanted.form == "group"
@@ -61,12 +61,12 @@ def pieces_of(parts: Online, target: TargetSpec) -> int:
 
 
 def _bytes(factor: Value) -> int:
-    """Of an element as it lies in memory."""
+    """Return the bytes of an element as stored in memory."""
     return min((n.dtype.itemsize for n in walk(factor) if n.op == "load"), default=0)
 
 
 def groups_of(parts: Online, target: TargetSpec, wanted: Attention) -> int:
-    """Groups of a kernel's grid."""
+    """Return the number of groups of a kernel's grid."""
     heads, rows, columns = elements(parts.batch), parts.rows.size, parts.columns.size
     if wanted.form == "group":
         return heads * rows * gpu_online_group.column_blocks(columns, wanted.block)
@@ -80,16 +80,17 @@ def groups_of(parts: Online, target: TargetSpec, wanted: Attention) -> int:
 
 
 def default_attention(parts: Online, target: TargetSpec) -> Attention:
-    """A group per row where there are few; else matrix units where they suit, or a thread."""
+    """Use a group per row if there are few rows; otherwise matrix units if suitable, or a thread
+    per row."""
     if parts.rows.size < FEW:
         return _group(parts, target)
     return _matrix(parts, target) or _thread(parts, target)
 
 
 def _matrix(parts: Online, target: TargetSpec) -> Attention | None:
-    """Waves for 64 rows, or as many as leave a group for each compute unit; the most keys that
-    leave room for other groups, and whose copy and scores a lane can hold; two tiles where there is
-    room for both."""
+    """Choose waves for 64 rows, or fewer so that each compute unit has a group; the most keys that
+    leave room for other groups, and whose copy and scores a lane can hold; two buffers if both
+    fit."""
     unit = gpu_online_tiles.suits(parts, target)
     if unit is None:
         return None
@@ -118,14 +119,14 @@ def _thread(parts: Online, target: TargetSpec) -> Attention:
 
 
 def _group(parts: Online, target: TargetSpec) -> Attention:
-    """A wave, whose lanes read a key's row side by side."""
+    """Choose one wave, whose lanes read neighbouring parts of a key's row."""
     vectors = -(-parts.depth.size // gpu_online_group.TOGETHER)
     lanes = min(GROUP_LANES, gpu_online_group.power_above(vectors))
     return Attention("group", target.wave_size, GROUP_KEYS, lanes)
 
 
 def attention_spaces(parts: Online, target: TargetSpec) -> list[Space]:
-    """A space for each form, the default's first."""
+    """Return a space for each form, the default's first."""
     wave = target.wave_size
     blocks = tuple(wave * n for n in (1, 2, 4, 8) if wave * n <= target.max_threads_per_group)
 

@@ -1,9 +1,10 @@
-"""Attention on a GPU: a group of threads per row, for few rows, as when a model decodes.
+"""Attention on a GPU with a group of threads per row, for few rows, as when a model decodes.
 
-The threads share the keys: some lanes per key multiply its row with the left factor's, exchange
-their parts, and the group's maximum so far is raised. Then they share the columns and the keys:
-each thread has a few columns, and adds up every n-th key's values. What they hold is joined once,
-after the last key. No score leaves the group; only weights of the keys at hand are in local memory.
+The threads share the keys: several lanes per key multiply the key's row with the left factor's and
+exchange their partial sums, and the group's running maximum is updated. Then they share the columns
+and the keys: each thread has a few columns, and adds up every n-th key's values. The partial
+outputs are joined once, after the last key. No score leaves the group; local memory has only the
+weights of the current keys.
 
     for tile of keys:
         scores = left * keys                    some lanes a key
@@ -47,17 +48,17 @@ HELD = 64  # elements of the left factor's row that a thread keeps
 def by_group(
     computation: Computation, parts: Online, target: TargetSpec, wanted: Attention
 ) -> Kernel:
-    """The kernel; its grid is (rows, batch, column blocks)."""
+    """Return the kernel; its grid is (rows, batch, column blocks)."""
     return _ByGroup(computation, parts, target, wanted).kernel()
 
 
 def power_above(number: int) -> int:
-    """The lowest power of two that is not below a number."""
+    """Return the lowest power of two that is >= number."""
     return 1 << max(0, number - 1).bit_length()
 
 
 def column_blocks(columns: int, block: int) -> int:
-    """Groups that share the columns of a row."""
+    """Return the number of groups that share the columns of a row."""
     wide = TOGETHER if columns % TOGETHER == 0 else 1
     across = min(block, power_above(-(-columns // wide)))
     return -(-columns // (across * wide))
@@ -73,17 +74,17 @@ class _ByGroup:
         self.parts = parts
         self.wave, self.block, self.lanes = target.wave_size, wanted.block, wanted.lanes
         self.thread = thread_range(self.block).index()
-        # the depth: pieces of `deep` elements, every lanes-th of them
+        # depth: a lane takes every `lanes`-th piece of `deep` elements
         self.deep = TOGETHER if parts.depth.size % TOGETHER == 0 else 1
         self.pieces = -(-parts.depth.size // (self.deep * self.lanes))
         self.lane = self.thread % self.lanes
-        # the keys: `turns` of them for each `lanes` threads, `beside` others in between
+        # keys: each set of `lanes` threads takes `turns` of them, `beside` apart
         self.beside = self.block // self.lanes
         self.turns = wanted.keys
         self.tile = self.beside * self.turns
         self.tiles = -(-parts.keys.size // self.tile)
         self.keys = Range("keys_wide", self.tiles * self.tile)
-        # the columns: `wide` of a thread; `parts` threads share them
+        # columns: a thread has `wide` of them; `strands` threads share these
         self.wide = TOGETHER if parts.columns.size % TOGETHER == 0 else 1
         self.across = min(self.block, power_above(-(-parts.columns.size // self.wide)))
         self.share = self.across * self.wide
@@ -145,7 +146,7 @@ class _ByGroup:
         return substitute(ops.expand(root), places)
 
     def deep_elements(self, root: Value, piece: Index) -> list[Value]:
-        """A factor's elements of this thread's piece of the depth; zero beyond its end."""
+        """Return a factor's elements of this thread's piece of the depth; zero beyond the end."""
         depth = self.parts.depth
         root, wide = widened(root, depth, self.pieces * self.deep * self.lanes)
         return spread(root, wide, (piece * self.lanes + self.lane) * self.deep, self.deep)
@@ -154,12 +155,12 @@ class _ByGroup:
         return self.deep_elements(self.value(self.parts.left, self.places), piece)
 
     def at_key(self, root: Value, key: Index) -> Value:
-        """A value of a key, which may lie beyond the last: then it is zero."""
+        """Return a value of a key; zero for a key beyond the last."""
         root, wide = widened(self.value(root, self.places), self.parts.keys, self.keys.size)
         return substitute(root, {wide: key})
 
     def weigh(self, start: Index) -> list[Statement]:
-        """The tile's weights, in local memory; the maximum and the sums so far."""
+        """Store the tile's weights in local memory; update the maximum and the sums."""
         parts, zero = self.parts, constant(0)
         statements: list[Statement] = []
         turns = [start + (self.thread // self.lanes + turn * self.beside)
@@ -194,7 +195,7 @@ class _ByGroup:
         return statements
 
     def score_of(self, turn: int, key: Index) -> list[Statement]:
-        """A key's score, the same in all its lanes; minus infinity beyond the last key."""
+        """Compute a key's score, equal in all its lanes; minus infinity beyond the last key."""
         parts, zero = self.parts, constant(0)
         total = load(self.score, zero)
         step = Range("piece", self.pieces)
@@ -223,7 +224,7 @@ class _ByGroup:
         return [*body, Store(self.scores, constant(turn), score)]
 
     def multiply(self, start: Index) -> list[Statement]:
-        """mine = mine rescaled + weights * values."""
+        """Compute mine = mine rescaled + weights * values."""
         parts, zero = self.parts, constant(0)
         scale = load(self.scale, zero)
         mine = [load(self.mine, constant(i)) for i in range(self.wide)]
@@ -246,11 +247,11 @@ class _ByGroup:
         return statements
 
     def finish(self) -> list[Statement]:
-        """The output's elements."""
+        """Store the output's elements."""
         parts, zero = self.parts, constant(0)
         statements: list[Statement] = []
         for memory, shared in zip(self.sums, self.shared_sums, strict=True):
-            # all lanes of a key have added it
+            # all lanes of a key have added its weight
             share = const(1 / self.lanes, float32)
             statements.append(Store(memory, zero, binary("mul", load(memory, zero), share)))
             statements += join("sum", memory, self.block, self.block, self.wave, shared)

@@ -1,8 +1,8 @@
-"""Attention on the host: a block of rows per group, a block of keys after the other.
+"""Attention on the host: a block of rows per group, one block of keys after the other.
 
-Vectors run along the rows, so that a row's maximum and sum are plain vector operations and nothing
-is transposed but the block of the left factor, once. Scores and weights of a block stay in the
-first cache; keys and values are read in place, an element for a whole vector of rows.
+Vectors run along the rows, so that a row's maximum and sum are plain vector operations and only the
+block of the left factor is transposed, once. Scores and weights of a block stay in the first cache;
+keys and values are read in place, one element for a whole vector of rows.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from compiler.kernel.shared.spread import runs_along
 from compiler.pattern.online import FINITE_LOWEST, Online
 from hcq.target import TargetSpec
 
-VECTORS = 2  # of rows in a block
-FEW = 4  # rows up to which each is computed alone, and vectors run along keys and columns
+VECTORS = 2  # vectors of rows in a block
+FEW = 4  # rows up to which each is computed alone, with vectors along keys and columns
 ABREAST = 8  # keys whose values are added to the output at once
-KEYS = 128  # of a block, about: its scores then stay in the first cache
+KEYS = 128  # approximate keys of a block, so that its scores stay in the first cache
 
 
 def attention(computation: Computation, parts: Online, target: TargetSpec) -> Kernel:
-    """The kernel; its grid is (row blocks, batch)."""
+    """Return the kernel; its grid is (row blocks, batch)."""
     if parts.rows.size <= FEW and all(extra is None for _, extra in parts.sums):
         return _Row(computation, parts, target, 1).kernel()
     lanes = max(2, target.vector_bytes // float32.itemsize)
@@ -44,7 +44,7 @@ def _panel(size: int, most: int) -> int:
 
 
 class _Blocked:
-    """Sizes and memories of one kernel. Tiles are [key or column or depth][row]; wide: rows."""
+    """Sizes and memories of one kernel. Tiles are [key, column or depth][row]; wide: rows."""
 
     def __init__(
         self, computation: Computation, parts: Online, target: TargetSpec, wide: int
@@ -83,7 +83,7 @@ class _Blocked:
         self.block = block
         self.first_key = block.index() * self.tall
         self.keys_left = constant(parts.keys.size) - self.first_key
-        # keys of a block that rows may see
+        # keys of a block that its rows may see
         stop, _ = bounded(seen(parts.score, self.places, {self.lane}), parts.keys)
         self.key_bound: Index | None = None
         if stop is not None:
@@ -127,15 +127,15 @@ class _Blocked:
         return Loop(counter, (Store(memory, counter.index(), number),))
 
     def across(self, make: Callable[[Index], list[Statement]]) -> list[Statement]:
-        """Statements for every row of the block."""
+        """Return the statements for every row of the block."""
         return [Loop(self.lane, tuple(make(self.lane.index())), self.row_bound)]
 
     def panel(
         self, factor: Callable[[int], Value], tile: Memory, at: Index, height: int, step: Range,
         bound: Index | None, row: Callable[[int], Index], rescaled: bool,
     ) -> list[Statement]:  # fmt: skip
-        """totals[i] = (row i of a tile, rescaled, or 0) + sum over step of factor(i) * tile[at],
-        for `height` rows; then written to where row(i) says."""
+        """Compute totals[i] = (row i of a tile, rescaled, or 0) + sum over step of factor(i) *
+        tile[at], for `height` rows, and write them to the places row(i)."""
         lanes = self.lanes
         target = self.output if rescaled else self.scores
         before: list[Statement] = []
@@ -158,7 +158,7 @@ class _Blocked:
         return [*before, Loop(step, tuple(inside), bound), *after]
 
     def multiply_keys(self) -> Statement:
-        """scores = keys * turned, panel by panel."""
+        """Compute scores = keys * turned, panel by panel."""
         parts, panel = self.parts, Range("panel", self.key_panels)
         step = Range("d", parts.depth.size)
         first = panel.index() * self.key_panel
@@ -181,7 +181,7 @@ class _Blocked:
         return Loop(panel, tuple(body), bound)
 
     def weigh(self) -> list[Statement]:
-        """Scores become weights; the sums so far are rescaled to the new maximum."""
+        """Turn scores into weights; rescale the running sums to the new maximum."""
         parts = self.parts
         key = Range("key", self.tall)
         bound = self.key_bound
@@ -224,11 +224,11 @@ class _Blocked:
         ]
 
     def added_up(self) -> list[Statement]:
-        """The sums of weights, where `weigh` leaves them out."""
+        """Add up the weights if `weigh` leaves the sums out."""
         return []
 
     def multiply_values(self) -> Statement:
-        """output = output rescaled + values * weights, panel by panel."""
+        """Compute output = output rescaled + values * weights, panel by panel."""
         parts, step = self.parts, Range("key", self.tall)
         panel = Range("panel", -(-parts.columns.size // self.column_panel))
         first = panel.index() * self.column_panel
@@ -249,7 +249,7 @@ class _Blocked:
         return Loop(panel, tuple(body))
 
     def finish(self, columns: Range) -> Statement:
-        """The output's elements."""
+        """Store the output's elements."""
         computation, parts = self.computation, self.parts
         column = Range("column", columns.size)
         at = self.lane.index()
@@ -272,10 +272,10 @@ class _Blocked:
 
 
 class _Row(_Blocked):
-    """A row alone: sums along whatever memory runs along.
+    """A single row; sums follow the direction of memory.
 
-    Weights are added in vectors, in an order that must not depend on how many keys are seen: all
-    of a block are, those that are not seen being zero.
+    Weights are added in vectors, in an order that must not depend on how many keys are visible: all
+    keys of a block are added, with zero for those that are not visible.
     """
 
     def added_up(self) -> list[Statement]:
@@ -287,7 +287,7 @@ class _Row(_Blocked):
         ]
 
     def multiply_keys(self) -> Statement:
-        """scores = keys * the row; zero for those that are not seen."""
+        """Compute scores = keys * the row; zero for keys that are not visible."""
         clear = self.fill(self.scores, const(0, float32))
         return Loop(Range("once", 1), (clear, self.scored()))
 
@@ -312,7 +312,7 @@ class _Row(_Blocked):
         return Loop(key, body, self.key_bound)
 
     def multiply_values(self) -> Statement:
-        """output = output rescaled + weights * values."""
+        """Compute output = output rescaled + weights * values."""
         parts, column = self.parts, Range("column", self.parts.columns.size)
         at = column.index()
         scaled = binary("mul", load(self.output, at), load(self.before, constant(0)))
@@ -334,7 +334,7 @@ class _Row(_Blocked):
             Loop(block, (added(keys),), whole),
         ]
         if bound is not None and whole is not None:
-            # the same as `whole`, where the condition holds; and inside the block in any case
+            # equals `whole` where the condition holds, and is inside the block in any case
             first = bound % self.tall // ABREAST * ABREAST
             loop = Loop(rest, (added([first + rest.index()]),), bound % ABREAST)
             inside = both(at_least_zero(constant(self.tall - 1) - bound), at_least_zero(bound))

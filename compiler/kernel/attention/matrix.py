@@ -1,8 +1,8 @@
 """Attention on the matrix units of a GPU: both products of 16-bit floats, summed in float32.
 
 A wave has as many rows as its unit; their part of the left factor stays in its registers. The
-group's waves copy a tile of keys and of values into local memory, each wave multiplies its rows
-with the keys, turns scores into weights where they are, and multiplies those with the values:
+group's waves copy a tile of keys and of values into local memory. Each wave multiplies its rows
+with the keys, turns the scores into weights in place, and multiplies those with the values:
 
     for tile of keys:
         keys[key][depth], values[column][key] = ...; barrier
@@ -11,11 +11,11 @@ with the keys, turns scores into weights where they are, and multiplies those wi
         output = output * scale + weights x values   weights are a left fragment
         barrier
 
-A lane holds some columns of a row of the scores. Which key a column stands for is free, so they are
-dealt out such that a lane's scores are the very steps that it must hold of the left fragment for
-the second product; where every part of a wave holds all steps (gfx11), they are exchanged once.
-With two buffers, the next tile is on its way to registers while one is computed, and is stored in
-the other buffer behind it: one barrier a tile. (T. Dao, "FlashAttention-2", arXiv:2307.08691.)
+A lane holds some columns of a row of the scores. The assignment of keys to columns is free. It is
+chosen so that a lane's scores are exactly the steps that it must hold of the left fragment for the
+second product; where every part of a wave holds all steps (gfx11), they are exchanged once. With
+two buffers, the next tile is on its way to registers while one is computed, and is stored in the
+other buffer afterwards: one barrier a tile. (T. Dao, "FlashAttention-2", arXiv:2307.08691.)
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ from compiler.kernel.matrix_units import MatrixUnit
 from compiler.kernel.shared.spread import pack, store
 from compiler.pattern.online import FINITE_LOWEST, Online, widened
 
-TURNED = 4  # keys that a thread joins where values' memory runs across
-KEPT = 128  # of the depth: what a lane keeps of its row
+TURNED = 4  # keys that a thread joins if the memory of values runs across
+KEPT = 128  # maximum depth at which a lane keeps its row
 STORED = 8  # columns that a lane stores at once
 
 
@@ -82,7 +82,7 @@ def by_matrix_units(
     unit: MatrixUnit,
     wanted: Attention,
 ) -> Kernel:
-    """The kernel; its grid is (row blocks, batch, column blocks)."""
+    """Return the kernel; its grid is (row blocks, batch, column blocks)."""
     return _OnUnits(computation, parts, unit, wanted).kernel()
 
 
@@ -171,10 +171,10 @@ class _OnUnits:
         return kernel_of(self.computation, memories, self.grid, self.block, tuple(body))
 
     def overlapped(self, tile: Range, conditions: Validity, held: list[Memory]) -> list[Statement]:
-        """Tile after tile in turns of two buffers. held: gets the registers of what is on its
-        way."""
+        """Compute tile after tile, alternating two buffers. held: receives the registers of the
+        data on its way."""
         first, this = constant(0), tile.index()
-        following = (this + 1) % self.tiles * self.tall  # behind the last, the first once more
+        following = (this + 1) % self.tiles * self.tall  # after the last tile, the first again
         fetch: list[Statement] = []
         keep: list[Statement] = []
         for memory, size, pieces in self.pieces(following):
@@ -190,7 +190,7 @@ class _OnUnits:
         return [*self.fill(first), Barrier(), loop_over(tile, conditions, body)]
 
     def compute(self, start: Index, buffer: Index) -> list[Statement]:
-        """Take in the keys and values of a buffer."""
+        """Process the keys and values of a buffer."""
         unit = self.unit
         zeros = value("broadcast", float32, (const(0, float32),), lanes=unit.total_lanes)
         return [
@@ -201,7 +201,7 @@ class _OnUnits:
         ]
 
     def seen(self, start: Index) -> Validity:
-        """Return conditions that hold where the group's rows may see one of the next keys."""
+        """Return conditions that hold if the group's rows may see one of the next keys."""
         row, key = Range("row", self.group_rows), Range("key", self.tall)
         places = {**self.places, self.parts.rows: self.first_row + row.index()}
         places[self.parts.keys] = start + key.index()
@@ -211,27 +211,27 @@ class _OnUnits:
 
     @property
     def span(self) -> int:
-        """Steps of the depth that a wave takes at once."""
+        """Number of steps of the depth that a wave takes at once."""
         return vector_of(self.unit) * self.unit.depth_parts
 
     def value(self, root: Value) -> Value:
         return substitute(ops.expand(root), self.places)
 
     def dealt(self, fragment: int, number: Index, joined: int) -> Index:
-        """Where column `number` of a fragment of `joined` ones stands: each part has a run."""
+        """Return the place of column `number` of one of `joined` fragments: each part has a run."""
         unit = self.unit
         part, place = unit.column_part(number)
         base = fragment // joined * (joined * unit.columns)
         return part * (unit.run * joined) + place + (base + fragment % joined * unit.run)
 
     def factor(self, side: Value, across: Range, most: int, along: Range, long: int) -> Factor:
-        """A narrow factor over ranges of whole tiles."""
+        """Return a narrow factor over ranges of whole tiles."""
         narrow, wide = widened(self.value(side.sources[0]), across, most)
         narrow, deep = widened(narrow, along, long)
         return Factor(narrow, wide, deep)
 
     def fill(self, start: Index) -> list[Statement]:
-        """The next keys and values, in the first buffer."""
+        """Store the next keys and values in the first buffer."""
         return [
             Store(memory, at, moved)
             for memory, _, pieces in self.pieces(start)
@@ -267,12 +267,12 @@ class _OnUnits:
         return [(self.keys, self.of_keys, of_keys), (self.values, self.of_values, of_values)]
 
     def shares(self, units: int) -> list[Index]:
-        """The pieces of work of a thread; where there are fewer, some do what others do too."""
+        """Return a thread's pieces of work; with fewer pieces than threads, some are done twice."""
         turns = -(-units // self.block)
         return [(self.thread + turn * self.block) % units for turn in range(turns)]
 
     def left_operands(self, step: Index) -> list[Value]:
-        """The wave's left fragments of `span` steps of the depth."""
+        """Return the wave's left fragments for `span` steps of the depth."""
         parts, unit, count = self.parts, self.unit, vector_of(self.unit)
         left = self.factor(parts.left, parts.rows, self.rows.size, parts.depth, self.deep)
         at = unit.depth_part(self.lane) * count + step
@@ -282,7 +282,7 @@ class _OnUnits:
                 for t in turns]  # fmt: skip
 
     def operand(self, blocks: list[list[Value]]) -> Value:
-        """A left fragment in the order its instruction wants, of `held` steps for each block."""
+        """Return a left fragment in its instruction's order, with `held` steps for each block."""
         length = self.unit.held // self.unit.chunks
         taken: list[Value] = []
         for chunk in range(self.unit.chunks):
@@ -297,7 +297,7 @@ class _OnUnits:
         return Store(totals, place, made)
 
     def multiply_keys(self, base: Index) -> list[Statement]:
-        """totals += left x keys, the buffer that starts at `base`."""
+        """Compute totals += left x keys, from the buffer that starts at `base`."""
         if self.keeps:
             statements: list[Statement] = []
             for step in range(0, self.deep, self.span):
@@ -325,11 +325,11 @@ class _OnUnits:
         return statements
 
     def weigh(self, start: Index) -> list[Statement]:
-        """Scores become weights; sums and the output so far are rescaled."""
+        """Turn scores into weights; rescale the running sums and the output."""
         parts, unit, zero = self.parts, self.unit, constant(0)
         lanes = unit.total_lanes
         statements: list[Statement] = []
-        # what stands for the product of a row and a key, while their ranges are widened
+        # stands for the product of a row and a key while their ranges are widened
         inner = load(Memory("inner", float32, 1, "register"), zero)
         score, rows, keys = self.by_key(replace(parts.score, parts.inner, inner))
         extras = [None if extra is None else self.by_key(extra)[0] for _, extra in parts.sums]
@@ -380,7 +380,7 @@ class _OnUnits:
         return statements
 
     def by_key(self, root: Value) -> tuple[Value, Range, Range]:
-        """A value of a row and a key, that may lie beyond the last, and their ranges."""
+        """Return a value of a row and a key, either possibly beyond the last, and their ranges."""
         root, rows = widened(self.value(root), self.parts.rows, self.rows.size)
         root, keys = widened(root, self.parts.keys, self.all_keys)
         return root, rows, keys
@@ -393,7 +393,7 @@ class _OnUnits:
         return join_lanes(operation, total, unit.wave, unit.positions)
 
     def multiply_values(self, base: Index) -> list[Statement]:
-        """output = output rescaled + weights x values, the buffer that starts at `base`."""
+        """Compute output = output rescaled + weights x values, from the buffer at `base`."""
         unit, lanes, zero = self.unit, self.unit.total_lanes, constant(0)
         scales = [load(self.scale[block], zero) for block in range(unit.row_blocks)]
         scale = pack([scales[lane // unit.run] for lane in range(lanes)])
@@ -412,7 +412,7 @@ class _OnUnits:
         return statements
 
     def weights(self, group: int) -> Value:
-        """The left fragment of `depth` keys."""
+        """Return the left fragment of `depth` keys."""
         unit = self.unit
         blocks = []
         for block in range(unit.row_blocks):
@@ -427,7 +427,7 @@ class _OnUnits:
         return self.operand(blocks)
 
     def all_parts(self, mine: list[Value]) -> list[Value]:
-        """Every part's steps in order, from a part's own; there are two parts."""
+        """Return the steps of both parts in order, from the part's own steps."""
         assert self.unit.parts == 2
         first = at_least_zero(-self.part)
         others = [exchange(each, self.unit.positions) for each in mine]
@@ -438,7 +438,7 @@ class _OnUnits:
         ]
 
     def finish(self) -> list[Statement]:
-        """The output's elements, as far as they lie inside."""
+        """Store the output's elements that are in range."""
         parts, unit, zero = self.parts, self.unit, constant(0)
         statements: list[Statement] = []
         for sums in self.sums:
@@ -473,7 +473,7 @@ class _OnUnits:
         self, taken: list[Value], base: Index, block: int, totals: dict[Memory, Value],
         in_rows: tuple[Index, ...],
     ) -> list[Statement]:  # fmt: skip
-        """Neighbouring columns of a row."""
+        """Store neighbouring columns of a row."""
         computation, parts, width = self.computation, self.parts, len(taken)
         places = {**self.places, parts.rows: self.row[block]}
         several: dict[Memory, list[Value]] = {memory: [] for memory in computation.outputs}

@@ -1,10 +1,10 @@
-"""Attention on a GPU: a thread per row, a few keys after the other.
+"""Attention on a GPU: a thread per row, a few keys at a time.
 
-A thread's row of the left factor and of the output lie in local memory, a column of their own for
-each thread, so that nothing is shared between threads and nothing waits. Keys and values are the
-same for all threads of a group: they are read once per wave, by scalar loads where LLVM sees fit.
-Many columns are shared by several groups, which compute the same scores; a long row of the left
-factor stays where it is.
+A thread's row of the left factor and of the output are in local memory, in a separate column for
+each thread, so that threads share nothing and never wait. Keys and values are the same for all
+threads of a group: they are read once per wave, by scalar loads where LLVM chooses them. Many
+columns are shared by several groups, which compute the same scores. A long row of the left factor
+is not copied.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from compiler.kernel.shared.spread import spread
 from compiler.pattern.online import FINITE_LOWEST, Online, widened
 from hcq.target import TargetSpec
 
-KEYS = 16  # taken together, at most: the output is read and written once for them
-ROWS = 64  # of a group, at most
+KEYS = 16  # maximum keys taken together: the output is read and written once for them
+ROWS = 64  # maximum rows of a group
 TOGETHER = 4  # neighbouring elements of the depth, or columns, in one load
 LONGEST = 128  # elements of the left factor's row that are kept, and columns of a group
 
@@ -36,13 +36,13 @@ LONGEST = 128  # elements of the left factor's row that are kept, and columns of
 def by_threads(
     computation: Computation, parts: Online, target: TargetSpec, wanted: Attention
 ) -> Kernel:
-    """The kernel; its grid is (row blocks, batch, column blocks)."""
+    """Return the kernel; its grid is (row blocks, batch, column blocks)."""
     return _ByThreads(computation, parts, target, wanted).kernel()
 
 
 def default_block(parts: Online, target: TargetSpec) -> int:
-    """Threads of a group: as many rows as leave room for two groups, so that one may wait, and as
-    leave a group for each compute unit."""
+    """Return the threads of a group: as many rows as leave room for two groups, so that one may
+    wait, and leave a group for each compute unit."""
     held = row_bytes(parts)
     blocks = elements(parts.batch) * -(-parts.columns.size // column_block(parts.columns.size))
     most = max(ROWS, target.wave_size)
@@ -55,13 +55,13 @@ def default_block(parts: Online, target: TargetSpec) -> int:
 
 
 def row_bytes(parts: Online) -> int:
-    """Local memory for a row."""
+    """Return the bytes of local memory for a row."""
     kept = parts.depth.size if parts.depth.size <= LONGEST else 0
     return (kept + column_block(parts.columns.size)) * float32.itemsize
 
 
 def column_block(columns: int) -> int:
-    """Columns of a group: all, or an even share of them."""
+    """Return the columns of a group: all, or an even share of them."""
     blocks = -(-columns // LONGEST)
     share = -(-columns // blocks)
     return min(columns, -(-share // TOGETHER) * TOGETHER)
@@ -123,11 +123,11 @@ class _ByThreads:
         return substitute(ops.expand(root), places)
 
     def own(self, element: Index) -> Index:
-        """Where an element of this thread's row is."""
+        """Return the place of an element of this thread's row."""
         return element * self.block + self.thread
 
     def over(self, name: str, steps: int, start: int, count: int) -> Statement:
-        """Take in `steps` times `count` keys, the first of them at `start`."""
+        """Process `steps` times `count` keys, starting at `start`."""
         step = Range(name, steps)
         keys = [step.index() * count + (start + i) for i in range(count)]
         each = Range("key", count)
@@ -136,7 +136,7 @@ class _ByThreads:
         return loop_over(step, conditions, (*self.weigh(keys), self.multiply(keys)))
 
     def weigh(self, keys: list[Index]) -> list[Statement]:
-        """The next keys' scores, the new maximum, weights and sums."""
+        """Compute the next keys' scores, the new maximum, weights and sums."""
         parts, zero = self.parts, constant(0)
         scores = [load(self.scores, constant(i)) for i in range(len(keys))]
         largest, scale = load(self.largest, zero), load(self.scale, zero)
@@ -180,14 +180,14 @@ class _ByThreads:
         return statements
 
     def lefts(self, first: Index, count: int) -> list[Value]:
-        """Elements of this thread's row of the left factor."""
+        """Return elements of this thread's row of the left factor."""
         if self.keeps:
             return [load(self.left, self.own(first + i)) for i in range(count)]
         taken = self.value(self.parts.left, self.places)
         return spread(taken, self.parts.depth, first, count)
 
     def multiply(self, keys: list[Index]) -> Statement:
-        """output = output rescaled + weights * values."""
+        """Compute output = output rescaled + weights * values."""
         parts = self.parts
         together = _divisor(gcd(self.share, parts.columns.size), TOGETHER) or 1
         step = Range("e", self.share // together)
@@ -206,7 +206,7 @@ class _ByThreads:
         return Loop(step, tuple(stores))
 
     def finish(self, column: Range) -> Statement:
-        """The output's elements."""
+        """Store the output's elements."""
         parts, zero = self.parts, constant(0)
         totals = {parts.largest: load(self.largest, zero)}
         totals |= {m: load(mine, zero) for (m, _), mine in zip(parts.sums, self.sums, strict=True)}
@@ -221,5 +221,5 @@ class _ByThreads:
 
 
 def _divisor(size: int, most: int) -> int:
-    """The largest divisor of a size from `most` down to half of it; 0 if there is none."""
+    """Return the largest divisor of a size from `most` down to half of it; 0 if there is none."""
     return next((n for n in range(most, most // 2 - 1, -1) if size % n == 0), 0)

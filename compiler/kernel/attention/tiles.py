@@ -1,4 +1,4 @@
-"""Attention on matrix units: which unit suits, what tiles a group can hold, and its factors."""
+"""Attention on matrix units: the unit that suits, the tiles that a group holds, and its factors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hcq.target import TargetSpec
 
 VECTOR = 8  # 16-bit elements that a thread moves at once
 LONGEST = 128  # columns of a group: totals of a lane
-SHARE = 40 << 10  # bytes of local memory that a group should not pass
+SHARE = 40 << 10  # bytes of local memory that a group should not exceed
 
 
 def suits(parts: Online, target: TargetSpec) -> MatrixUnit | None:
-    """The unit for both products, where all factors and the weights are of one 16-bit type."""
+    """Return the unit for both products if all factors and the weights are of one 16-bit type."""
     kinds = {_narrow(side) for side in (parts.left, parts.right, parts.factor)}
     kinds.add(parts.rounded)
     kind = kinds.pop()
@@ -32,7 +32,7 @@ def _narrow(side: Value) -> DType | None:
 
 
 def local_bytes(parts: Online, unit: MatrixUnit, wanted: Attention) -> int:
-    """Local memory that a kernel takes."""
+    """Return the bytes of local memory that a kernel takes."""
     deep, wide = deep_size(parts, unit) + VECTOR, wide_size(parts, unit)
     tile = wanted.keys * deep + wide * (wanted.keys + VECTOR)
     return wanted.buffers * tile * unit.element.itemsize
@@ -49,18 +49,18 @@ def fits(parts: Online, unit: MatrixUnit, wanted: Attention, target: TargetSpec)
 
 
 def vector_of(unit: MatrixUnit) -> int:
-    """Elements along the depth that a lane takes at once."""
+    """Return the elements along the depth that a lane takes at once."""
     return max(unit.held, VECTOR)
 
 
 def deep_size(parts: Online, unit: MatrixUnit) -> int:
-    """The depth, as long as whole vectors of all parts make it."""
+    """Return the depth, rounded up to whole vectors of all parts."""
     span = vector_of(unit) * unit.depth_parts
     return -(-parts.depth.size // span) * span
 
 
 def wide_size(parts: Online, unit: MatrixUnit) -> int:
-    """Columns of a group: whole fragments."""
+    """Return the columns of a group, in whole fragments."""
     blocks = -(-parts.columns.size // LONGEST)
     return -(-parts.columns.size // (blocks * unit.columns)) * unit.columns
 
@@ -72,15 +72,15 @@ class Factor:
         self.root, self.wide, self.deep = root, wide, deep
 
     def along(self, row: Index, step: Index, count: int) -> list[Value]:
-        """Elements of a row, along the second range."""
+        """Return elements of a row, along the second range."""
         return spread(substitute(self.root, {self.wide: row}), self.deep, step, count)
 
     def across(self, step: Index, row: Index, count: int) -> list[Value]:
-        """Elements at a step, along the first range."""
+        """Return elements at a step, along the first range."""
         return spread(substitute(self.root, {self.deep: step}), self.wide, row, count)
 
 
 def lanes_of(vector: Value, first: int, count: int) -> Value:
-    """Some lanes of a vector."""
+    """Return some lanes of a vector."""
     taken = [value("extract", vector.dtype, (vector,), first + i) for i in range(count)]
     return pack(taken)

@@ -1,12 +1,12 @@
-"""Which keys an attention's mask can let a block of rows see, from comparisons of ranges.
+"""The keys that an attention's mask can let a block of rows see, from comparisons of ranges.
 
     before   score[r, k] = where(k <= r + offset, s[r, k], -inf), for every tile of keys
-    after    a bound for the loop over tiles, and conditions for what a bound cannot say: tiles in
+    after    a bound for the loop over tiles, and conditions that a bound cannot express: tiles in
              which no row of the block sees a key are not computed
 
-A score of minus infinity has weight zero, and zero times a value adds nothing: leaving its key out
-gives the very same numbers. Only where a hidden key's score or value is not finite do they differ:
-such a key then has no part in the result.
+A score of minus infinity has weight zero, and zero times a value adds nothing, so leaving its key
+out gives exactly the same numbers. Results differ only if a hidden key's score or value is not
+finite: such a key then has no part in the result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from compiler.kernel.ir import If, Loop, Statement
 
 
 def needed(score: Value) -> Validity:
-    """Return conditions that hold where a score is more than minus infinity."""
+    """Return conditions that hold if a score is more than minus infinity."""
     if score.op == "where":
         condition, yes, no = score.sources
         if _is_lowest(no):
@@ -70,7 +70,7 @@ def _common(left: Validity, right: Validity) -> Validity:
 
 
 def _when(condition: Value, outcome: bool) -> Validity:
-    """Return conditions that hold where a bool has this outcome."""
+    """Return conditions that hold if a bool has this outcome."""
     op, sources = condition.op, condition.sources
     if op == ("and" if outcome else "or"):
         return both(_when(sources[0], outcome), _when(sources[1], outcome))
@@ -102,7 +102,7 @@ def _index(root: Value) -> Index | None:
 
 
 def most(index: Index, free: Set[Range]) -> Index:
-    """A value over the other ranges that an index does not pass, whatever the free ones are."""
+    """Return an upper bound of an index for all values of the `free` ranges, over the others."""
     total = constant(index.constant)
     for atom, factor in index.terms:
         total = total + _extreme(atom, free, factor > 0) * factor
@@ -124,9 +124,8 @@ def _extreme(atom: Range | Div | Mod | Opaque, free: Set[Range], high: bool) -> 
 
 
 def seen(score: Value, places: Mapping[Range, Index], free: Set[Range]) -> Validity:
-    """Return conditions that hold where a tile has a key that a row of the block may see. places:
-    of the score's ranges, with the free ones counting the rows of a block and the keys of a
-    tile."""
+    """Return conditions that hold if a tile has a key that a row of the block may see. places: of
+    the score's ranges, with the free ones counting the rows of a block and the keys of a tile."""
     found: Validity = ()
     for condition in needed(score):
         found = both(found, at_least_zero(most(condition.substitute(places), free)))
@@ -134,8 +133,8 @@ def seen(score: Value, places: Mapping[Range, Index], free: Set[Range]) -> Valid
 
 
 def bounded(conditions: Validity, counter: Range) -> tuple[Index | None, Validity]:
-    """Below what a counter surely is where all conditions hold, as far as one of them says it, and
-    the other conditions."""
+    """Return the bound below which a counter must be where all conditions hold, if one of them
+    gives it, and the other conditions."""
     bound: Index | None = None
     rest: Validity = ()
     for condition in conditions:
@@ -149,7 +148,7 @@ def bounded(conditions: Validity, counter: Range) -> tuple[Index | None, Validit
 
 
 def loop_over(tile: Range, conditions: Validity, body: Sequence[Statement]) -> Loop:
-    """A loop over the tiles for which the conditions hold."""
+    """Return a loop over the tiles for which the conditions hold."""
     bound, rest = bounded(conditions, tile)
     inside = tuple(body)
     return Loop(tile, (If(rest, inside),) if rest else inside, bound)

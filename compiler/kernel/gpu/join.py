@@ -1,8 +1,8 @@
-"""Totals of several threads become one that all of them have.
+"""Join totals of several threads into one that all of them have.
 
 Within a wave the lanes exchange totals along one bit of their number after the other, so that each
-ends with the whole: no memory, no barrier. Beyond a wave, each wave leaves its total in local
-memory, and after one barrier all threads read them all.
+lane ends with the whole total: this takes no memory and no barrier. Beyond a wave, each wave stores
+its total in local memory, and after one barrier all threads read all totals.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ READ = 4  # totals that a thread reads at once
 
 
 def exchange(source: Value, mask: int) -> Value:
-    """The same value of the lane whose number is this one's xor `mask`, a power of two."""
+    """Return the value of the lane whose number is this one's xor `mask`, a power of two."""
     return value("exchange", source.dtype, (source,), mask)
 
 
 def larger(left: Value, right: Value) -> Value:
-    """The greater of two; the left one where the right one is NaN."""
+    """Return the greater of two; the left one if the right one is NaN."""
     above = binary("lt", left, right)
     return value("where", left.dtype, (above, right, left))
 
@@ -39,15 +39,15 @@ def join_lanes(operation: str, total: Memory, lanes: int, first: int = 1) -> lis
 
 
 def waves_memory(name: str, total: Memory, lanes: int, wave: int) -> Memory | None:
-    """Local memory that `join` needs; None within a wave."""
+    """Return the local memory that `join` needs; None within a wave."""
     return Memory(name, total.dtype, lanes // wave, "local") if lanes > wave else None
 
 
 def join(
     operation: str, total: Memory, lanes: int, block: int, wave: int, shared: Memory | None
 ) -> list[Statement]:
-    """Join the totals of every `lanes` neighbouring threads. shared: of `waves_memory`, for lanes
-    that are the whole group; a later write must be preceded by a barrier."""
+    """Join the totals of every `lanes` neighbouring threads. shared: from `waves_memory`, if the
+    lanes are the whole group; a barrier must precede a later write to it."""
     statements = join_lanes(operation, total, min(lanes, wave))
     if shared is None:
         return statements

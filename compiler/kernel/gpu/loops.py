@@ -1,7 +1,7 @@
 """Kernels for GPUs without matrix structure.
 
-Consecutive threads take consecutive elements, each thread a few at once, so that a wave moves
-whole lines; what would run past the end is switched off only where the sizes do not divide.
+Consecutive threads take consecutive elements, each thread a few at once, so that a wave moves whole
+lines. Bounds are checked only if the sizes do not divide evenly.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from compiler.kernel.ir import If, Kernel, Statement, Store, group_range, thread
 from compiler.kernel.shared.spread import spread, store, vector_width
 from hcq.target import TargetSpec
 
-BLOCK = 256  # threads per group where there is enough to do
+BLOCK = 256  # threads per group if there is enough work
 
 
 def default_threads(computation: Computation, target: TargetSpec) -> Threads:
-    """As many elements for a thread as it moves at once, where all threads then have some."""
+    """Give a thread as many elements as it moves at once, if all threads then have some."""
     if not computation.ranges:
         return Threads(1, BLOCK)
     last = computation.ranges[-1]
@@ -42,7 +42,7 @@ def default_threads(computation: Computation, target: TargetSpec) -> Threads:
 
 
 def threads_space(computation: Computation, target: TargetSpec) -> Space:
-    """Vectors up to 8 elements; groups of 1 to 16 waves."""
+    """Return the space: vectors up to 8 elements; groups of 1 to 16 waves."""
     last = computation.ranges[-1]
     gaps = not _side_by_side(computation, last)
     widths = tuple(w for w in (1, 2, 4, 8) if last.size % w == 0 and not (gaps and w > 1))
@@ -51,8 +51,7 @@ def threads_space(computation: Computation, target: TargetSpec) -> Space:
 
 
 def _side_by_side(computation: Computation, last: Range) -> bool:
-    """Return whether what is written along a range lies so, and is written together or not at
-    all."""
+    """Return whether the output along a range is contiguous, and written wholly or not at all."""
     if computation.place is None:
         return True
     allowed = () if computation.chosen is None else computation.chosen.allowed
@@ -61,7 +60,7 @@ def _side_by_side(computation: Computation, last: Range) -> bool:
 
 
 def blocks(target: TargetSpec) -> tuple[int, ...]:
-    """The sizes of groups to choose from: whole waves."""
+    """Return the sizes of groups to choose from, in whole waves."""
     sizes = (target.wave_size * n for n in (1, 2, 4, 8, 16))
     return tuple(size for size in sizes if size <= target.max_threads_per_group)
 
@@ -69,7 +68,7 @@ def blocks(target: TargetSpec) -> tuple[int, ...]:
 def elementwise(
     computation: Computation, target: TargetSpec, threads: Threads | None = None
 ) -> Kernel:
-    """A few neighbouring elements per thread; the grid's y axis takes the outer ranges."""
+    """Compute a few neighbouring elements per thread; the grid's y axis takes the outer ranges."""
     ranges = computation.ranges
     if not ranges:
         return _single(computation, target)
@@ -101,7 +100,7 @@ def elementwise(
 
 
 def _single(computation: Computation, target: TargetSpec) -> Kernel:
-    """One element: one wave, of which one thread works."""
+    """Compute one element: in one wave, by one thread."""
     thread = thread_range(target.wave_size).index()
     position = computation.position
     results = computation.results(computation.value)
@@ -116,7 +115,8 @@ def _single(computation: Computation, target: TargetSpec) -> Kernel:
 def threads_along(
     units: int, target: TargetSpec, most: int = BLOCK
 ) -> tuple[Index, tuple[Index, ...], int, int]:
-    """Number units along x: the unit's index, the condition that it exists, groups, threads."""
+    """Number units along x. Return a unit's index, the condition that it exists, groups,
+    threads."""
     block = min(most, -(-units // target.wave_size) * target.wave_size)
     groups = -(-units // block)
     unit = group_range(0, groups).index() * block + thread_range(block).index()
@@ -134,7 +134,7 @@ def kernel_of(
     block: int,
     body: tuple[Statement, ...],
 ) -> Kernel:
-    """A kernel of one computation: outputs first, then inputs."""
+    """Return a kernel of one computation: outputs first, then inputs."""
     parameters = (*computation.outputs, *computation.inputs)
     outputs = len(computation.outputs)
     return Kernel("kernel", parameters, local, grid, block, body, outputs=outputs)

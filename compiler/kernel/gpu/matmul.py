@@ -1,9 +1,9 @@
 """Tiled matrix product for GPUs.
 
-A group computes a tile of the output. For each slice of the depth, its threads copy a slice of
-both factors into local memory (any size works: what lies outside is zero), then each thread adds
-the products for its own block (4 x 4 to 8 x 8), held in registers. The left slice is kept
-transposed, so that both reads are whole vectors; rows are padded by 4 elements against bank
+A group computes a tile of the output. For each slice of the depth, its threads copy a slice of both
+factors into local memory; elements outside the factors are zero, so any size works. Then each
+thread adds the products for its own block (4 x 4 to 8 x 8), held in registers. The left slice is
+kept transposed, so that both reads are whole vectors; rows are padded by 4 elements against bank
 conflicts.
 
     for slice of depth:
@@ -57,7 +57,7 @@ from hcq.target import TargetSpec
 
 
 def default_tiles(parts: Contraction, target: TargetSpec) -> Tiles:
-    """The tiles that compiler.kernel.gpu.tiles expects to be fastest."""
+    """Return the tiles that compiler.kernel.gpu.tiles expects to be fastest."""
     problem = Product(
         parts.rows.size, parts.columns.size, parts.depth.size * elements(parts.outer),
         elements(parts.batch), parts.reduce.dtype.itemsize,
@@ -66,7 +66,7 @@ def default_tiles(parts: Contraction, target: TargetSpec) -> Tiles:
 
 
 def space(parts: Contraction, target: TargetSpec) -> Space:
-    """All tiles that a group can hold."""
+    """Return the space of all tiles that a group can hold."""
     width = parts.reduce.dtype.itemsize
 
     def fits(tiles: Tiles) -> bool:
@@ -90,7 +90,7 @@ class _Tile:
     across: Range  # the output range of this factor
     depth: Range
     size: int
-    start: Index  # of the tile in `across`
+    start: Index  # start of the tile in `across`
     deep: bool  # whether the factor's memory runs along the depth
     length: int  # of a slice, along the depth
 
@@ -133,7 +133,7 @@ class _Tile:
 def matmul(
     computation: Computation, parts: Contraction, target: TargetSpec, tiles: Tiles | None = None
 ) -> Kernel:
-    """The tiled kernel; its grid is (column tiles, row tiles, batch)."""
+    """Return the tiled kernel; its grid is (column tiles, row tiles, batch)."""
     tiles = tiles or default_tiles(parts, target)
     rows, columns, depth = parts.rows, parts.columns, parts.depth
     tall, wide = tiles.size
@@ -215,8 +215,8 @@ def padded_factor(
     depth: Range,
     size: int,
 ) -> tuple[Value, Range]:
-    """A factor over whole tiles of `size`, and its range; outside, it is zero and nothing is
-    read."""
+    """Return a factor over whole tiles of `size`, and its range; outside the factor it is zero and
+    nothing is read."""
     wide = Range(name + "_across", -(-across.size // size) * size)
     factor = substitute(factor, {across: wide.index(), parts.depth: depth.index(), **batch})
     in_depth = at_least_zero(constant(parts.depth.size - 1) - depth.index())
@@ -250,7 +250,7 @@ def finish_run(
     column: Index,
     taken: list[Value],
 ) -> list[Statement]:
-    """Epilogue and stores of neighbouring totals of a row, as far as they lie inside the output."""
+    """Return epilogue and stores of neighbouring totals of a row, for those inside the output."""
     rows, columns = parts.rows, parts.columns
     width = len(taken)
     while columns.size % width:

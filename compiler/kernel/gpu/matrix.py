@@ -1,9 +1,10 @@
 """Matrix product on the matrix units of a GPU: 16-bit floats and TensorFloat-32 summed in float32,
 int8 in int32.
 
-A group of waves computes a tile; for each slice of the depth its threads copy a slice of both
-factors into local memory, the depth running fastest, so that what a lane needs of a row is one
-vector. What the lanes hold is data (matrix_units). Any size works: what lies outside is zero.
+A group of waves computes a tile. For each slice of the depth its threads copy a slice of both
+factors into local memory, with the depth fastest, so that a lane's part of a row is one vector. The
+elements that a lane holds are described by data (matrix_units). Elements outside the factors are
+zero, so any size works.
 
 With one buffer, each slice is copied, multiplied, and only then the next one copied. With two, the
 next slice is on its way from memory to registers while this one is multiplied:
@@ -15,8 +16,8 @@ next slice is on its way from memory to registers while this one is multiplied:
         buffer[other] = registers; barrier
     totals += last buffer
 
-Which columns a fragment stands for is free, so they are dealt out such that a lane ends up with
-neighbours: the epilogue works on whole vectors.
+Fragments may stand for any columns. The assignment is chosen so that a lane ends up with
+neighbouring columns: the epilogue works on whole vectors.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from compiler.pattern.contraction import Contraction
 from hcq.target import TargetSpec
 
 VECTOR = 16  # bytes that a thread moves at once
-TURNED = 4  # steps of the depth that a thread joins where memory runs across
+TURNED = 4  # steps of the depth that a thread joins if memory runs across
 LONGEST = 8  # columns that a lane stores at once
-SHARE = 40 << 10  # bytes of local memory that a group should not pass: others want some too
+SHARE = 40 << 10  # bytes of local memory that a group should not exceed: other groups need some
 
 
 def suits(parts: Contraction, target: TargetSpec) -> MatrixUnit | None:
-    """The unit that computes a product, where both factors are values of one type it knows."""
+    """Return the unit that computes a product, if both factors have one type that it supports."""
     sides = [narrow(side) for side in (parts.left, parts.right)]
     if sides[0] is None or sides[1] is None or sides[0].dtype is not sides[1].dtype:
         return None
@@ -51,8 +52,8 @@ def suits(parts: Contraction, target: TargetSpec) -> MatrixUnit | None:
 
 
 def narrow(side: Value) -> Value | None:
-    """A factor as the units take it: what it is cast from, or a float32 whose 13 lowest bits are
-    cleared, which is a TensorFloat-32; None for others."""
+    """Return a factor as the units take it: the value it is cast from, or a float32 whose 13 lowest
+    bits are cleared, which is a TensorFloat-32; None for others."""
     if side.op == "cast":
         return side.sources[0]
     if side.op == "bitcast" and side.dtype is float32 and side.sources[0].op == "and":
@@ -63,7 +64,7 @@ def narrow(side: Value) -> Value | None:
 
 
 def default_tiles(parts: Contraction, unit: MatrixUnit, target: TargetSpec) -> MatrixTiles:
-    """The largest tiles, and parts of a wave, that leave work for all compute units."""
+    """Return the largest tiles, and parts of a wave, that leave work for all compute units."""
 
     def groups(side: int) -> int:
         tiles = -(-parts.rows.size // side) * -(-parts.columns.size // side)
@@ -86,7 +87,8 @@ def default_tiles(parts: Contraction, unit: MatrixUnit, target: TargetSpec) -> M
 
 
 def space(parts: Contraction, unit: MatrixUnit, target: TargetSpec) -> Space:
-    """All tiles that a group can hold; totals take at most 128 registers of a lane."""
+    """Return the space of all tiles that a group can hold; totals take at most 128 registers of a
+    lane."""
     step = 32 // unit.element.itemsize
     span = max(unit.held, VECTOR // unit.element.itemsize) * unit.depth_parts
 
@@ -113,7 +115,7 @@ def space(parts: Contraction, unit: MatrixUnit, target: TargetSpec) -> Space:
 
 
 def local_bytes(unit: MatrixUnit, tiles: MatrixTiles) -> int:
-    """Local memory that a kernel with these tiles takes."""
+    """Return the bytes of local memory that a kernel with these tiles takes."""
     tall, wide = _sides(unit, tiles)
     return tiles.buffers * (tall + wide) * _pitch(unit, tiles) * unit.element.itemsize
 
@@ -126,7 +128,8 @@ def _sides(unit: MatrixUnit, tiles: MatrixTiles) -> tuple[int, int]:
 
 
 def _pitch(unit: MatrixUnit, tiles: MatrixTiles) -> int:
-    """Elements of a row in local memory: a vector more than needed, to spread the banks."""
+    """Return the elements of a row in local memory: a vector more than needed, to spread the
+    banks."""
     return tiles.depth + VECTOR // unit.element.itemsize
 
 
@@ -139,7 +142,7 @@ class _Slice:
     across: Range
     depth: Range
     size: int
-    start: Index  # of the tile in `across`
+    start: Index  # start of the tile in `across`
     deep: bool  # whether the factor's memory runs along the depth
     length: int  # of a slice, along the depth
     pitch: int
@@ -164,7 +167,7 @@ class _Slice:
         return found
 
     def _turned(self, slice_start: Index) -> list[tuple[Index, Value]]:
-        """Each thread turns blocks of TURNED steps by a few elements in its registers."""
+        """Transpose, in each thread's registers, blocks of TURNED steps by a few elements."""
         thread = thread_range(self.threads).index()
         width = VECTOR // self.memory.dtype.itemsize
         while self.size * self.length % (self.threads * TURNED * width) or self.size % width:
@@ -185,7 +188,7 @@ class _Slice:
         return found
 
     def buffer(self, number: Index) -> Index:
-        """Where a buffer begins."""
+        """Return where a buffer begins."""
         return number * (self.size * self.pitch)
 
     def fill(self, slice_start: Index, buffer: Index) -> list[Statement]:
@@ -195,7 +198,7 @@ class _Slice:
 
 @dataclass(frozen=True)
 class _Plan:
-    """A product being cut. wave_row, wave_column: where a wave's part of the tile begins."""
+    """A product cut into tiles. wave_row, wave_column: where a wave's part of the tile begins."""
 
     unit: MatrixUnit
     tiles: MatrixTiles
@@ -205,15 +208,15 @@ class _Plan:
     lane: Index
     wave_row: Index
     wave_column: Index
-    joined: int  # column fragments whose columns are dealt out together
+    joined: int  # column fragments whose columns are assigned together
 
     @property
     def vector(self) -> int:
-        """Elements along the depth that a lane reads at once."""
+        """Number of elements along the depth that a lane reads at once."""
         return max(self.unit.held, VECTOR // self.unit.element.itemsize)
 
     def column(self, fragment: int, number: Index) -> Index:
-        """The column of the wave's part that column `number` of a fragment stands for."""
+        """Return the column of the wave's part that column `number` of a fragment stands for."""
         unit, joined = self.unit, self.joined
         part, place = unit.column_part(number)
         base = fragment // joined * (joined * unit.columns)
@@ -251,7 +254,7 @@ class _Plan:
         return load(part.memory, part.buffer(buffer) + row * part.pitch + step, lanes=self.vector)
 
     def left_operand(self, blocks: list[Value], turn: int) -> Value:
-        """A left fragment in the order its instruction wants."""
+        """Return a left fragment in its instruction's order."""
         unit = self.unit
         if unit.row_blocks == 1:
             return _part(blocks[0], turn * unit.held, unit.held)
@@ -285,7 +288,7 @@ def matmul(
     unit: MatrixUnit,
     tiles: MatrixTiles,
 ) -> Kernel:
-    """The tiled kernel; its grid is (column tiles, row tiles, batch)."""
+    """Return the tiled kernel; its grid is (column tiles, row tiles, batch)."""
     rows, columns = parts.rows, parts.columns
     tall, wide = _sides(unit, tiles)
     threads = tiles.waves[0] * tiles.waves[1] * unit.wave
@@ -356,7 +359,8 @@ def _in_turn(plan: _Plan, slices: int) -> list[Statement]:
 def _overlapped(
     plan: _Plan, slices: int, again: bool
 ) -> tuple[list[Statement], tuple[Memory, ...]]:
-    """again: whether an outer loop runs this more than once."""
+    """Process all slices with two buffers. again: whether an outer loop runs this more than
+    once."""
     first, counter = constant(0), Range("slice", slices - 1)
     this = counter.index()
     statements: list[Statement] = [
@@ -396,7 +400,7 @@ def _finish(
     row_start: Index,
     column_start: Index,
 ) -> list[Statement]:
-    """Epilogue and stores, as far as the tile lies inside the output."""
+    """Return epilogue and stores for the part of the tile inside the output."""
     unit, (tall, wide) = plan.unit, plan.tiles.fragments
     joined, lanes = plan.joined, unit.total_lanes
     position, part = unit.position(plan.lane), unit.part(plan.lane)

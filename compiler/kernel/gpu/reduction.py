@@ -24,13 +24,13 @@ from compiler.kernel.shared.spread import unit_stride
 from compiler.pattern.chain import Chain, Stage
 from hcq.target import TargetSpec
 
-SHORT = 8  # reductions below this are a thread's
-MANY = 1 << 15  # so many results keep the machine busy with a thread each
+SHORT = 8  # a single thread does reductions shorter than this
+MANY = 1 << 15  # results that keep the machine busy with one thread each
 
 
 def default_sharing(computation: Computation, target: TargetSpec) -> Sharing:
-    """Several lanes per result where memory runs along the reduction; a group per wave of
-    neighbouring results where it runs along them; else a thread per result."""
+    """Use several lanes per result if memory runs along the reduction; a group per wave of
+    neighbouring results if it runs along those; otherwise a thread per result."""
     reduce = computation.reduction
     assert reduce is not None
     over, ranges = reduce.arg[1], computation.ranges
@@ -50,7 +50,7 @@ def default_sharing(computation: Computation, target: TargetSpec) -> Sharing:
 
 
 def sharing_space(computation: Computation, target: TargetSpec) -> Space:
-    """Every way, with groups of 1 to 16 waves."""
+    """Return the space of every way, with groups of 1 to 16 waves."""
     few = elements(computation.ranges) < 1 << 31
     ways = ("threads", *(("lanes", "columns") if few and computation.ranges else ()))
     if few and not computation.ranges:
@@ -72,7 +72,7 @@ def sharing_space(computation: Computation, target: TargetSpec) -> Space:
 def reduction(
     computation: Computation, target: TargetSpec, sharing: Sharing | None = None
 ) -> Kernel:
-    """Results added up as `sharing` says."""
+    """Return a kernel that adds up results as `sharing` specifies."""
     reduce = computation.reduction
     assert reduce is not None
     sharing = sharing or default_sharing(computation, target)
@@ -87,7 +87,7 @@ def reduction(
 
 
 def _chain(computation: Computation, reduce: Value) -> Chain:
-    """A reduction as a chain of one stage, whose rows have one result each."""
+    """Return a reduction as a chain of one stage, whose rows have one result each."""
     operation, over = reduce.arg
     total = Memory("total", reduce.dtype, 1, "register")
     result = replace(computation.value, reduce, load(total, constant(0)))
@@ -118,8 +118,8 @@ def _by_threads(computation: Computation, reduce: Value, target: TargetSpec, mos
 
 
 def _by_columns(computation: Computation, reduce: Value, target: TargetSpec, most: int) -> Kernel:
-    """A wave of neighbouring results per group; each of its waves takes every n-th step, so that
-    lanes read neighbours. Then a tree over the waves."""
+    """Compute a wave of neighbouring results per group; each of its waves takes every n-th step, so
+    that lanes read neighbours. Then join the waves by a tree."""
     operation, over = reduce.arg
     outer, last = computation.ranges[:-1], computation.ranges[-1]
     wave, length = target.wave_size, elements(over)
@@ -156,9 +156,9 @@ def _by_columns(computation: Computation, reduce: Value, target: TargetSpec, mos
 
 
 def tree(operation: str, shared: Memory, here: Value, block: int, lowest: int) -> list[Statement]:
-    """Join the totals of all threads until the first `lowest` threads hold the rest's.
+    """Join the totals of all threads until the first `lowest` threads hold the total of the rest.
 
-    shared: half as long again as the block, so that the addresses of idle threads lie inside too.
+    shared: 1.5 times as long as the block, so that the addresses of idle threads are also inside.
     """
     thread = thread_range(block).index()
     statements: list[Statement] = [Store(shared, thread, here), Barrier()]

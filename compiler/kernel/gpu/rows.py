@@ -1,12 +1,12 @@
 """Reductions over rows on a GPU, one or a chain of them: some lanes of a wave or a group of waves
 per row, or a thread per row where memory runs across rows.
 
-The threads of a row take every n-th piece of it. Where a thread's share is small it stays in
-registers from one pass to the next; else it is read and computed again. Totals are joined by
+The threads of a row take every n-th piece of it. A small share of a thread stays in registers from
+one pass to the next; a larger one is read and computed again. Totals are joined by
 compiler.kernel.gpu.join.
 
-Where a row's length is not a multiple of a vector, rows start anywhere: its vectors are those that
-lie aligned in memory, and what is left at both ends is taken one element a thread.
+If a row's length is not a multiple of a vector, rows start at any alignment. The vectors of a row
+are then those aligned in memory, and the elements left at both ends are processed one per thread.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from compiler.kernel.shared.spread import spread, store, unit_stride, vector_wid
 from compiler.pattern.chain import Chain, held_values
 from hcq.target import TargetSpec
 
-HELD = 32  # elements of a row that a thread holds, at most
-ODD = 16  # vectors of a row from which on its ends are taken apart
-STEPS = 8  # pieces of a row that a thread takes one after the other without a loop, at most
-SHARE = 16  # elements of a row for a thread, where there are rows enough: fewer joins for each
+HELD = 32  # maximum elements of a row that a thread holds
+ODD = 16  # vectors of a row from which on its ends are processed separately
+STEPS = 8  # maximum pieces of a row that a thread takes one after the other without a loop
+SHARE = 16  # elements of a row for a thread, if there are enough rows: fewer joins for each
 FULL = 512  # threads that keep a compute unit busy
 
 
 def default_rows(computation: Computation, chain: Chain, target: TargetSpec) -> Rows:
-    """As many threads for a row as it has vectors, up to a group; fewer, with more elements each,
-    where there are more rows than the machine needs. One where memory runs across the rows."""
+    """Use as many threads for a row as it has vectors, up to a group; fewer, with more elements
+    each, if there are more rows than the machine needs. One if memory runs across the rows."""
     if _across(chain) or chain.rows >= 1 << 31:
         return Rows(1, BLOCK, 1, 0)
     width = _widths(computation, chain, target)[-1]
@@ -63,7 +63,7 @@ def default_rows(computation: Computation, chain: Chain, target: TargetSpec) -> 
 
 
 def _across(chain: Chain) -> bool:
-    """Return whether memory runs from row to row, and not along them."""
+    """Return whether memory runs from row to row rather than along rows."""
     across = chain.outer[-1:]
     along = {ranges[-1] for ranges, _ in chain.passes() if ranges}
     values = [root for _, root in chain.passes()]
@@ -94,8 +94,8 @@ def _odd(chain: Chain, width: int) -> bool:
 
 
 def _start(computation: Computation, chain: Chain, ranges: tuple[Range, ...]) -> Index | None:
-    """Where in memory passes over these ranges start: in that of the first unit-stride load, or of
-    the output. None where no memory runs along them, or there are several ranges."""
+    """Return where passes over these ranges start in memory: that of the first unit-stride load, or
+    of the output. None if no memory runs along them, or there are several ranges."""
     if len(ranges) != 1:
         return None
     (along,) = ranges
@@ -109,13 +109,14 @@ def _start(computation: Computation, chain: Chain, ranges: tuple[Range, ...]) ->
 
 
 def lane_counts(target: TargetSpec) -> tuple[int, ...]:
-    """Threads that may share a row."""
+    """Return the numbers of threads that may share a row."""
     counts = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
     return tuple(count for count in counts if count <= target.max_threads_per_group)
 
 
 def rows_space(computation: Computation, chain: Chain, target: TargetSpec) -> Space:
-    """Parts of waves and groups of up to 16 waves; vectors of all widths; registers."""
+    """Return the space: parts of waves and groups of up to 16 waves; vectors of all widths;
+    registers."""
     options = {
         "lanes": lane_counts(target),
         "block": blocks(target),
@@ -124,7 +125,7 @@ def rows_space(computation: Computation, chain: Chain, target: TargetSpec) -> Sp
     }
 
     def fits(wanted: Rows) -> bool:
-        """Of whole waves the group has one row alone; threads enough take a row's ends."""
+        """With whole waves a group has only one row, and enough threads for a row's ends."""
         if wanted.lanes < wanted.width - 1 and _odd(chain, wanted.width):
             return False
         if wanted.lanes > target.wave_size:
@@ -137,7 +138,7 @@ def rows_space(computation: Computation, chain: Chain, target: TargetSpec) -> Sp
 def rows(
     computation: Computation, chain: Chain, target: TargetSpec, wanted: Rows | None = None
 ) -> Kernel:
-    """A kernel of whole rows."""
+    """Return a kernel of whole rows."""
     wanted = wanted or default_rows(computation, chain, target)
     if wanted.lanes < wanted.width - 1 and _odd(chain, wanted.width):
         wanted = replace(wanted, width=1)
@@ -197,8 +198,8 @@ class _ByLanes:
         self.hold(wanted.held)
 
     def aligned(self, ranges: tuple[Range, ...]) -> tuple[Index, Index]:
-        """The first element of this thread's row that starts a vector in memory, and the one after
-        the last vector."""
+        """Return the first element of this thread's row that starts a vector in memory, and the one
+        after the last vector."""
         start = _start(self.computation, self.chain, ranges)
         assert start is not None
         start, width = start.substitute(self.places), self.width
@@ -210,7 +211,7 @@ class _ByLanes:
         return -(-(elements(ranges) // self.width) // self.lanes)
 
     def hold(self, left: int) -> None:
-        """Choose what stays in registers: elements number step * width + lane of each thread."""
+        """Choose what stays in registers: element number step * width + lane of each thread."""
         for held in held_values(self.chain, loads=True):
             ranges = self.chain.passes()[held.made][0]
             count = self.steps(ranges) * self.width + (2 if ranges in self.ends else 0)
@@ -237,7 +238,7 @@ class _ByLanes:
         return kernel_of(computation, memories, (self.groups, 1, 1), self.block, tuple(body))
 
     def over(self, ranges: tuple[Range, ...], number: int) -> list[Statement]:
-        """One pass over the row."""
+        """Return the statements of one pass over the row."""
         if not ranges:
             taken = self.piece(ranges, number, 0, [], 1)
             return self.where(at_least_zero(-self.lane), taken)
@@ -250,7 +251,7 @@ class _ByLanes:
             unit = at * self.lanes + self.lane
             if ranges in self.ends:
                 first, stop = self.ends[ranges]
-                sure = (ranges[-1].size - width + 1) // width  # vectors that any row has
+                sure = (ranges[-1].size - width + 1) // width  # vectors that every row has
                 place = [first + unit * width]
                 inside = () if unit.high < sure else at_least_zero(stop - place[0] - width)
             else:
@@ -266,7 +267,7 @@ class _ByLanes:
         return whole
 
     def where(self, inside: Validity, statements: list[Statement]) -> list[Statement]:
-        """Statements for a row that exists, where `inside` holds."""
+        """Guard statements: the row must exist and `inside` must hold."""
         exists = both(self.exists, inside)
         return [If(exists, tuple(statements))] if exists else statements
 
@@ -287,7 +288,8 @@ class _ByLanes:
     def piece(
         self, ranges: tuple[Range, ...], number: int, slot: int, at: list[Index], width: int
     ) -> list[Statement]:
-        """A thread's next `width` elements of a pass, held from `slot` on. at: the first's."""
+        """Process a thread's next `width` elements of a pass, held from `slot` on. at: the first's
+        indices."""
         lane = Range("lane", width)
         places = dict(self.places)
         if ranges:
@@ -295,7 +297,8 @@ class _ByLanes:
         held = constant(slot) + lane.index()
 
         def values(root: Value, whole: bool) -> list[Value]:
-            """For each lane, reading what is held; whole: but not from where it is to be held."""
+            """Return a value for each lane, reading held values; whole: but compute a value that is
+            to be held itself."""
 
             def change(node: Value, _: tuple[Value, ...]) -> Value | None:
                 found = self.held.get(node)
@@ -307,7 +310,7 @@ class _ByLanes:
             return spread(finished, lane, constant(0), width)
 
         statements: list[Statement] = []
-        # what a dear one is made of may be held as well: the cheaper come first
+        # values that an expensive one is made of may be held too: the cheaper come first
         for root, (made, memory) in reversed(self.held.items()):
             if made == number:
                 for index, value in enumerate(values(root, True)):

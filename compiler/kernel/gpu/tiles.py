@@ -2,13 +2,13 @@
 
 A compute unit has SIMDS lanes-wide adders and one local memory of BANKS words a cycle. For each
 step of the depth a wave multiplies rows x columns elements a thread (as many cycles on its adder)
-and reads rows + columns words a thread (as many cycles of the local memory, at wave size 32): the
-larger a thread's block, the less is read for a multiplication. Tiles decide how often each factor
-comes from memory, how many groups there are to share the work, and what lies outside the output.
+and reads rows + columns words a thread (as many cycles of the local memory, at wave size 32): a
+larger block of a thread needs fewer reads for a multiplication. Tiles determine how often each
+factor is read from memory, how many groups share the work, and how much work is outside the output.
 
-What is estimated is cycles of the busiest compute unit, and of all together. A kernel that is over
-before the next one could begin gains nothing from being shorter: among tiles below LAUNCH, or CLOSE
-to the fastest, those that leave most of the machine to others are taken.
+The estimates are cycles of the busiest compute unit, and of all together. A kernel that ends before
+the next one could begin gains nothing from being shorter. Among tiles below LAUNCH, or CLOSE to the
+fastest, the model chooses those that leave most of the machine to other kernels.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from hcq.target import TargetSpec
 
 MOVED = 4  # elements moved at once
 PADDING = 4  # elements between rows in local memory, against bank conflicts
-SIDES = (32, 64, 128)  # of a group's tile
+SIDES = (32, 64, 128)  # sides of a group's tile
 BLOCKS = (4, 8)  # a thread's elements along one side
 DEPTH, UNROLL = 16, 4  # of a slice: 64 bytes of a float32 row
-SIMDS = 4  # of a compute unit
+SIMDS = 4  # SIMDs of a compute unit
 BANKS = 32  # words of 4 bytes that local memory serves a cycle
-COPY = 12  # cycles of a wave to fetch and put away MOVED elements a thread, addresses included
+COPY = 12  # cycles of a wave to fetch and store MOVED elements a thread, addresses included
 LATENCY = 500  # cycles from a fetch to its use, two barriers included, for one group alone
-RESIDENT = 4  # groups that hide each other's latency, at most
+RESIDENT = 4  # maximum groups that hide each other's latency
 LAUNCH = 26_000  # cycles from a kernel to the next: about 10 us
-CLOSE = 1.4  # times: nearer than that, two estimates do not tell which tiles are faster
+CLOSE = 1.4  # ratio below which two estimates do not show which tiles are faster
 # A thread's registers beside its block: operands of two steps, addresses, counters. RDNA and NVIDIA
 # give a wave at most 256; half of that leaves room for several waves.
 OTHERS, REGISTERS = 48, 128
@@ -37,7 +37,7 @@ OTHERS, REGISTERS = 48, 128
 
 @dataclass(frozen=True)
 class Product:
-    """Sizes of a product. depth: all that is summed over; width: bytes of an element of a sum."""
+    """Sizes of a product. depth: product of all summed ranges; width: bytes of a sum's element."""
 
     rows: int
     columns: int
@@ -60,7 +60,7 @@ def tiles_fit(tiles: Tiles, width: int, target: TargetSpec) -> bool:
 
 
 def best_tiles(product: Product, target: TargetSpec) -> Tiles:
-    """The least work in all, among those that are about the fastest."""
+    """Return the tiles with the least total work among those that are about the fastest."""
     candidates = (
         Tiles((tall, wide), (rows, columns), DEPTH, UNROLL)
         for tall in SIDES
@@ -77,13 +77,13 @@ def best_tiles(product: Product, target: TargetSpec) -> Tiles:
 
 
 def cost(tiles: Tiles, product: Product, target: TargetSpec) -> tuple[float, float]:
-    """Cycles of the busiest unit, and of all units together."""
+    """Return the cycles of the busiest unit, and of all units together."""
     (tall, wide), (rows, columns) = tiles.size, tiles.block
     groups = -(-product.rows // tall) * -(-product.columns // wide) * product.batch
     waves = (tall // rows) * (wide // columns) / target.wave_size
     slices = -(-product.depth // tiles.depth)
     words = product.width / 4
-    # few waves leave adders idle; groups beside each other fill them
+    # few waves leave adders idle; concurrent groups fill them
     shared = -(-groups // target.compute_units)
     busy = min(SIMDS, waves * shared)
     added = waves * tiles.depth * rows * columns

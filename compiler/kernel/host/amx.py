@@ -7,9 +7,9 @@ right, whose rows are pairs of steps ([pair][column][2], as in compiler.kernel.h
     for each 32 steps:    4, 5 = left    6, 7 = right
                           0 += 4 x 6     1 += 4 x 7      2 += 5 x 6      3 += 5 x 7
 
-Taken only where the whole depth is a multiple of 32 steps: what lies behind the end of a slice
-would be multiplied too. Numbers: Intel's manual (TDPBF16PS): denormal inputs and results count as
-zero, each product of a pair is added to the total in turn and rounded to nearest.
+Used only if the whole depth is a multiple of 32 steps, since data behind the end of a slice would
+be multiplied too. Numbers: Intel's manual (TDPBF16PS): denormal inputs and results count as zero,
+each product of a pair is added to the total in turn and rounded to nearest.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from compiler.kernel.ir import TILE_ROWS, Loop, Statement, TileStep
 from hcq.target import TargetSpec
 
 HEIGHT = 2 * TILE_ROWS  # rows of a panel
-VECTORS = 2  # of 16 totals: columns of a panel
-STEPS = 32  # of the depth that one instruction multiplies
+VECTORS = 2  # vectors of 16 totals: columns of a panel
+STEPS = 32  # steps of the depth that one instruction multiplies
 
 
 def in_tiles(depth: int, target: TargetSpec) -> bool:
@@ -40,7 +40,7 @@ def in_tiles(depth: int, target: TargetSpec) -> bool:
 
 
 def best(problem: Problem) -> Tile:
-    """The cheapest tile of a group that fits, or the smallest."""
+    """Return the cheapest tile of a group that fits, or the smallest."""
     found = [
         Tile(HEIGHT, VECTORS, rows, columns)
         for rows in shares(problem.rows, HEIGHT)
@@ -53,7 +53,7 @@ def best(problem: Problem) -> Tile:
 
 
 class TilePacking(PairPacking):
-    """As for pairs, but the left factor's rows run along the depth in any case."""
+    """Packing as for pairs, but the left factor's rows always run along the depth."""
 
     def left(self, factor: Expression, across: Part, height: int) -> Packed:
         plain = Packing(bfloat16, self.lanes, self.depth, self.batch)
@@ -62,8 +62,8 @@ class TilePacking(PairPacking):
 
 @dataclass(frozen=True)
 class Panels:
-    """Panels multiplied by the loops. total: [row][column], rows `pitch` apart; blocks: of STEPS in
-    a slice, whose number may be bound; fresh: totals start from zero."""
+    """Panels multiplied by the loops. total: [row][column], rows `pitch` apart; blocks: of
+    STEPS in a slice; bound: their number if it varies; fresh: totals start from zero."""
 
     left: Packed
     right: Packed
@@ -74,7 +74,7 @@ class Panels:
     fresh: bool
 
     def multiply(self, row: Index, column: Index) -> tuple[Statement, ...]:
-        """One panel, by the numbers of its row panel and its column panel."""
+        """Multiply one panel, given the numbers of its row panel and its column panel."""
         before: list[Statement] = []
         after: list[Statement] = []
         for down in range(2):

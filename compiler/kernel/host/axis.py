@@ -1,7 +1,7 @@
 """The sides of a matrix product on the host: one range, or several walked as one.
 
-A convolution's columns are an image's rows and columns, its depth is channels and the places of a
-window. A tile takes `count` steps of the `main` range and, inside each, all of the inner ones.
+A convolution's columns are an image's rows and columns; its depth is channels and the places of a
+window. A tile takes `count` steps of the `main` range and, inside each, all of the inner ranges.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Axis:
 
     @property
     def unit(self) -> int:
-        """Elements in a step of the main range."""
+        """Number of elements in a step of the main range."""
         return prod(r.size for r in self.inner)
 
     @property
@@ -38,7 +38,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Part:
-    """`count` steps of an axis, from `start` on: what a tile, or a slice, has of it."""
+    """`count` steps of an axis, from `start` on: the part in a tile or a slice."""
 
     axis: Axis
     start: Index
@@ -46,23 +46,23 @@ class Part:
 
     @property
     def whole(self) -> int:
-        """Elements, of which the last part may have fewer."""
+        """Number of elements; the last part may have fewer."""
         return self.count * self.axis.unit
 
     def bound(self) -> Index | None:
-        """Return the number of elements where it varies, otherwise None."""
+        """Return the number of elements if it varies, otherwise None."""
         main = self.axis.main
         if main.size % self.count == 0:
             return None
         return (constant(main.size) - self.start) * self.axis.unit
 
     def bound_from(self, first: Index) -> Index | None:
-        """The same, counted from an element on."""
+        """Return the bound counted from element `first` on."""
         bound = self.bound()
         return None if bound is None else bound - first
 
     def places(self, position: Index) -> dict[Range, Index]:
-        """Where the ranges are at an element of the part."""
+        """Return the values of the ranges at an element of the part."""
         unit = self.axis.unit
         if unit == 1:
             return {self.axis.main: self.start + position}
@@ -87,7 +87,7 @@ class Part:
         return True
 
     def walk(self, name: str, *roots: Value | Index) -> Walk:
-        """The loops over all elements: one where that takes no divisions in `roots`."""
+        """Return the loops over all elements: one loop if it needs no divisions in `roots`."""
         if self.is_flat(*roots):
             counter = Range(name, self.whole)
             position = counter.index()
@@ -105,7 +105,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Walk:
-    """Loops, outermost first, with their bounds; the element they are at; where the ranges are."""
+    """Loops, outermost first, with their bounds; the current element; the values of the ranges."""
 
     loops: tuple[tuple[Range, Index | None], ...]
     position: Index
@@ -122,7 +122,7 @@ class Walk:
 
 
 def joined(ranges: Sequence[Range], wanted: int) -> Axis:
-    """The last ranges, as many as it takes to have `wanted` elements."""
+    """Return the last ranges, as many as needed to have `wanted` elements."""
     first = len(ranges) - 1
     while first and prod(r.size for r in ranges[first:]) < wanted:
         first -= 1
@@ -130,7 +130,7 @@ def joined(ranges: Sequence[Range], wanted: int) -> Axis:
 
 
 def deep(ranges: Sequence[Range], most: int) -> Axis:
-    """The longest range, and of the others those that together have at most `most` elements."""
+    """Return the longest range, and others that together have at most `most` elements."""
     main = max(ranges, key=lambda r: r.size)
     inner: tuple[Range, ...] = ()
     for each in reversed(ranges):
@@ -140,7 +140,7 @@ def deep(ranges: Sequence[Range], most: int) -> Axis:
 
 
 def _divides(index: Index, counter: Range) -> bool:
-    """Return whether an index divides the counter, or looks something up with it."""
+    """Return whether an index divides the counter, or uses it to look up a value."""
     for atom, _ in index.terms:
         if isinstance(atom, Opaque):
             if any(counter in inner.ranges() for inner in atom.indices()):

@@ -6,8 +6,8 @@
              sums     of each total's lanes, several totals at once
 
 The right factor (the weights of a convolution whose image has become small, of a linear layer
-[out, in]) is read once, in order, where it lies; nothing of it is packed or turned. The left one is
-laid out row by row first, which evaluates whatever was fused into it once per group.
+[out, in]) is read once, in order and in place, without packing or transposing. The left factor is
+first laid out row by row, which evaluates the operations fused into it once per group.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from hcq.target import TargetSpec
 
 MOST_ROWS = 16  # above, packing the long factor pays
 HIGH = 4  # rows whose totals are computed together
-WIDE = 8  # columns, at most: memory is read at as many places
+WIDE = 8  # maximum columns: memory is read at as many places
 DEEP = 8  # vectors of depth from which on the sums of lanes cost little
-GROUP = 256  # columns of a group, where threads are few: each group lays out the left factor
-LEAST = 64  # columns of a group, at least
+GROUP = 256  # columns of a group, if threads are few: each group lays out the left factor
+LEAST = 64  # minimum columns of a group
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Dots:
 
 
 def find_dots(parts: Contraction, target: TargetSpec) -> Dots | None:
-    """The sides of a product that is of this kind, whichever factor is the long one; or None."""
+    """Return the sides if a product is of this kind, whichever factor is long; otherwise None."""
     turned = replace(
         parts, left=parts.right, right=parts.left, rows=parts.columns, columns=parts.rows,
         all_rows=parts.all_columns, all_columns=parts.all_rows,
@@ -79,7 +79,7 @@ def _whole(ranges: Sequence[Range]) -> Part:
 
 
 def product(computation: Computation, dots: Dots, target: TargetSpec) -> Kernel:
-    """A kernel whose groups compute some columns of all rows."""
+    """Return a kernel whose groups compute some columns of all rows."""
     return _Product(computation, dots, target).kernel()
 
 
@@ -92,7 +92,7 @@ class _Product:
         self.lanes = target.vector_bytes // float32.itemsize
         self.height = -(-self.rows.whole // -(-self.rows.whole // HIGH))
         registers = vector_registers(target)
-        # totals, a vector of each row, one of the right factor
+        # registers: totals, a vector of each row, one of the right factor
         most = (registers - self.height - 2) // self.height
         self.width = max(1, min(WIDE, most, self.columns.whole))
         blocks = self.columns.whole // self.width
@@ -129,8 +129,8 @@ class _Product:
         return Kernel("kernel", parameters, memories, self.grid, 1, tuple(body))
 
     def fill(self) -> list[Statement]:
-        """The left factor, by rows. Where the depth is not a multiple of a vector the last vector
-        is the row's last elements, without those that the one before has."""
+        """Copy the left factor, by rows. If the depth is not a multiple of a vector, the last
+        vector has the row's last elements, without those of the one before."""
         factor = self.parts.left
         row, step = self.rows.walk("left_row", factor), self.depth.walk("left_step", factor)
         here = substitute(factor, {**self.batch, **row.places, **step.places})
@@ -146,8 +146,8 @@ class _Product:
         return [copied, Loop(number, (moved,))]
 
     def ending(self, vector: Value, front: bool) -> Value:
-        """A vector's last `rest` elements (or, from the front, its first ones, moved there) behind
-        zeros."""
+        """Return a vector's last `rest` elements (or, from the front, its first ones, moved there)
+        behind zeros."""
         apart = self.lanes - self.rest
         zero = value("broadcast", float32, (const(0, float32),), lanes=self.lanes)
         kept = range(self.rest) if front else range(apart, self.lanes)
@@ -155,7 +155,7 @@ class _Product:
         return value("shuffle", float32, (vector, zero), mask, self.lanes)
 
     def columns_of(self, first: Index, width: int) -> list[Statement]:
-        """All rows of `width` columns, and what becomes of their sums."""
+        """Compute all rows of `width` columns, and the results from their sums."""
         full, rest = divmod(self.rows.whole, self.height)
         block = Range(f"rows{width}", full)
         inside = tuple(self.block(first, width, block.index() * self.height, self.height))
@@ -190,7 +190,7 @@ class _Product:
         self, first: Index, width: int, row: Index, height: int, left_at: Index, at: Index,
         ending: bool,
     ) -> list[Statement]:  # fmt: skip
-        """A vector of the depth, added to all totals of a block."""
+        """Add a vector of the depth to all totals of a block."""
         rows = [
             load(self.left, (row + down) * self.pitch + left_at, lanes=self.lanes)
             for down in range(height)
@@ -210,7 +210,7 @@ class _Product:
         return statements
 
     def finish(self, first: Index, width: int) -> Statement:
-        """Epilogue and stores."""
+        """Return epilogue and stores."""
         computation = self.computation
         row, column = Range(f"row{width}", self.rows.whole), Range(f"column{width}", width)
         places = {
@@ -228,8 +228,8 @@ class _Product:
 
 
 def _sums(vectors: Sequence[Value]) -> Value:
-    """A vector whose first lanes are the sums of the lanes of each vector, of which there are at
-    most as many as lanes; the rest repeats them."""
+    """Return a vector whose first lanes are the sums of the lanes of each vector, of which there
+    are at most as many as lanes; the rest repeats them."""
     lanes = vectors[0].lanes
     even = tuple(range(0, 2 * lanes, 2))
     odd = tuple(range(1, 2 * lanes, 2))

@@ -1,4 +1,4 @@
-"""Lines of images on the host: their padding apart from what lies in memory; copies by vectors.
+"""Lines of images on the host: padding separated from elements in memory; copies by vectors.
 
 Lines are short and rarely a number of whole vectors: 7, 14, 28, 56. The last vector of a line ends
 where the line does, and writes some elements a second time.
@@ -15,8 +15,8 @@ from compiler.kernel.ir import If, Statement, Store
 
 
 class Line(NamedTuple):
-    """A line of an image, by its column. inside: what it is from column `low` to before `high`
-    where `others` hold; outside: what it is elsewhere."""
+    """A line of an image, by its column. inside: its value from column `low` to before `high` where
+    `others` hold; outside: its value elsewhere."""
 
     inside: Value
     outside: Value
@@ -30,7 +30,7 @@ class Line(NamedTuple):
 
 
 def parted(image: Value, column: Range) -> Line:
-    """A line's padding apart. Where there is none, or several kinds of it, it is all the same."""
+    """Separate a line's padding. With no padding, or several kinds, the line is all one part."""
     conditions = _conditions(image, column)
     if not conditions:
         return Line(image, image, 0, column.size, ())
@@ -49,8 +49,8 @@ def parted(image: Value, column: Range) -> Line:
 
 
 def chunks(low: int, high: int, lanes: int) -> tuple[int, list[int]]:
-    """Vectors that cover elements from `low` to before `high`: how long they are, and where they
-    begin. The last one may overlap the one before."""
+    """Return vectors that cover elements from `low` to before `high`: their length and starts. The
+    last one may overlap the one before."""
     count = high - low
     width = min(lanes, 1 << (count.bit_length() - 1))
     starts = list(range(low, high - width + 1, width))
@@ -100,7 +100,7 @@ def staged(
 def _apart(
     memory: Memory, start: Index, line: Line, stage: Memory, firsts: Sequence[Index], lanes: int
 ) -> list[Statement]:
-    """Copies of even and odd columns to places of their own."""
+    """Return copies of even and odd columns to separate places."""
     double, places = chunks(line.low, line.high, 2 * lanes)
     width = double // 2
     stores: list[Statement] = []
@@ -118,7 +118,7 @@ def _apart(
 
 
 def _conditions(image: Value, column: Range) -> Validity:
-    """The conditions that decide between an image and its padding; () where there are none, or
+    """Return the conditions that decide between an image and its padding; () if there are none, or
     several sets of them."""
     found = {node.arg if node.op == "gate" else node.arg.conditions
              for node in walk(image) if node.op in ("gate", "load")}  # fmt: skip

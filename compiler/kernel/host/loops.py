@@ -17,26 +17,26 @@ from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
 from compiler.kernel.shared.spread import loads, runs_along
 from hcq.target import TargetSpec
 
-CHUNK = 16384  # elements of work that are worth a group of their own
-STREAMS = 2  # long rows read abreast: a processor fetches several places of memory at once
-MANY = 64  # results from which on there are enough for that
-STEPS = 8  # of a reduction that columns take at once, where that makes at most
-OPERATIONS = 64  # in a loop
+CHUNK = 16384  # elements of work that justify a separate group
+STREAMS = 2  # long rows read concurrently: a processor fetches several places of memory at once
+MANY = 64  # results from which on there are enough for STREAMS
+STEPS = 8  # maximum steps of a reduction that columns take at once
+OPERATIONS = 64  # maximum operations of these steps together
 COLUMNS = 1024  # results of a row that a group accumulates side by side
-LINE = 64  # of them, at least
-ROLLED = 16  # elements of a row from which on vectors run along it, where each is looked up
-ROWS = 3  # of them, at most, where all use what is read
+LINE = 64  # minimum of these
+ROLLED = 16  # elements of a row from which on vectors run along it, if each is looked up
+ROWS = 3  # maximum size of a range whose steps all use the same elements of a row
 
 
 def space() -> Space:
-    """Chunks of all sizes."""
+    """Return the space of chunks of all sizes."""
     return Space(Chunk(CHUNK), {"size": tuple(1024 << n for n in range(10))}, lambda _: True)
 
 
 def elementwise(
     computation: Computation, target: TargetSpec, chosen: Chunk | None = None
 ) -> Kernel:
-    """Chunks of the last range, or several whole rows of it, per group."""
+    """Give a group chunks of the last range, or several whole rows of it."""
     most = (chosen or Chunk(CHUNK)).size
     if not computation.ranges:
         return kernel_of(computation, (), (1, 1, 1), _assign(computation, {}))
@@ -67,7 +67,7 @@ def _looks_up(root: Value, along: Range) -> bool:
 
 
 def reduction(computation: Computation, target: TargetSpec, chosen: Chunk | None = None) -> Kernel:
-    """One result after the other, or many side by side where that is the direction of memory."""
+    """Reduce one result after the other, or many side by side if that is memory's direction."""
     reduce = computation.reduction
     assert reduce is not None
     over = reduce.arg[1]
@@ -160,8 +160,8 @@ def _side_by_side(computation: Computation, reduce: Value, most: int) -> Kernel:
 
 
 def _shared(computation: Computation, body: Value) -> Range | None:
-    """A short range whose every step uses the same elements of a row, so that they are read once
-    for all."""
+    """Return a short range whose every step uses the same elements of a row, so that they are read
+    once for all."""
     last = computation.ranges[-1]
     for outer in computation.ranges[:-1]:
         if outer.size <= ROWS and any(
@@ -173,20 +173,20 @@ def _shared(computation: Computation, body: Value) -> Range | None:
 
 
 def _abreast(body: Value, length: int) -> int:
-    """Steps of a reduction that are taken at once: totals are read and written once for all."""
+    """Return the reduction steps taken at once: totals are read and written once for all."""
     operations = sum(1 for _ in walk(body))
     return max(1, min(STEPS, length, OPERATIONS // operations))
 
 
 def rows_of(count: int, rows: int) -> tuple[tuple[int, int, int], Index, Index]:
-    """A grid over `count` rows, `rows` a group; also a row's number and the row loop's bound."""
+    """Return a grid over `count` rows, `rows` a group; a row's number; the row loop's bound."""
     grid = (-(-count // rows), 1, 1)
     start = group_range(0, grid[0]).index() * rows
     return grid, start + Range("r", rows).index(), constant(count) - start
 
 
 def places_at(ranges: tuple[Range, ...], position: Index) -> dict[Range, Index]:
-    """Where each range is when all of them together are at a row-major position."""
+    """Return the value of each range at a row-major position of all of them."""
     sizes = tuple(r.size for r in ranges)
     return dict(zip(ranges, unflatten(position, sizes), strict=True))
 
@@ -206,7 +206,7 @@ def kernel_of(
     grid: tuple[int, int, int],
     body: tuple[Statement, ...],
 ) -> Kernel:
-    """A kernel of one computation: outputs first, then inputs."""
+    """Return a kernel of one computation: outputs first, then inputs."""
     parameters = (*computation.outputs, *computation.inputs)
     outputs = len(computation.outputs)
     return Kernel("kernel", parameters, local, grid, 1, body, outputs=outputs)

@@ -1,14 +1,14 @@
 """Blocked matrix product for the host.
 
 A group computes a tile of the output. Slices of both factors are packed so that the inner loop
-reads memory in order (compiler.kernel.host.packing), which evaluates whatever was fused into a
-factor once per element and tile; a left factor that lies well is read where it is. The inner loop
-multiplies a panel of a few rows by one of a few vectors of columns into totals that stay in
-registers. What lies outside of a factor is not written; the totals made of it are not stored.
+reads memory in order (compiler.kernel.host.packing). Packing evaluates operations fused into a
+factor once per element and tile. A left factor with a suitable layout is read in place. The inner
+loop multiplies a panel of a few rows by one of a few vectors of columns into totals that stay in
+registers. Elements outside a factor are not written, and totals made of them are not stored.
 
 Rows, columns and depth may each be several ranges walked as one (compiler.kernel.host.axis): a
-convolution is the product of its weights and of windows that are laid out as they are packed. The
-sizes of tiles and panels come from a cost model (compiler.kernel.host.tiles).
+convolution is the product of its weights and of windows that are laid out during packing. The sizes
+of tiles and panels come from a cost model (compiler.kernel.host.tiles).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ SIDE = 384  # elements of a side from which on one range is enough
 def matmul(
     computation: Computation, parts: Contraction, target: TargetSpec, tile: Tile | None = None
 ) -> Kernel:
-    """The blocked kernel; its grid is (column tiles, row tiles, batch). tile: of a group, by
-    default what the cost model finds best."""
+    """Return the blocked kernel; its grid is (column tiles, row tiles, batch). tile: of a group, by
+    default the best by the cost model."""
     return _Blocked(computation, parts, target, tile).kernel()
 
 
@@ -53,7 +53,7 @@ def problem(computation: Computation, parts: Contraction, target: TargetSpec) ->
 
 
 def space(computation: Computation, parts: Contraction, target: TargetSpec) -> Space:
-    """All tiles that fit the caches and leave registers for the totals."""
+    """Return the space of all tiles that fit the caches and leave registers for the totals."""
     blocked = _Blocked(computation, parts, target, None)
     asked = blocked.problem
     if blocked.tiles:
@@ -78,8 +78,8 @@ def space(computation: Computation, parts: Contraction, target: TargetSpec) -> S
 
 
 def pays(parts: Contraction) -> bool:
-    """Return whether tiles are faster for a short side: not where plain loops read long factors in
-    order, each element once for all rows (compiler.kernel.host.loops)."""
+    """Return whether tiles are faster for a short side. They are not if plain loops read long
+    factors in order, each element once for all rows (compiler.kernel.host.loops)."""
     rows, column, depth = elements(parts.all_rows), parts.all_columns[-1], parts.all_depths[-1]
     if rows >= SMALLEST:
         return True
@@ -161,7 +161,7 @@ class _Blocked:
             self.excess = Correction(self.right, self.column_panels, self.vectors, count, bound)
         known = computation.value, computation.position
         flat = self.rows.is_flat(*known) and self.columns.is_flat(*known)
-        # whether results are made of a panel's totals while they are in the first-level cache
+        # whether to compute results from a panel's totals while these are in the first-level cache
         self.by_panels = self.once and flat and not self.tiles
         if self.by_panels:
             self.pitch = self.width
@@ -226,7 +226,7 @@ class _Blocked:
         return value("broadcast", self.dtype, (const(0, self.dtype),), lanes=self.lanes)
 
     def multiply(self) -> Statement:
-        """tile += left slice * right slice, panel by panel."""
+        """Compute tile += left slice * right slice, panel by panel."""
         columns, rows = (
             Range("column_panel", self.column_panels),
             Range("row_panel", self.row_panels),
@@ -271,7 +271,7 @@ class _Blocked:
 
     def panels(self) -> Panels:
         bound = self.slice.bound()
-        assert isinstance(self.left, Packed)  # into tiles
+        assert isinstance(self.left, Packed)  # holds whenever tiles are used
         return Panels(
             self.left,
             self.right,
@@ -283,7 +283,7 @@ class _Blocked:
         )
 
     def repeated(self, element: Value) -> Value:
-        """An element of the left factor (or a pair) in all lanes."""
+        """Return an element of the left factor (or a pair) in all lanes."""
         if self.group == 1:
             return value("broadcast", self.dtype, (element,), lanes=self.lanes)
         lanes = self.lanes * self.group
@@ -305,7 +305,7 @@ class _Blocked:
         return (constant(main + self.group - 1) - self.slice.start) // self.group * self.depth.unit
 
     def finish(self) -> Statement:
-        """Epilogue and stores, as far as the tile lies inside the output."""
+        """Return epilogue and stores for the part of the tile inside the output."""
         computation = self.computation
         known = computation.value, computation.position
         row, column = self.rows.walk("row", *known), self.columns.walk("column", *known)
@@ -314,7 +314,7 @@ class _Blocked:
         return row.around(column.around(store))
 
     def finish_panel(self, row_panel: Index, column_panel: Index) -> Statement:
-        """The same of a panel alone."""
+        """Return epilogue and stores of one panel."""
         height, width = self.height, self.width
         row, column = Range("row", height), Range("column", width)
         first_row, first_column = row_panel * height, column_panel * width
@@ -341,7 +341,7 @@ class _Blocked:
 
 
 def _panels(part: Part, panel: int) -> Index | None:
-    """The bound of a loop over panels that begin inside."""
+    """Return the bound of a loop over panels that begin inside the part."""
     bound = part.bound()
     return None if bound is None else (bound + (panel - 1)) // panel
 

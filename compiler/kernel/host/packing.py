@@ -1,16 +1,16 @@
 """Layout of the slices of a matrix product's factors in local memory, and their packing.
 
-    direct      -                       left factors whose memory runs along the depth, and that are
-                                        nothing but memory: each panel reads them where they lie
+    direct      -                       left factors that are plain memory running along the depth:
+                                        each panel reads them in place
     rows        [element][step]         other left factors whose memory runs along the depth; rows
-                                        lie a little apart so that they share no cache set
-    panels      [panel][step][element]  what is read along the other side
+                                        are padded so that they share no cache set
+    panels      [panel][step][element]  factors that are read along the other side
     transposed  [panel][step][element]  right factors whose memory runs along the depth
-    wide        [step][element]         where several ranges are walked as one with divisions
+    wide        [step][element]         several ranges walked as one with divisions
 
-For "transposed" a few columns are first copied as they lie ("stage"), then turned in blocks of one
-vector by one vector: elements that arrive one by one at places far apart would cost as much as
-multiplying them.
+For "transposed" a few columns are first copied in their own layout ("stage"), then transposed in
+blocks of one vector by one vector. Reading single elements from places far apart would cost as much
+as multiplying them.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from compiler.kernel.shared.spread import runs_along
 
 LINE = 64  # bytes of a cache line
 SETS = 4096  # bytes from which on lines share a set of the first-level cache
-ABREAST = 6  # lines of a set that may be read abreast: of eight, some are for the other factor
-SHORT = 8  # elements in order that are worth following memory
+ABREAST = 6  # lines of a set that may be read concurrently: of eight, some are for the other factor
+SHORT = 8  # consecutive elements that make it worthwhile to follow memory
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A packed slice: its memories, the statements that fill it, and where an element lies:
+    """A packed slice: its memories, the statements that fill it, and the position of an element:
     panel * panel_step + step * step_step + element * element_step."""
 
     memory: Memory
@@ -51,9 +51,9 @@ class Packed:
 
 @dataclass(frozen=True)
 class Direct:
-    """A factor that is read where it lies: `value` at a place across and a step of the depth.
+    """A factor that is read in place: `value` at a place across and a step of the depth.
 
-    Panels that reach beyond the last element read some before it once more; nothing is made of it.
+    Panels that reach beyond the last element read some earlier elements again; no result uses them.
     """
 
     value: Value
@@ -73,7 +73,7 @@ class Direct:
 
 
 def direct_height(factor: Value, across: Axis, depth: Part) -> int:
-    """Rows of a panel that may be read where they lie, at most; 0 where the factor is packed."""
+    """Return the maximum panel rows that may be read in place; 0 if the factor is packed."""
     plain = factor.op == "load" and not factor.arg.conditions
     if not plain or across.unit > 1 or depth.axis.unit > 1:
         return 0
@@ -88,7 +88,7 @@ def direct_height(factor: Value, across: Axis, depth: Part) -> int:
 
 @dataclass(frozen=True)
 class Packing:
-    """Common properties of the slices of both factors. batch: where the other ranges are."""
+    """Common properties of the slices of both factors. batch: values of the other ranges."""
 
     dtype: DType
     lanes: int
@@ -166,7 +166,7 @@ class Packing:
         return Packed(memory, (memory, stage), (statement,), steps * width, width, 1)
 
     def pitch(self, elements: int) -> int:
-        """Elements from a row to the next: whole lines, an odd number of them."""
+        """Return the distance of rows in elements: an odd number of whole lines."""
         line = LINE // self.dtype.itemsize
         return (-(-elements // line) | 1) * line
 
@@ -177,7 +177,7 @@ class Packing:
 
 
 def along_depth(factor: Value, across: Part, depth: Part) -> bool:
-    """Return whether a factor's memory runs along the depth, and not along the other side."""
+    """Return whether a factor's memory runs along the depth and not along the other side."""
     step = depth.walk("step", factor)
     walked = substitute(factor, step.places)
     return step.last.size >= SHORT and runs_along([walked], step.last, across.axis.ranges[-1])
@@ -196,8 +196,8 @@ def round_up(number: int, multiple: int) -> int:
 
 
 def transpose(rows: list[Value], unit: int = 1) -> list[Value]:
-    """n vectors of n elements of `unit` lanes each, n a power of two: vector i of the result has
-    element i of each."""
+    """Transpose n vectors of n elements of `unit` lanes each, n a power of two: vector i of the
+    result has element i of each."""
     count = len(rows)
     lanes = count * unit
     distance = 1

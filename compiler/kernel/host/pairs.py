@@ -3,17 +3,17 @@
 An instruction adds a0 * b0 + a1 * b1 to each float32 total, so both factors are packed two steps of
 the depth side by side:
 
-    left rows       [element][step]                 memory along the depth: pairs lie so already
+    left rows       [element][step]                 memory along the depth: has pairs already
     left panels     [panel][pair][element][2]       otherwise
     right panels    [panel][pair][element][2]
     right, turned   [panel][pair][element][2]       memory along the depth: pairs of steps are
-                                                    turned in registers like 32-bit elements
-    both, wide      [pair][element][2]              where several ranges are walked as one: a pair
-                                                    is two steps of the depth's main range
+                                                    transposed in registers like 32-bit elements
+    both, wide      [pair][element][2]              several ranges walked as one: a pair is two
+                                                    steps of the depth's main range
 
-Of an odd depth the last pair's second half is zero. Numbers: Intel's manual (VDPBF16PS) gives what
-is done: denormal inputs and results count as zero, each pair's sum is rounded to nearest; totals of
-other instructions round likewise. Sums are taken in any order, as all float sums are.
+With an odd depth the last pair's second half is zero. Numbers: Intel's manual (VDPBF16PS) defines
+them: denormal inputs and results count as zero, each pair's sum is rounded to nearest; totals of
+other instructions round likewise. Sums are taken in any order, as are all float sums.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ def in_pairs(parts: Contraction, depth: Axis, target: TargetSpec) -> bool:
 
 
 def narrowed(parts: Contraction) -> Contraction:
-    """The product with the factors as they are before they are widened."""
+    """Return the product with the factors as they are before they are widened."""
     return replace(parts, left=parts.left.sources[0], right=parts.right.sources[0])
 
 
 @dataclass(frozen=True)
 class PairPacking:
     """Packs two steps side by side. lanes: float32 totals of a vector; depth: an even number of
-    steps of its main range, `total` in all, the last slice starting at `last`; plain: each side is
-    one range."""
+    steps of its main range, `total` in all, with the last slice starting at `last`; plain: each
+    side is one range."""
 
     lanes: int
     depth: Part
@@ -135,7 +135,7 @@ class PairPacking:
         places = {r: counter.index() for r, counter in zip(depth.inner, inner, strict=True)}
 
         def stores(at_pair: Index, halves: int) -> Statement:
-            """Both halves of a pair, or the first and zeros."""
+            """Store both halves of a pair, or the first and zeros."""
             indices = [at_pair, *(counter.index() for counter in inner)]
             step = flatten(indices, [count, *(counter.size for counter in inner)])
             at = (step * pitch + element.position) * PAIR
@@ -195,7 +195,7 @@ class PairPacking:
 
 
 def _around(walk: Walk, body: tuple[Statement, ...]) -> Statement:
-    """The loops of a walk around several statements."""
+    """Return the loops of a walk around several statements."""
     (last, bound), outer = walk.loops[-1], walk.loops[:-1]
     loop: Statement = Loop(last, body, bound)
     for counter, limit_ in reversed(outer):

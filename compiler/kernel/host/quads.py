@@ -5,10 +5,10 @@ int32 sums do; a is unsigned, b signed (Intel 64 and IA-32 Architectures Softwar
 Manual, VPDPBUSD). Both factors are packed four steps of the depth side by side:
 
     left     [element][step]                memory along the depth or not
-    right    [panel][quad][element][4]      what lies beyond the depth is zero
+    right    [panel][quad][element][4]      zeros beyond the depth
 
-A signed left factor is packed as a + 128; then 128 times the sum of each column of the right one is
-taken off the totals, computed by the same instruction once for each packed slice.
+A signed left factor is packed as a + 128. Then 128 times the sum of each column of the right factor
+is subtracted from the totals; the same instruction computes the sums once for each packed slice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hcq.target import TargetSpec
 
 QUAD = 4
 LANES = 16  # totals of a vector
-OFFSET = 128  # what makes a signed byte unsigned
+OFFSET = 128  # added to make a signed byte unsigned
 
 
 def in_quads(parts: Contraction, depth: Axis, plain: bool, target: TargetSpec) -> bool:
@@ -44,7 +44,7 @@ def in_quads(parts: Contraction, depth: Axis, plain: bool, target: TargetSpec) -
 
 @dataclass(frozen=True)
 class QuadPacking:
-    """Packs four steps side by side. depth: a multiple of four steps, `total` in all, the last
+    """Packs four steps side by side. depth: a multiple of four steps, `total` in all, with the last
     slice starting at `last`."""
 
     depth: Part
@@ -114,7 +114,7 @@ class Correction:
         return Memory("excesses", int32, self.vectors, "register", LANES)
 
     def statement(self) -> Statement:
-        """Computes them for the slice that is packed."""
+        """Return the statement that computes them for the packed slice."""
         panel, quad = Range("excess_panel", self.panels), Range("excess_quad", self.quads)
         zero = value("broadcast", int32, (const(0, int32),), lanes=LANES)
         ones = value("broadcast", uint8, (const(OFFSET, uint8),), lanes=LANES * QUAD)

@@ -1,10 +1,10 @@
 """Rates of a host's core per cycle: the constants of the cost model of products.
 
-Facts by processor, as LLVM names it. Sources: Software Optimization Guide for the AMD Zen4
+Facts by processor, by LLVM's name. Sources: Software Optimization Guide for the AMD Zen4
 Microarchitecture (57647), 2.10 and 2.12; for Zen 5 (58455); for family 17h and 19h (55723, 56665);
 Intel 64 and IA-32 Architectures Optimization Reference Manual, "Golden Cove", "Ice Lake Client",
 "Skylake Server", "Haswell"; Arm Neoverse N1, N2, V1 and V2 Core Software Optimization Guides,
-"Instruction throughput". Sizes of caches are the target's own (hcq.target.Caches).
+"Instruction throughput". Sizes of caches come from the target (hcq.target.Caches).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 from hcq.target import TargetSpec
 
-L3_BYTES = 20  # that a core reads from memory or the third level and writes to a nearer one a cycle
+L3_BYTES = 20  # bytes a cycle that a core reads from memory or L3 and writes to a nearer level
 
 
 @dataclass(frozen=True)
 class Core:
-    """A cycle's work. vector_bytes: of the vectors that are meant; multiplies: multiplications with
-    addition; loads: of vectors, or of elements into all lanes, as they are mixed in a product;
-    moved: bytes packed in order of memory; near: bytes from the second-level cache to the first,
-    0 where multiplications hide them."""
+    """The work of one cycle. vector_bytes: size of the vectors; multiplies: multiplications with
+    addition; loads: of vectors, or of elements into all lanes, as mixed in a product; moved: bytes
+    packed in order of memory; near: bytes from the second-level cache to the first, 0 if
+    multiplications hide them."""
 
     vector_bytes: int
     multiplies: float
@@ -34,8 +34,8 @@ class Core:
 # single elements do not
 ZEN4 = Core(64, 1, 1.25)
 FULL = Core(64, 2, 2, near=64)
-# UNSURE: its third level gives about half as much as Zen 4's by what is published; a run of
-# tests/bench/bench_compiler_tiles.py on one would settle it.
+# UNSURE: according to published figures its third level gives about half as much as Zen 4's; a run
+# of tests/bench/bench_compiler_tiles.py on one would settle it.
 MESH = Core(64, 2, 2, L3_BYTES / 2, 48)
 HALF = Core(32, 2, 2)
 NEON = Core(16, 2, 2)
@@ -54,11 +54,11 @@ CORES = {
 class Rates:
     """Costs in the time of one multiplication of whole vectors with addition.
 
-    load: of a vector. spill: of one more where the panel it belongs to is too large for the first
-    level. pack: an element of a factor, by a vector load and a store, memory not in
-    cache. direct: to fetch an element that is not packed. pack_one: to pack where elements come one
-    by one, or few at a time. finish: to clear an element of the tile, to load it once more and to
-    store it. first, second: bytes of a core's caches.
+    load: of a vector. spill: load of another vector if its panel is too large for the first level.
+    pack: an element of a factor, by a vector load and a store, with memory not in cache. direct: to
+    fetch an element that is not packed. pack_one: to pack elements that come singly, or few at a
+    time. finish: to clear an element of the tile, to load it again and to store it. first, second:
+    bytes of a core's caches.
     """
 
     load: float = 0.8
@@ -75,7 +75,7 @@ DEFAULT = Rates()  # Zen 4's
 
 
 def rates_of(target: TargetSpec) -> Rates:
-    """The rates of a target's processor, of Zen 4 where we know none."""
+    """Return the rates of a target's processor; those of Zen 4 for an unknown one."""
     core = CORES.get(target.cpu, ZEN4)
     if target.vector_bytes < core.vector_bytes and target.cpu in CORES:
         # narrower vectors pass two ports whole

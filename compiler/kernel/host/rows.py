@@ -1,8 +1,8 @@
-"""Chains of reductions on the host: a row after the other, each pass over it a loop.
+"""Chains of reductions on the host: one row after the other, each pass over it a loop.
 
-What a later pass uses again is held in local memory (on the stack, so in the first caches); a value
-of rows too long for that, in the result, whose elements the last pass replaces. Where memory runs
-across the rows, COLUMNS of them are done side by side.
+Values that a later pass uses again are held in local memory (on the stack, so in the first caches).
+For rows too long for that, one value is held in the result, whose elements the last pass replaces.
+If memory runs across the rows, COLUMNS of them are processed side by side.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hcq.target import TargetSpec
 
 
 def rows(computation: Computation, chain: Chain, target: TargetSpec) -> Kernel:
-    """A kernel of whole rows. Its groups are chunks of rows."""
+    """Return a kernel of whole rows. Its groups are chunks of rows."""
     passes = chain.passes()
     across = chain.outer[-1:]
     along = {ranges[-1] for ranges, _ in passes if ranges}
@@ -34,7 +34,7 @@ def rows(computation: Computation, chain: Chain, target: TargetSpec) -> Kernel:
 
 
 class _Rows:
-    """width: how many rows are done side by side, neighbours along the last outer range."""
+    """width: how many rows are processed together, neighbours along the last outer range."""
 
     def __init__(self, computation: Computation, chain: Chain, width: int) -> None:
         self.computation = computation
@@ -42,7 +42,7 @@ class _Rows:
         self.width = width
         self.lane = Range("lane", width)
         self.held: dict[Value, tuple[int, Memory]] = {}
-        self.base = self.result_base()  # of a row in the result, where that can hold a value
+        self.base = self.result_base()  # of a row in the result, if that can hold a value
         left = HELD_BYTES
         for held in held_values(chain, loads=False):
             count = elements(chain.passes()[held.made][0]) * width
@@ -84,7 +84,7 @@ class _Rows:
         return Kernel("kernel", parameters, memories, grid, 1, body, outputs=len(outputs))
 
     def passes(self, places: Mapping[Range, Index]) -> tuple[Statement, ...]:
-        """All passes over the rows at `places`."""
+        """Return all passes over the rows at `places`."""
         statements: list[Statement] = []
         here = self.lane.index()
         for number, (ranges, root) in enumerate(self.chain.passes()):
@@ -113,19 +113,19 @@ class _Rows:
         return tuple(statements)
 
     def across(self, inside: list[Statement]) -> list[Statement]:
-        """The statements for every row that is done side by side."""
+        """Return the statements for every row that is processed together."""
         return inside if self.width == 1 else [Loop(self.lane, tuple(inside), self.bound)]
 
     def place(self, ranges: tuple[Range, ...], memory: Memory) -> Index:
-        """Where an element of a row is held."""
+        """Return the place where an element of a row is held."""
         element = flatten([r.index() for r in ranges], [r.size for r in ranges])
         if memory is self.computation.output and self.base is not None:
             return self.base + element
         return element * self.width + self.lane.index()
 
     def result_base(self) -> Index | None:
-        """Where a row of the result begins, if it is the only one and its rows lie as those held
-        would."""
+        """Return where a row of the result begins, if it is the only result and its rows have the
+        layout of held ones."""
         last = self.chain.passes()[-1][0]
         found = self.computation
         if self.width > 1 or len(found.outputs) > 1 or found.place is not None:
@@ -137,8 +137,8 @@ class _Rows:
     def finished(
         self, root: Value, number: int, places: Mapping[Range, Index], whole: bool
     ) -> Value:
-        """A value of pass `number`, functions written out, reading what is held. whole: not from
-        where it is to be held itself."""
+        """Return a value of pass `number`, with functions expanded, reading held values. whole:
+        except that a value which is to be held itself is computed."""
         ranges = self.chain.passes()[number][0]
 
         def change(node: Value, sources: tuple[Value, ...]) -> Value | None:
@@ -153,6 +153,6 @@ class _Rows:
 
 
 def _places(ranges: tuple[Range, ...], position: Index) -> dict[Range, Index]:
-    """Where each range is when all of them together are at a row-major position."""
+    """Return the value of each range at a row-major position of all of them."""
     sizes = tuple(r.size for r in ranges)
     return dict(zip(ranges, unflatten(position, sizes), strict=True))

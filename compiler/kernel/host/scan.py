@@ -1,10 +1,11 @@
 """Running totals on the host: one element after the other, with the total carried along.
 
     across   memory runs across the scanned range: totals of many columns side by side, in vectors
-    along    it runs along: a total waits for the one before, so several rows go abreast
+    along    memory runs along it: a total waits for the one before, so several rows are interleaved
 
-Sums of floats begin anew after 1,024 elements, and the sum of what came before is added to each,
-so that far fewer roundings meet in one. Not so products: zero by infinity is not zero.
+Sums of floats start again after 1,024 elements, and the sum of the elements before is added to
+each, so that far fewer roundings accumulate in one. Products do not: zero times infinity is not
+zero.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from compiler.kernel.host.loops import kernel_of, places_at, rows_of
 from compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
 from hcq.target import TargetSpec
 
-CHUNK = 16384  # elements that are worth a group of their own
-ABREAST = (4, 2)  # rows that go together: an addition takes four cycles, and two begin in each
-COLUMNS = 1024  # whose totals a group holds
-LINE = 64  # of them, at least
-STRETCH = 1024  # elements after which a total of floats begins anew
+CHUNK = 16384  # elements that justify a separate group
+ABREAST = (4, 2)  # rows processed together: an addition takes four cycles, and two begin in each
+COLUMNS = 1024  # columns whose totals a group holds
+LINE = 64  # minimum of these
+STRETCH = 1024  # elements after which a total of floats starts again
 
 
 def scan(computation: Computation, target: TargetSpec) -> Kernel:
@@ -35,8 +36,8 @@ def scan(computation: Computation, target: TargetSpec) -> Kernel:
 
 
 class _Parts:
-    """Operands of a running total, and their combination. based: whether something is added to each
-    total."""
+    """Operands of a running total, and how they are combined. based: whether a base is added to
+    each total."""
 
     def __init__(self, computation: Computation) -> None:
         self.operation, self.along = computation.value.arg
@@ -53,7 +54,7 @@ class _Parts:
         self.start = start[0] if start else self.identity
 
     def next(self, total: Value, places: dict[Range, Index]) -> Value:
-        """The total with one more element."""
+        """Return the total with one more element."""
         return combine(self.operation, total, substitute(self.body, places))
 
     def result(self, total: Value, base: Value) -> Value:
@@ -66,14 +67,14 @@ class _Parts:
 
 
 def _key(number: Value, operation: str) -> Value:
-    """An integer of the same order, so that a step is one instruction; where NaN wins."""
+    """Return an integer of the same order, NaN winning, so that a step is one instruction."""
     key = _flipped(value("bitcast", int32, (number,)))
     winner = highest(int32) if operation == "max" else lowest(int32)
     return value("where", int32, (binary("ne", number, number), const(winner, int32), key))
 
 
 def _flipped(bits: Value) -> Value:
-    """The bits of a float as its key, and back: below zero all but the sign are inverted."""
+    """Convert a float's bits to its key, and back: below zero, all bits but the sign flip."""
     sign = binary("shr", bits, const(31, int32))
     return binary("xor", bits, binary("and", sign, const(highest(int32), int32)))
 

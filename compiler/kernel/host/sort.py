@@ -1,11 +1,11 @@
 """Sorts on the host: rows of uint64 in order of their bits from 32 up. The lower halves rise along
-a row, so that no two elements are equal, and stability is order by all bits.
+a row, so that no two elements are equal, and sorting by all bits is stable.
 
-Short rows: a key's place is the number of those below it, counted for all keys of the row in
-vectors. Other rows go by digits of eight bits, the lowest first (H. Seward, 1954): one pass counts
-the digits of all keys, then each pass moves keys to where those with their digit begin. Passes
-alternate between two arrays: on the stack, or, for long rows, the halves of the output, of which
-the first is the last one written.
+Short rows: a key's place is the number of keys below it, counted for all keys of the row in
+vectors. Other rows are sorted by digits of eight bits, the lowest first (H. Seward, 1954): one pass
+counts the digits of all keys, then each pass moves keys to where those with their digit begin.
+Passes alternate between two arrays: on the stack, or, for long rows, the halves of the output, of
+which the first is the last one written.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from compiler.kernel.host.loops import kernel_of, places_at, rows_of
 from compiler.kernel.ir import Kernel, Loop, Statement, Store
 from hcq.target import TargetSpec
 
-SHORT = 128  # keys of a row up to which each is compared with each
+SHORT = 128  # keys of a row up to which every pair is compared
 TOGETHER = 4  # keys that all others are compared with at a time
-CHUNK = 16384  # keys that are worth a group of their own
-LOW = 32  # the first bit that counts
-DIGIT = 8  # bits
+CHUNK = 16384  # keys that justify a separate group
+LOW = 32  # the lowest significant bit
+DIGIT = 8  # bits of a digit
 DIGITS = 1 << DIGIT
 
 Read = Callable[[Index], Value]
@@ -95,7 +95,7 @@ def _by_pairs(
 def _by_digits(
     bits: int, size: int, read: Read, halves: list[tuple[Memory, Index]]
 ) -> tuple[tuple[Memory, ...], list[Statement]]:
-    """halves: where keys lie after the last pass, and after the one before it."""
+    """Sort by digits. halves: where keys are after the last pass, and after the one before it."""
     passes = -(-bits // DIGIT)
     counts = Memory("counts", int64, passes * DIGITS, "local")
     total, held = (Memory(name, int64, 1, "register") for name in ("total", "held"))

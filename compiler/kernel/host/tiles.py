@@ -1,7 +1,7 @@
-"""The cost model of matrix products on the host: which tile, of which panels, a group computes.
+"""The cost model of matrix products on the host: it chooses a group's tile, and its panels.
 
-Costs are in the time of one vector multiplication. tests/bench/bench_compiler_tiles.py holds the
-choice against a search over all tiles.
+Costs are in the time of one vector multiplication. tests/bench/bench_compiler_tiles.py compares the
+choice with a search over all tiles.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from compiler.kernel.host.rates import DEFAULT, Rates
 from hcq.target import TargetSpec
 
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
-HIDDEN = 0.7  # of the time of multiplications, in which loads from the second level cost nothing
-UNEVEN = 0.4  # of a tile: what threads wait for each other at the end
+HIDDEN = 0.7  # share of multiplication time in which loads from the second level cost nothing
+UNEVEN = 0.4  # of a tile: time that threads wait for each other at the end
 
 
 @dataclass(frozen=True)
 class Problem:
-    """steps: of the depth, in all; slice_steps: that are packed at a time. registers: vector
-    registers; threads: that share the work. rates: of a core. left_in_order, right_in_order:
-    whether a factor is packed in order of memory. direct_height: of panels up to which the left
-    factor is not packed."""
+    """A product for the cost model. steps: of the depth, in all; slice_steps: packed at a time.
+    registers: vector registers; threads: that share the work. rates: of a core. left_in_order,
+    right_in_order: whether a factor is packed in order of memory. direct_height: height of panels
+    up to which the left factor is not packed."""
 
     rows: Axis
     columns: Axis
@@ -42,17 +42,17 @@ class Problem:
 
     @property
     def left_bytes(self) -> int:
-        """Of a packed left slice, at most: it stays in the second-level cache."""
+        """Maximum bytes of a packed left slice, which stays in the second-level cache."""
         return self.rates.second // 4
 
     @property
     def direct_bytes(self) -> int:
-        """Of a left slice that is not packed."""
+        """Bytes of a left slice that is not packed."""
         return self.rates.second * 11 // 32
 
     @property
     def right_bytes(self) -> int:
-        """Of a packed right slice; it is read in order, from the third level at worst."""
+        """Bytes of a packed right slice; it is read in order, at worst from the third level."""
         return self.rates.second * 9 // 16
 
     @property
@@ -60,14 +60,14 @@ class Problem:
         return self.rates.second * 3 // 8
 
     def pack_costs(self, height: int) -> tuple[float, float]:
-        """Of an element of the left factor, and of the right."""
+        """Return the cost of packing an element of the left factor, and of the right."""
         rates = self.rates
         left = rates.pack if self.left_in_order else rates.pack_one
         right = rates.pack if self.right_in_order else rates.pack_one
         return rates.direct if height <= self.direct_height else left, right
 
     def cost(self, tile: Tile) -> float:
-        """Of the whole product, by the thread that ends last."""
+        """Return the cost of the whole product, for the thread that ends last."""
         tall, wide = tile.rows * self.rows.unit, tile.columns * self.columns.unit
         down, across = _ceil(self.rows.main.size, tile.rows), _ceil(
             self.columns.main.size, tile.columns
@@ -102,8 +102,8 @@ class Problem:
         )
 
     def tiles(self) -> Iterator[Tile]:
-        """Those worth looking at: for each number of vectors the best height, and shares of the
-        axes that are even."""
+        """Yield the candidates: for each number of vectors the best height, and shares that split
+        the axes evenly."""
         for vectors in (1, 2, 3, 4):
             least = min(4, self.rows.size)
             heights = range(least, (self.registers - 2 - vectors) // vectors + 1)
@@ -115,8 +115,8 @@ class Problem:
                     yield Tile(height, vectors, rows, columns)
 
     def step_cost(self, height: int, vectors: int) -> float:
-        """Of one step of a panel: a multiplication for each pair, or as many loads as they need.
-        Those from the second level are hidden by multiplications in part."""
+        """Return the cost of one step of a panel: a multiplication for each pair, or the loads they
+        need if more. Multiplications hide part of the loads from the second level."""
         loads, multiplies = height + vectors, height * vectors
         cost = max(multiplies, self.rates.load * loads)
         panel = self.slice_steps * vectors * self.lanes * self.itemsize
@@ -126,11 +126,11 @@ class Problem:
         return cost + 0.1 * loads + 0.3
 
     def panels_cost(self, height: int, vectors: int) -> float:
-        """Of a step of all panels of rows."""
+        """Return the cost of a step of all panels of rows."""
         return _ceil(self.rows.size, height) * self.step_cost(height, vectors)
 
     def best(self) -> Tile:
-        """The cheapest that fits, or the smallest."""
+        """Return the cheapest tile that fits, or the smallest."""
         tiles = list(self.tiles())
         fitting = [tile for tile in tiles if self.fits(tile)]
         if not fitting:
@@ -139,8 +139,8 @@ class Problem:
 
 
 def slice_steps(target: TargetSpec) -> int:
-    """Steps of a slice of the depth, about: a panel of the right factor then stays in the
-    first-level cache."""
+    """Return the approximate steps of a slice of the depth: a panel of the right factor then stays
+    in the first-level cache."""
     return max(128, min(512, target.caches.first // 128 // 64 * 64))
 
 
@@ -150,7 +150,7 @@ def vector_registers(target: TargetSpec) -> int:
 
 
 def shares(axis: Axis, panel: int) -> list[int]:
-    """Steps of the main range that split it evenly into more and more tiles of whole panels."""
+    """Return steps of the main range that split it evenly into more and more whole-panel tiles."""
     if axis.unit > 1:
         counts = {_ceil(axis.main.size, n) for n in COUNTS}
     else:
@@ -160,7 +160,7 @@ def shares(axis: Axis, panel: int) -> list[int]:
 
 
 def _panels(axis: Axis, count: int, panel: int) -> int:
-    """Panels in all tiles."""
+    """Return the number of panels in all tiles."""
     full, rest = divmod(axis.main.size, count)
     return full * _ceil(count * axis.unit, panel) + _ceil(rest * axis.unit, panel)
 

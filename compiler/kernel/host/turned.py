@@ -1,12 +1,12 @@
-"""Element-wise kernels on the host whose output runs across what they read.
+"""Element-wise kernels on the host whose output runs across their input.
 
     before   out[r, c] = f(in[c, r])
     after    for a tile of few r and many c:
-             stage[r][c]   in[c, r .. r + n] a vector at a time, n of them turned in registers
+             stage[r][c]   in[c, r .. r + n] a vector at a time, n of them transposed in registers
              out[r, c] = f(stage[r][c])
 
-Each line of memory is read and written once, whole. Loops alone would read a line for each element,
-and come back to it when the caches have lost it: rows far apart share the sets of a cache.
+Each line of memory is read and written once, whole. Plain loops would read a line for each element,
+and read it again after the caches have evicted it: rows far apart share the sets of a cache.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from compiler.kernel.host.packing import transpose
 from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
 from hcq.target import TargetSpec
 
-SMALLEST = 1 << 14  # elements below which the first caches hold all that is read
+SMALLEST = 1 << 14  # elements below which the first caches hold the whole input
 WIDTH = 256  # elements of a row of a tile
-LANES = 16  # of a vector, at most: more are turned in more steps than they save
+LANES = 16  # maximum of a vector: transposing more takes more steps than it saves
 
 
 @dataclass(frozen=True)
 class Turned:
-    """across: the range along which memory runs, other than the output's last. loads: what is read
+    """across: the range along which memory runs, other than the output's last. loads: the loads
     along it."""
 
     across: Range
@@ -36,8 +36,8 @@ class Turned:
 
 
 def find_turned(computation: Computation) -> Turned | None:
-    """Return the values that an element-wise computation reads across its output; None where there
-    are none, or not all are along the same range."""
+    """Return the values that an element-wise computation reads across its output; None if there are
+    none, or not all are along the same range."""
     if computation.chosen is not None or len(computation.ranges) < 2:
         return None
     last = computation.ranges[-1]
@@ -59,14 +59,14 @@ def find_turned(computation: Computation) -> Turned | None:
         if not rest.ranges().isdisjoint((last, along)) or node.arg.conditions:
             return None
         if node.dtype is bool_:
-            return None  # its vectors are not what memory holds
+            return None  # its vectors are not contiguous in memory
         across = along
         found.append(node)
     return None if across is None else Turned(across, tuple(found))
 
 
 def elementwise(computation: Computation, turned: Turned, target: TargetSpec) -> Kernel:
-    """A kernel whose groups compute a tile each."""
+    """Return a kernel whose groups compute a tile each."""
     last, across = computation.ranges[-1], turned.across
     widest = max(node.dtype.itemsize for node in turned.loads)
     lanes = max(2, min(LANES, target.vector_bytes // widest))

@@ -7,9 +7,9 @@
              totals   total[p] = w[c, 0, 0] * stage[p] + w[c, 0, 1] * stage[p + 1] + ...
              results  out[c, y, x] = total[y * pitch + x]
 
-Each element of the image is evaluated once, with its padding and whatever was fused into it. All
-places of a window are written out. Rows of results are computed as one: what lies between two rows
-is computed too, and not stored. Images of 7 or 14 columns thus fill vectors as large ones do.
+Each element of the image is evaluated once, with its padding and the operations fused into it. All
+places of a window are unrolled. Rows of results are computed as one: the places between two rows
+are computed too, and not stored. Images of 7 or 14 columns thus fill vectors as large ones do.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from hcq.target import TargetSpec
 
 SPARE = 4  # registers that do not hold weights
 WHOLE = 64  # elements: whole vectors, as many as loops take at once
-STAGED = 16 << 10  # bytes of an image that a group holds, about: half of a first-level cache
+STAGED = 16 << 10  # approximate image bytes that a group holds: half of a first-level cache
 
 
 @dataclass(frozen=True)
 class Window:
-    """The parts. image: the factor that differs from result to result, or all that is reduced;
+    """The parts. image: the factor that differs from result to result, or the whole reduced value;
     weight: the other one. last, row: the output's ranges along the image; across, down: the ranges
     reduced along them; stride: steps of `across` and `down` to the next result."""
 
@@ -49,7 +49,7 @@ class Window:
 
 
 def find_window(computation: Computation) -> Window | None:
-    """The window of a computation's one reduction, or None where it is another kind or large."""
+    """Return the window of a computation's only reduction; None for other kinds or large ones."""
     reduce = computation.reduction
     if reduce is None or not computation.ranges or elements(reduce.arg[1]) > cost.WINDOW:
         return None
@@ -78,8 +78,8 @@ def find_window(computation: Computation) -> Window | None:
 
 
 def _coupled(image: Value, out: Range, over: tuple[Range, ...]) -> tuple[Range, int] | None:
-    """The range reduced over that a value depends on in a sum with an output's range alone, and how
-    many steps of it are one of the output's."""
+    """Return the reduced range that a value depends on only in a sum with an output's range, and
+    how many of its steps are one of the output's."""
     for each in reversed(over):
         steps = {_step(index, out, each) for node in walk(image) for index in own_indices(node)}
         steps.discard(0)
@@ -89,8 +89,8 @@ def _coupled(image: Value, out: Range, over: tuple[Range, ...]) -> tuple[Range, 
 
 
 def _step(index: Index, out: Range, over: Range) -> int:
-    """How many steps of one range are one of the other: 0 where the index has neither, -1 where it
-    has them otherwise than in such a sum."""
+    """Return how many steps of range `over` are one of `out`: 0 if the index has neither, -1 if it
+    has them other than in such a sum."""
     one, other = index.coefficient(out), index.coefficient(over)
     rest = index - out.index() * one - over.index() * other
     if not rest.ranges().isdisjoint((out, over)):
@@ -101,7 +101,7 @@ def _step(index: Index, out: Range, over: Range) -> int:
 
 
 def reduction(computation: Computation, window: Window, target: TargetSpec) -> Kernel:
-    """A kernel whose groups compute blocks of rows of an image."""
+    """Return a kernel whose groups compute blocks of rows of an image."""
     return _Windows(computation, window, target).kernel()
 
 
@@ -129,7 +129,7 @@ class _Windows:
         self.around = dict(zip(outer, places, strict=True))
         self.lines = self.rows - 1 + -(-self.tall // stride)
         self.plane = self.lines * self.pitch
-        # behind the last line is read for results that are not stored
+        # memory behind the last line is read for results that are not stored
         spare = -(-window.across.size // stride) + WHOLE
         dtype = window.image.dtype
         self.stage = Memory("stage", dtype, self.plane * phases + spare, "local")
@@ -142,8 +142,8 @@ class _Windows:
         self.early = self.is_early()
 
     def is_early(self) -> bool:
-        """Return whether what becomes of a total is the same for all results of an image, and is
-        done where totals are still in vectors."""
+        """Return whether the epilogue is the same for all results of an image, and is applied while
+        totals are still in vectors."""
         window, computation = self.window, self.computation
         nothing = const(0, self.totals.dtype)
         rest = ranges_of(replace(computation.value, window.reduce, nothing))
@@ -162,7 +162,7 @@ class _Windows:
         )  # fmt: skip
 
     def accumulated(self, others: tuple[Range, ...]) -> list[Statement]:
-        """One image after the other, where several are summed."""
+        """Process one image after the other, if several are summed."""
         at = {r: r.index() for r in others}
         body: tuple[Statement, ...] = (*self.fill(at), *self.add(at, False))
         for counter in reversed(others):
@@ -175,7 +175,7 @@ class _Windows:
         return Loop(counter, (Store(self.totals, counter.index(), first),))
 
     def fill(self, at: dict[Range, Index]) -> list[Statement]:
-        """Bring the part of the image, each phase of rows and columns apart."""
+        """Copy the part of the image, separated by phases of rows and columns."""
         window, stride = self.window, self.window.stride
         whole = self.whole_lines(at)
         if whole:
@@ -200,8 +200,8 @@ class _Windows:
         return statements
 
     def whole_lines(self, at: dict[Range, Index]) -> list[Statement]:
-        """The same by vectors, columns of all phases at once, where a line lies in memory as it
-        is; else nothing."""
+        """Copy the same by vectors, columns of all phases at once, if a line is contiguous in
+        memory; otherwise return nothing."""
         window, stride = self.window, self.window.stride
         if window.row is None or window.down is None or stride > 2 or self.tall < stride:
             return []
@@ -224,8 +224,8 @@ class _Windows:
         return statements
 
     def copied(self, image: Value, place: Index, column: Range) -> tuple[Statement, ...]:
-        """A line of the image. Padding is written first, then what lies inside without a test for
-        each element."""
+        """Copy a line of the image. Padding is written first, then the elements inside, without a
+        test for each."""
         line = parted(image, column)
         if not line.padded:
             return (Loop(column, (Store(self.stage, place, image),)),)
@@ -240,12 +240,12 @@ class _Windows:
         return around, If(tuple(others), (copy,)) if others else copy
 
     def first(self, vertical: int, phase: int) -> int:
-        """Where the plane of a phase begins."""
+        """Return where the plane of a phase begins."""
         return (vertical * self.window.stride + phase) * self.plane
 
     def add(self, at: dict[Range, Index], fresh: bool) -> list[Statement]:
-        """All places of a window, for each result of the block: as many at a time as there are
-        registers for their weights. fresh: totals start from nothing."""
+        """Add all places of a window, for each result of the block: as many at a time as there are
+        registers for their weights. fresh: totals start from zero."""
         window, stride = self.window, self.window.stride
         operation = window.reduce.arg[0]
         places = [(y, x) for y in range(self.tall) for x in range(window.across.size)]
@@ -276,7 +276,7 @@ class _Windows:
         return loops
 
     def finish(self) -> Statement:
-        """Epilogue and stores."""
+        """Return epilogue and stores."""
         window, computation = self.window, self.computation
         if self.early and (stores := self.finished_lines()):
             return stores
@@ -291,7 +291,7 @@ class _Windows:
         return Loop(line, (Loop(column, (store,)),), self.bound)
 
     def finished_lines(self) -> Statement | None:
-        """Stores of whole lines by vectors, where they lie in memory as they are."""
+        """Return stores of whole lines by vectors, if they are contiguous in memory."""
         window, computation = self.window, self.computation
         line = Range("r", self.rows)
         here = dict(self.around)

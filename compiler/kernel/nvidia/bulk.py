@@ -1,24 +1,24 @@
-"""Matrix product of packed factors on Hopper: copies in bulk feed `wgmma`.
+"""Matrix product of packed factors on Hopper: bulk copies feed `wgmma`.
 
-Both factors lie packed in memory (kernel.nvidia.packed): what a tile takes of a slice is one
-piece, which one instruction of one thread brings. So one wave of the group does nothing but ask
-for slices, as long as the ring has room, and groups of four waves do nothing but multiply. They
-meet at barrier objects, two for each stage of the ring:
+Both factors are packed in memory (kernel.nvidia.packed): the part of a slice that a tile needs is
+one contiguous piece, fetched by one instruction of one thread. One wave of the group therefore only
+requests slices, as long as the ring has room, and groups of four waves only multiply. They
+synchronise at barrier objects, two for each stage of the ring:
 
     producer, one thread                          consumers
         for each tile, each slice:                    for each tile:
             wait until the stage is empty                 for each slice:
             expect its bytes at `full`                        wait until the stage is full
             begin the copies                                  begin totals += left x right
-                                                              await the product before it
-                                                              say that its stage is empty
+                                                              await the previous product
+                                                              signal that its stage is empty
                                                           epilogue, stores
 
-Nothing waits for all threads of the group. A group stays for several tiles where there are more
-tiles than multiprocessors: while the consumers store one, the first slices of the next one come.
+No step waits for all threads of the group. If there are more tiles than multiprocessors, a group
+processes several tiles: while the consumers store one, the first slices of the next one arrive.
 
 The totals take 128 registers of a thread. A producer of one wave leaves 224 for each thread, so
-that there is nothing to gain by moving registers from waves to waves (`setmaxnreg`).
+moving registers between waves (`setmaxnreg`) would gain nothing.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ from compiler.kernel.nvidia.totals import finish_group, room_for
 from compiler.pattern.contraction import Contraction, find_contraction
 from hcq.target import TargetSpec
 
-BANDS = (16, 8, 4, 2, 1)  # tiles down before the next ones across: near tiles share what they read
-SIGNALS = 2 * 8  # bytes of barrier objects of a stage
+BANDS = (16, 8, 4, 2, 1)  # tiles down before going across: nearby tiles share what they read
+SIGNALS = 2 * 8  # bytes of the barrier objects of a stage
 
 
 @dataclass(frozen=True)
 class Factor:
-    """One factor as it lies in memory. start: where the array of the batch begins."""
+    """One factor in memory. start: where the array of the batch begins."""
 
     layout: Packed
     memory: Memory
@@ -78,7 +78,7 @@ class Factor:
 
 
 def factors(parts: Contraction, target: TargetSpec) -> tuple[GroupUnit, Factor, Factor] | None:
-    """The unit and both factors, where they are packed for it; else None."""
+    """Return the unit and both factors if they are packed for it; otherwise None."""
     found: list[Factor] = []
     sides = narrow(parts.left), narrow(parts.right)
     if target.abi != "ptx" or parts.outer or sides[0] is None or sides[1] is None:
@@ -97,7 +97,7 @@ def factors(parts: Contraction, target: TargetSpec) -> tuple[GroupUnit, Factor, 
 
 
 def packed_layouts(computation: Computation, target: TargetSpec) -> dict[Memory, Packed]:
-    """Return the layouts of those arrays that are packed factors of a computation's product."""
+    """Return the layouts of the arrays that are packed factors of a computation's product."""
     if computation.pieces or computation.chosen is not None:
         return {}
     parts = find_contraction(replace(computation, value=ops.expand(computation.value)))
@@ -106,7 +106,7 @@ def packed_layouts(computation: Computation, target: TargetSpec) -> dict[Memory,
 
 
 def default_tiles(parts: Contraction, unit: GroupUnit, target: TargetSpec) -> BulkTiles:
-    """The largest tiles that leave work for all multiprocessors."""
+    """Return the largest tiles that leave work for all multiprocessors."""
     chosen = BulkTiles(unit.name, *GROUP_TILES[-1])
     for shape in GROUP_TILES:
         tiles = BulkTiles(unit.name, *shape)
@@ -119,7 +119,7 @@ def default_tiles(parts: Contraction, unit: GroupUnit, target: TargetSpec) -> Bu
 
 
 def space(parts: Contraction, unit: GroupUnit, target: TargetSpec) -> Space:
-    """All tiles that a multiprocessor can hold."""
+    """Return the space of all tiles that a multiprocessor can hold."""
 
     def fits(tiles: BulkTiles) -> bool:
         return tiles.unit == unit.name and holds(tiles, target) and _pairs(parts, tiles, target)
@@ -150,8 +150,8 @@ def holds(tiles: BulkTiles, target: TargetSpec) -> bool:
 
 
 def _pairs(parts: Contraction, tiles: BulkTiles, target: TargetSpec) -> bool:
-    """Return whether all tiles have a neighbour below that shares the columns, where that is
-    wanted."""
+    """Return whether, if clusters are wanted, every tile has a neighbour below that shares its
+    columns."""
     tall, wide = sides_of(tiles)
     even = -(-parts.rows.size // tall) % tiles.cluster == 0
     return tiles.cluster == 1 or (
@@ -161,7 +161,7 @@ def _pairs(parts: Contraction, tiles: BulkTiles, target: TargetSpec) -> bool:
 
 @dataclass(frozen=True)
 class _Plan:
-    """A product being cut. groups: that run; each: tiles of a group, at most."""
+    """A product cut into tiles. groups: number that run; each: maximum tiles of a group."""
 
     unit: GroupUnit
     tiles: BulkTiles
@@ -171,7 +171,7 @@ class _Plan:
     empty: Memory
     totals: Memory
     batch: tuple[Range, ...]
-    counts: tuple[int, int]  # of tiles, down and across
+    counts: tuple[int, int]  # number of tiles, down and across
     groups: int
     each: int
 
@@ -194,7 +194,7 @@ class _Plan:
 
     @property
     def count(self) -> int:
-        """Tiles in all, those of a cluster counted once."""
+        """Number of tiles in all, with those of a cluster counted once."""
         return self.counts[0] // self.cluster * self.counts[1] * elements(self.batch)
 
     @property
@@ -207,36 +207,36 @@ class _Plan:
         return self.turn.index() * (self.groups // self.cluster) + number
 
     def place(self) -> tuple[dict[Range, Index], Index, Index]:
-        """The tile's batch, and the first of its rows and columns. Tiles go down a band of rows
-        before they go on across."""
+        """Return the tile's batch, first row and first column. Tiles go down a band of rows before
+        they go on across."""
         down, across = self.counts[0] // self.cluster, self.counts[1]
         tall, wide = sides_of(self.tiles)
         band = next(size for size in BANDS if down % size == 0)
         shape = (*(r.size for r in self.batch), down // band, across, band)
-        inside = self.tile % self.count  # it is; now the algebra knows
+        inside = self.tile % self.count  # no change in value; lets the algebra know the bound
         *batch, number, column, row = unflatten(inside, shape)
         row = (number * band + row) * self.cluster + self.rank
         starts = row * tall, column * wide
         return dict(zip(self.batch, batch, strict=True)), *starts
 
     def number(self, slice_number: Index) -> Index:
-        """Slices that the group has taken before this one."""
+        """Return how many slices the group has taken before this one."""
         return self.turn.index() * self.slices + slice_number
 
     def stage(self, number: Index) -> Index:
         return number % self.tiles.stages
 
     def parity(self, number: Index) -> Index:
-        """Of the phase in which a stage is full with this slice."""
+        """Return the parity of the phase in which a stage is full with this slice."""
         return number // self.tiles.stages % 2
 
     def tiles_of_group(self, body: list[Statement]) -> Statement:
-        """Do it for each of the group's tiles."""
+        """Run the body for each of the group's tiles."""
         inside = at_least_zero(constant(self.count - 1) - self.tile)
         guarded = (If(inside, tuple(body)),) if inside else tuple(body)
         return Loop(self.turn, guarded)
 
-    # ---- who fetches ---------------------------------------------------------------------------
+    # ---- producer ------------------------------------------------------------------------------
 
     def produce(self) -> Statement:
         batch, *starts = self.place()
@@ -252,7 +252,7 @@ class _Plan:
         for factor, ring, start, size in zip(self.factors, self.rings, starts, sizes, strict=True):
             first, at, groups = factor.start.substitute(batch), stage * size, 1
             if ring is self.rings[1] and self.cluster > 1:
-                # each fetches a part for all: the groups have the same columns
+                # each group fetches a part for all: the groups have the same columns
                 groups, share = self.cluster, size // self.length // self.cluster
                 start, at = start + self.rank * share, at + self.rank * (share * self.length)
                 size = share * self.length
@@ -260,7 +260,7 @@ class _Plan:
             body.append(Bulk(ring, at, factor.memory, source, size, self.full, stage, groups))
         return self.tiles_of_group([Loop(counter, tuple(body))])
 
-    # ---- who multiplies ------------------------------------------------------------------------
+    # ---- consumers -----------------------------------------------------------------------------
 
     def consume(self, thread: Index, finish: list[Statement]) -> Statement:
         counter = Range("slice", self.slices - 1)
@@ -280,22 +280,22 @@ class _Plan:
         return [Store(self.totals, constant(i), zero) for i in range(self.totals.count)]
 
     def take(self, thread: Index, number: Index) -> list[Statement]:
-        """Begin the products of a slice as soon as it is there."""
+        """Begin the products of a slice as soon as it has arrived."""
         stage = self.stage(number)
         return [Signal("wait", self.full, stage, self.parity(number)), self.product(thread, stage)]
 
     def give_back(self, thread: Index, number: Index) -> Statement:
-        """One lane of each wave says that it reads a slice no more."""
+        """One lane of each wave signals that the wave has finished reading a slice."""
         done = Signal("arrive", self.empty, self.stage(number), constant(1))
         told: tuple[Signal, ...] = (done,)
-        if self.cluster > 1:  # who fetches for it may be any of them
+        if self.cluster > 1:  # any group of the cluster may fetch for the stage
             told = tuple(replace(done, group=constant(rank)) for rank in range(self.cluster))
         return If(at_least_zero(-(thread % WAVE)), told)
 
     def part(self, thread: Index) -> tuple[Index, Index]:
-        """Where the part of a group of four waves begins in the tile."""
+        """Return where the part of a group of four waves begins in the tile."""
         (down, across), (tall, wide) = self.tiles.waves, self.tiles.fragments
-        wave = thread // self.unit.wave % (down * across)  # the producer is none
+        wave = thread // self.unit.wave % (down * across)  # the producer never gets here
         row = wave // across * (tall * self.unit.rows)
         return row, wave % across * (wide * self.unit.columns)
 
@@ -318,7 +318,7 @@ class _Plan:
 def matmul(
     computation: Computation, parts: Contraction, target: TargetSpec, tiles: BulkTiles
 ) -> Kernel:
-    """The kernel; its groups are along x, one for each multiprocessor at most."""
+    """Return the kernel; its groups are along x, at most one for each multiprocessor."""
     known = factors(parts, target)
     assert known is not None, "factors that are not packed"
     unit, left, right = known
@@ -356,7 +356,7 @@ def matmul(
             Barrier(cluster=together),
             If((*at_least_zero(producer), *at_least_zero(-producer)), (plan.produce(),)),
             If(consumers, (plan.consume(thread, finishing),)),
-            # no group ends while others copy to it, or tell it something
+            # no group ends while others copy to it or signal it
             *((Barrier(cluster=True),) if together else ()),
         ),
         cluster=tiles.cluster,

@@ -1,20 +1,20 @@
-"""Layout of packed factors of matrix products, for copies in bulk and for `wgmma`.
+"""Layout of packed factors of matrix products, for bulk copies and for `wgmma`.
 
-A copy in bulk leaves bytes as side by side as it found them. The unit reads core matrices, 8 rows
-of 16 bytes that follow each other (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory
-Layout", no swizzling). So a factor is laid out in memory in just that order, by a kernel before:
+A bulk copy keeps the order of bytes. The unit reads core matrices, 8 consecutive rows of 16 bytes
+(PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout", no swizzling). A preceding
+kernel therefore lays the factor out in memory in exactly that order:
 
     block    64 rows of 128 bytes, a slice of the depth, 8 KiB:
              [8 times 8 rows][8 chunks of the slice][8 rows][16 bytes along the depth]
     turned   [8 chunks across][8 times 8 steps][8 steps][16 bytes across]
-             for 16-bit types whose memory runs across: chunks are copied as they are
+             for 16-bit types whose memory runs across: chunks are copied unchanged
     packed   [batch][slices][blocks across]
 
-The blocks of a slice follow each other: what a tile of any width takes of a slice is one piece of
-memory. A tile may reach beyond the last block; what it reads there is another slice, or the tail
-behind the array, and counts for rows and columns that are not stored. Behind the factor's own rows
-and steps there are zeros. Eight rows of a core matrix meet all banks; nothing is swizzled, and
-indices say it all: a kernel of another kind that reads a packed array finds the same elements.
+The blocks of a slice are consecutive, so the part of a slice that a tile of any width needs is one
+piece of memory. A tile may reach beyond the last block. There it reads another slice, or the tail
+behind the array; these values count only for rows and columns that are not stored. Behind the
+factor's own rows and steps there are zeros. Eight rows of a core matrix use all banks. Nothing is
+swizzled, so indices alone describe the layout: any other kernel can read a packed array.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from compiler.expression.value import Load, Value
 from compiler.kernel.matrix_units import ROW
 
 BLOCK = 64  # rows of a block
-WIDEST = 256  # rows of the widest tile: of one instruction
+WIDEST = 256  # rows of the widest tile, that of one instruction
 LINE = 8  # rows of a core matrix, and chunks of a row of 128 bytes
 CHUNK = 16  # bytes
 
 
 @dataclass(frozen=True)
 class Packed:
-    """The layout of one factor. across: its rows or columns; depth: its steps; elements each."""
+    """The layout of one factor. across: number of rows or columns; depth: number of steps."""
 
     dtype: DType
     across: int
@@ -55,17 +55,17 @@ class Packed:
 
     @property
     def width(self) -> int:
-        """Elements of a chunk."""
+        """Number of elements of a chunk."""
         return CHUNK // self.dtype.itemsize
 
     @property
     def length(self) -> int:
-        """Steps of a slice."""
+        """Number of steps of a slice."""
         return ROW // self.dtype.itemsize
 
     @property
     def block(self) -> int:
-        """Elements of a block."""
+        """Number of elements of a block."""
         return BLOCK * self.length
 
     @property
@@ -78,15 +78,15 @@ class Packed:
 
     @property
     def size(self) -> int:
-        """Elements of the factor, of one of a batch."""
+        """Number of elements of the factor, for one batch entry."""
         return self.slices * self.blocks * self.block
 
     def count(self, batch: int) -> int:
-        """Elements of the array: what tiles may reach behind the last block is part of it."""
+        """Return the elements of the array, including what tiles may read behind the last block."""
         return batch * self.size + (WIDEST // BLOCK - 1) * self.block
 
     def inside(self, across: Index, step: Index) -> Index:
-        """Where an element of a slice lies from the slice's beginning; so too in a tile's stage."""
+        """Return an element's offset from the start of its slice; equal in a tile's stage."""
         group = across // LINE * (LINE * self.length)
         if self.turned:
             return group + step // LINE * (LINE * LINE) + step % LINE * LINE + across % LINE
@@ -94,18 +94,18 @@ class Packed:
         return group + chunk + across % LINE * self.width + step % self.width
 
     def slice_start(self, batch: Index, number: Index, tile_start: Index) -> Index:
-        """Where the part of a tile lies of a slice, as one piece. tile_start: in whole blocks."""
+        """Return where a tile's contiguous part of a slice starts. tile_start: in whole blocks."""
         first = batch * self.size + number * (self.blocks * self.block)
         return first + tile_start * self.length
 
     def place(self, batch: Index, across: Index, step: Index) -> Index:
-        """Where an element lies."""
+        """Return the position of an element."""
         slice_number, inner = step // self.length, step % self.length
         first = batch * self.size + slice_number * (self.blocks * self.block)
         return first + self.inside(across, inner)
 
     def element(self, position: Index, batch: tuple[int, ...]) -> tuple[list[Index], Index, Index]:
-        """The batch's places, and row and step, of what lies at a position. batch: its sizes."""
+        """Return the batch's places, row and step of a position. batch: sizes of the batch."""
         shape = (*batch, self.slices, self.blocks, LINE, LINE, LINE, self.width)
         *places, number, block, group, chunk, line, lane = unflatten(position, shape)
         across, step = block * BLOCK + group * LINE, number * self.length
@@ -114,14 +114,14 @@ class Packed:
         return places, across + line, step + chunk * self.width + lane
 
     def conditions(self, across: Index, step: Index) -> Validity:
-        """That an element is one of the factor. Of whole chunks it is asked once."""
+        """Return when an element belongs to the factor. Whole chunks are tested once."""
         return both(
             _below(across, self.across, LINE if self.turned else 1),
             _below(step, self.depth, 1 if self.turned else self.width),
         )
 
     def padding(self, count: int) -> NDArray[np.bool_]:
-        """Which elements of an array of so many are none of a factor: those are zeros."""
+        """Return which of an array's `count` elements are outside the factors: those are zeros."""
         block, group, line = (np.arange(size) for size in (self.blocks, LINE, LINE))
         rows = (block[:, None, None] * BLOCK + group[:, None] * LINE + line).ravel() >= self.across
         steps = np.arange(self.slices * self.length) >= self.depth
@@ -134,7 +134,7 @@ class Packed:
             across = rows.reshape(self.blocks, LINE, 1, LINE, 1)
             deep = steps.reshape(self.slices, 1, 1, LINE, 1, self.width)
         one = np.broadcast_to(across | deep, shape).ravel()
-        found = np.ones(count, np.bool_)  # the tail behind the factors too
+        found = np.ones(count, np.bool_)  # includes the tail behind the factors
         whole = (count - self.count(0)) // self.size
         found[: whole * self.size] = np.tile(one, whole)
         return found
@@ -147,7 +147,7 @@ def _below(index: Index, size: int, chunk: int) -> Validity:
 
 
 def layouts(dtype: DType, across: int, depth: int, turns: bool) -> Iterator[Packed]:
-    """The layouts that a unit can read of a factor. turns: whether it takes turned ones."""
+    """Yield the layouts in which a unit can read a factor. turns: whether it reads turned ones."""
     yield Packed(dtype, across, depth, turned=False)
     if turns:
         yield Packed(dtype, across, depth, turned=True)
@@ -156,9 +156,10 @@ def layouts(dtype: DType, across: int, depth: int, turns: bool) -> Iterator[Pack
 def recognise(
     factor: Value, across: Range, depth: Range, turns: bool
 ) -> tuple[Packed, Load, Index] | None:
-    """The layout of a factor that is read from a packed array, the load, and where the array of the
-    batch begins; None for any other. The factor may be what `gpu_matrix.narrow` gives."""
-    if factor.op == "bitcast" and factor.sources[0].op == "and":  # rounded again, of no effect
+    """Return the layout of a factor that is read from a packed array, the load, and where the array
+    of the batch begins; None for any other factor. The factor may be a result of
+    `gpu_matrix.narrow`."""
+    if factor.op == "bitcast" and factor.sources[0].op == "and":  # rounded again, without effect
         inner = factor.sources[0].sources[0]
         if inner.op == "bitcast":
             factor = inner.sources[0]

@@ -1,24 +1,25 @@
 """Matrix product on NVIDIA's matrix units: a ring of slices in swizzled local memory (gpu_slices).
 
-While one slice is multiplied, the next ones are on their way, and one barrier a slice is all that
-the threads of a group need:
+While one slice is multiplied, the next ones are on their way. The threads of a group need only one
+barrier a slice:
 
     fetch the first slices
     for each slice:
-        await it; barrier              what held the slice before the ring's next is free now
+        await it; barrier              the stage that the ring fills next is now free
         fetch the next slice of the ring
         totals += left x right
 
-Two kinds of unit read the slices. A wave's own (`mma.sync`, sm_80 on) takes fragments that
-`ldmatrix` brings from the swizzled rows to registers. A group of four waves (`wgmma`, sm_90a) is
-asynchronous and reads local memory itself: a product is begun, and the one before it awaited, so
-that the unit never rests while threads fetch; a slice is therefore free one turn later, and the
-ring one stage longer. That unit sees memory by another way than threads do, hence `Await.units`.
+Two kinds of unit read the slices. A wave's own unit (`mma.sync`, sm_80 on) takes fragments that
+`ldmatrix` brings from the swizzled rows to registers. The unit of four waves (`wgmma`, sm_90a) is
+asynchronous and reads local memory itself: one product is begun before the previous one is awaited,
+so that the unit is never idle while threads fetch. A slice is therefore free one turn later, and
+the ring is one stage longer. That unit sees memory by another path than threads do, hence
+`Await.units`.
 
-Why `cp.async`: it clips ragged edges, exchanges chunks, and needs no kernel before. One bulk copy
-brings bytes that are side by side, and leaves them so: for that, factors are packed first, which
-pays for large products (gpu_bulk, compiler.plan.packing). 16 bytes a thread cost 12
-instructions a slice, which `wgmma` leaves time for: a slice of 128 x 256 x 64 occupies the unit for
+Why `cp.async`: it clips ragged edges, exchanges chunks, and needs no preceding kernel. One bulk
+copy moves contiguous bytes and keeps their order. For that, factors are packed first, which pays
+for large products (gpu_bulk, compiler.plan.packing). 16 bytes a thread cost 12 instructions a
+slice, for which `wgmma` leaves time: a slice of 128 x 256 x 64 occupies the unit for
 1024 cycles, and the schedulers for a tenth of them.
 """
 
@@ -63,8 +64,8 @@ from hcq.target import TargetSpec
 WAVE = 32
 MOST_TOTALS = 128  # registers of a lane
 REGISTERS = 64 << 10  # of a multiprocessor: CUDA C++ Programming Guide, "Compute Capabilities"
-BESIDE_TOTALS = 64  # registers of a lane for everything else, at least
-# What to try, largest first: waves (or groups of four), fragments, stages
+BESIDE_TOTALS = 64  # minimum registers of a lane for everything else
+# Tiles to try, largest first: waves (or groups of four), fragments, stages
 GROUP_TILES = (
     ((2, 1), (1, 32), 4),  # 128 x 256
     ((2, 1), (1, 16), 4),  # 128 x 128
@@ -81,8 +82,8 @@ Unit = MatrixUnit | GroupUnit
 
 
 def suits(parts: Contraction, target: TargetSpec) -> list[Unit]:
-    """The units that compute a product, the better first; none where its factors are not values of
-    one type they know, or the target's local memory is not NVIDIA's."""
+    """Return the units that compute a product, the better first. Empty if its factors are not
+    values of one type that a unit supports, or the target's local memory is not NVIDIA's."""
     sides = [narrow(side) for side in (parts.left, parts.right)]
     if target.abi != "ptx" or sides[0] is None or sides[1] is None:
         return []
@@ -100,8 +101,9 @@ def pays(parts: Contraction, unit: Unit) -> bool:
 
 
 def default_tiles(parts: Contraction, units: list[Unit], target: TargetSpec) -> RingTiles:
-    """The largest tiles that leave work for all multiprocessors, on the best unit that a product is
-    large enough for: a group's takes 64 rows and columns at once, and wants slices to overlap."""
+    """Return the largest tiles that leave work for all multiprocessors, on the best unit for which
+    the product is large enough: a group's unit takes 64 rows and columns at once, and needs slices
+    to overlap."""
     rows, columns = parts.rows.size, parts.columns.size
     first = units[0]
     small = min(rows, columns) < 48 or parts.depth.size < ROW // first.element.itemsize
@@ -112,7 +114,7 @@ def default_tiles(parts: Contraction, units: list[Unit], target: TargetSpec) -> 
         tiles = RingTiles(unit.name, *shape)
         tall, wide = sides_of(tiles)
         groups = -(-rows // tall) * -(-columns // wide) * elements(parts.batch)
-        # two groups share a multiprocessor where waves wait for their own units
+        # two groups share a multiprocessor if waves wait for their own units
         share = 1 if isinstance(unit, GroupUnit) else 2
         busy = groups >= target.compute_units
         if busy and share * local_bytes(tiles) <= _most_local(target) and _is_light(parts, tiles):
@@ -122,8 +124,8 @@ def default_tiles(parts: Contraction, units: list[Unit], target: TargetSpec) -> 
 
 
 def _is_light(parts: Contraction, tiles: RingTiles) -> bool:
-    """Return whether registers suffice: the most totals leave room for factors that are fetched,
-    and in a group of waves, whose unit takes no fragments, for those loaded without looking for
+    """Return whether registers suffice. With the most totals, they suffice for fetched factors
+    and, in a group of waves, whose unit takes no fragments, for factors loaded without checks for
     edges."""
     if _held_totals(tiles) < MOST_TOTALS:
         return True
@@ -134,13 +136,13 @@ def _is_light(parts: Contraction, tiles: RingTiles) -> bool:
 
 
 def _held_totals(tiles: RingTiles) -> int:
-    """Totals of a lane."""
+    """Return the number of totals of a lane."""
     unit, (tall, wide) = unit_of(tiles.unit), tiles.fragments
     return tall * wide * unit.rows * unit.columns // unit.wave
 
 
 def space(parts: Contraction, unit: Unit, target: TargetSpec) -> Space:
-    """All tiles of one unit that a multiprocessor can hold."""
+    """Return the space of all tiles of one unit that a multiprocessor can hold."""
 
     def fits(tiles: RingTiles) -> bool:
         return tiles.unit == unit.name and holds(tiles, target) and _is_light(parts, tiles)
@@ -170,7 +172,7 @@ def holds(tiles: RingTiles, target: TargetSpec) -> bool:
         and wide * unit.columns <= 256
         and local_bytes(tiles) <= _most_local(target)
         and all(side * CHUNKS % threads == 0 for side in sides_of(tiles))
-        # a thread that turns a factor in its registers takes a word by four steps
+        # a thread that transposes a factor in registers takes a word by four steps
         and all(side * ROW // 16 % threads == 0 for side in sides_of(tiles))
     )
 
@@ -188,20 +190,21 @@ def threads_of(tiles: RingTiles) -> int:
 
 
 def sides_of(tiles: RingTiles) -> tuple[int, int]:
-    """Rows and columns of a group's tile."""
+    """Return the rows and columns of a group's tile."""
     unit, (tall, wide) = unit_of(tiles.unit), tiles.fragments
     return tiles.waves[0] * tall * unit.rows, tiles.waves[1] * wide * unit.columns
 
 
 def local_bytes(tiles: RingTiles) -> int:
-    """Local memory that a kernel with these tiles takes."""
+    """Return the bytes of local memory that a kernel with these tiles takes."""
     return sum(sides_of(tiles)) * ROW * tiles.stages
 
 
 @dataclass(frozen=True)
 class _Ring:
-    """A product being cut. wave_row, wave_column: where the part of a wave, or of four, begins.
-    waiting: for each factor that goes through registers, where its next slice waits."""
+    """A product cut into tiles. wave_row, wave_column: where the part of a wave, or of four,
+    begins. waiting: for each factor that goes through registers, the registers of its next
+    slice."""
 
     unit: Unit
     tiles: RingTiles
@@ -219,7 +222,7 @@ class _Ring:
 
     @property
     def ahead(self) -> int:
-        """Slices that are fetched before they are used."""
+        """Number of slices that are fetched ahead of use."""
         return self.tiles.stages - (2 if self.grouped else 1)
 
     def stage(self, slice_number: Index) -> Index:
@@ -228,7 +231,7 @@ class _Ring:
     # ---- copying -------------------------------------------------------------------------------
 
     def first(self, number: int) -> list[Statement]:
-        """Bring one of the first slices."""
+        """Fetch one of the first slices."""
         statements: list[Statement] = []
         start, stage = constant(number * self.sides[0].length), constant(number)
         for side in self.sides:
@@ -252,7 +255,7 @@ class _Ring:
         return [*statements, Close()]
 
     def end(self, slice_number: Index) -> list[Statement]:
-        """Store what came to registers."""
+        """Store the data that was loaded into registers."""
         statements: list[Statement] = []
         start = slice_number * self.sides[0].length
         for side in self.sides:
@@ -267,7 +270,7 @@ class _Ring:
     # ---- multiplying ---------------------------------------------------------------------------
 
     def turn(self, slice_number: Index, fetching: bool) -> list[Statement]:
-        """One slice. fetching: whether there is another to bring, `ahead` further on."""
+        """Process one slice. fetching: whether to bring another one, `ahead` further on."""
         following = slice_number + self.ahead
         begin = self.begin(following) if fetching else []
         end = self.end(following) if fetching else []
@@ -298,8 +301,8 @@ class _Ring:
         return GroupProduct(unit.name, self.totals, columns, *memories, turned, tuple(steps))
 
     def _wave_products(self, unit: MatrixUnit, stage: Index) -> list[Statement]:
-        """Of each step: fragments of both factors by `ldmatrix`, two columns' at once, and the
-        products of each with each."""
+        """For each step, load fragments of both factors by `ldmatrix`, two columns' at once, and
+        multiply each with each."""
         tall, wide = self.tiles.fragments
         statements: list[Statement] = []
         for step in range(self.sides[0].length // unit.depth):
@@ -317,7 +320,7 @@ class _Ring:
         return statements
 
     def _left(self, stage: Index, fragment: int, step: int) -> Value:
-        """A left fragment: rows 0-7 and 8-15, then both further along the depth."""
+        """Return a left fragment: rows 0-7 and 8-15, then both further along the depth."""
         side, lane = self.sides[0], self.lane
         row = self.wave_row + fragment * self.unit.rows
         first = step * self.unit.depth
@@ -328,7 +331,7 @@ class _Ring:
         return side.matrices(side.stage(stage), across, at)
 
     def _right(self, stage: Index, fragment: int, step: int) -> Value:
-        """Two neighbouring right fragments: each both halves of the depth."""
+        """Return two neighbouring right fragments, each with both halves of the depth."""
         side, lane = self.sides[1], self.lane
         column = self.wave_column + fragment * self.unit.columns + lane // 16 * 8
         first = step * self.unit.depth
@@ -352,8 +355,8 @@ class _Ring:
         return element(load(self.totals, constant(at), lanes=self.totals.lanes), place)
 
     def finish(self, finish_run: Finish, columns: int) -> list[Statement]:
-        """Epilogue and stores, as far as the tile lies inside the output. finish_run: of the totals
-        from a row and column on."""
+        """Return epilogue and stores for the part of the tile inside the output. finish_run: makes
+        them for the totals from a row and column on."""
         if self.grouped:
             place = self.lane, self.wave_row, self.wave_column
             totals, fragments = self.totals, self.tiles.fragments
@@ -373,7 +376,7 @@ class _Ring:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A product in tiles. row_start, column_start: of the group's."""
+    """A product in tiles. row_start, column_start: where the group's tile starts."""
 
     grid: tuple[int, int, int]
     batch: dict[Range, Index]
@@ -415,7 +418,7 @@ def _cut(parts: Contraction, tiles: RingTiles) -> _Cut:
 def matmul(
     computation: Computation, parts: Contraction, target: TargetSpec, tiles: RingTiles
 ) -> Kernel:
-    """The tiled kernel; its grid is (column tiles, row tiles, batch)."""
+    """Return the tiled kernel; its grid is (column tiles, row tiles, batch)."""
     unit, cut, threads = unit_of(tiles.unit), _cut(parts, tiles), threads_of(tiles)
     sides = cut.sides
     thread = thread_range(threads).index()
@@ -456,15 +459,15 @@ def matmul(
 
 
 def _waiting(side: Slices) -> Memory:
-    """Where a slice waits in registers for its stage."""
+    """Return the registers in which a slice waits for its stage."""
     pieces = side.pieces(constant(0))
     name, lanes = f"next_{side.memory.name}", pieces[0][1].lanes
     return Memory(name, side.memory.dtype, len(pieces), "register", lanes)
 
 
 def _turns(ring: _Ring, slices: int, again: bool) -> list[Statement]:
-    """All slices; the last ones have nothing to bring. again: whether an outer loop runs this more
-    than once."""
+    """Process all slices; for the last ones there is nothing to fetch. again: whether an outer loop
+    runs this more than once."""
     early = min(ring.ahead, slices)
     statements = [statement for number in range(early) for statement in ring.first(number)]
     if slices > early:

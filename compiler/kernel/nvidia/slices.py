@@ -1,18 +1,18 @@
 """Slices of a matrix product's factor in a ring of swizzled local memory (NVIDIA, sm_80 on).
 
-A slice is as deep as a row of 128 bytes is long. It lies in one of two layouts, both in rows of 128
+A slice is as deep as a row of 128 bytes is long. It has one of two layouts, both in rows of 128
 bytes whose 16-byte chunks are exchanged (`Memory.swizzled`):
 
     along     row r holds the steps of the slice for row (or column) r of the tile
-    turned    row (a, k) holds 128 bytes of the tile's rows (or columns) for step k; blocks a follow
-              each other. For 16-bit types alone, whose units and `ldmatrix` turn them.
+    turned    row (a, k) holds 128 bytes of the tile's rows (or columns) for step k; the blocks a
+              are consecutive. Only for 16-bit types, whose units and `ldmatrix` transpose them.
 
-Both are what `wgmma` calls 128-byte swizzle, K-major and MN-major, and in both eight rows that
-`ldmatrix` reads at once meet all banks.
+Both are 128-byte swizzles of `wgmma`, K-major and MN-major. In both, eight rows that `ldmatrix`
+reads at once use all banks.
 
-A factor that is a plain array, read whole chunk by whole chunk, is fetched: 16 bytes at a time go
-from memory to local memory by `cp.async`, past the registers, zeros where the array has ended. One
-that is computed on the way (or not aligned) goes through registers instead.
+A factor that is a plain array, read in whole chunks, is fetched: `cp.async` moves 16 bytes at a
+time from memory to local memory without registers, with zeros beyond the end of the array. A factor
+that is computed during the copy (or not aligned) goes through registers instead.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from compiler.kernel.shared.spread import pack, spread
 
 CHUNK = 16  # bytes that move at once
 CHUNKS = ROW // CHUNK
-TURNED = 4  # steps that a thread joins where units do not turn and memory runs across
-WORD = 4  # bytes of the elements that it reads for that at once
+TURNED = 4  # steps that a thread joins if units do not transpose and memory runs across
+WORD = 4  # bytes of the elements that it reads at once for that
 
 
 @dataclass(frozen=True)
@@ -41,34 +41,34 @@ class Slices:
     across: Range
     depth: Range
     size: int
-    start: Index  # of the tile in `across`
+    start: Index  # start of the tile in `across`
     deep: bool  # whether the factor's memory runs along the depth
     turned: bool
     threads: int
 
     @property
     def length(self) -> int:
-        """Elements of a row, and steps of a slice."""
+        """Number of elements of a row, and of steps of a slice."""
         return ROW // self.memory.dtype.itemsize
 
     @property
     def width(self) -> int:
-        """Elements of a chunk."""
+        """Number of elements of a chunk."""
         return CHUNK // self.memory.dtype.itemsize
 
     def stage(self, number: Index) -> Index:
-        """Where a stage begins."""
+        """Return where a stage begins."""
         return number * (self.size * self.length)
 
     def place(self, across: Index, step: Index) -> Index:
-        """Where an element of a slice lies in its stage."""
+        """Return the place of an element of a slice in its stage."""
         if not self.turned:
             return across * self.length + step
         block = across // self.length
         return (block * self.length + step) * self.length + across % self.length
 
     def matrices(self, base: Index, across: Index, step: Index) -> Value:
-        """Four 8 x 16-byte matrices: each lane names a row of one of them."""
+        """Return four 8 x 16-byte matrices: each lane gives the address of a row of one of them."""
         at = base + self.place(across, step)
         lanes = MATRICES // self.memory.dtype.itemsize
         arg = (Load(self.memory, at), self.turned)
@@ -77,7 +77,7 @@ class Slices:
     # ---- copying -------------------------------------------------------------------------------
 
     def fetches(self, slice_start: Index, base: Index) -> list[Fetch]:
-        """The thread's part of a slice, straight to local memory; for a `direct` factor."""
+        """Return the fetches of the thread's part of a `direct` factor's slice to local memory."""
         found = []
         for across, step, lanes in self._chunks(slice_start):
             source = self._source(across, step, lanes)
@@ -88,8 +88,8 @@ class Slices:
 
     @cached_property
     def direct(self) -> bool:
-        """Return whether every chunk is 16 aligned bytes of an array, inside it or outside as a
-        whole."""
+        """Return whether every chunk is 16 aligned bytes of an array, wholly inside or wholly
+        outside it."""
         slices = self.depth.size // self.length
         start = Range("slice", slices).index() * self.length
         if self.deep == self.turned or self.factor.op != "load":
@@ -106,8 +106,8 @@ class Slices:
         return any(node.op == "load" and node.arg.conditions for node in loads)
 
     def _chunks(self, slice_start: Index) -> list[tuple[Index, Index, Index]]:
-        """(row or column of the tile, step of the slice, the slice's start) of the thread's chunks;
-        neighbouring threads take neighbouring chunks of a row."""
+        """Return (row or column of the tile, step of the slice, the slice's start) of the thread's
+        chunks; neighbouring threads take neighbouring chunks of a row."""
         thread = thread_range(self.threads).index()
         found = []
         for piece in range(self.size * CHUNKS // self.threads):
@@ -121,7 +121,7 @@ class Slices:
         return found
 
     def _source(self, across: Index, step: Index, slice_start: Index) -> Load | None:
-        """A chunk in memory, or None where it is not one."""
+        """Return the load of a chunk that is contiguous in memory; None if it is not."""
         access: Load = self.factor.arg
         if access.memory.space != "global":
             return None
@@ -156,8 +156,8 @@ class Slices:
         return found
 
     def _joined(self, slice_start: Index) -> list[tuple[Index, Value]]:
-        """Each thread turns blocks of TURNED steps by a few elements in its registers; neighbouring
-        threads take neighbouring elements."""
+        """Transpose, in each thread's registers, blocks of TURNED steps by a few elements;
+        neighbouring threads take neighbouring elements."""
         thread = thread_range(self.threads).index()
         width = max(1, WORD // self.memory.dtype.itemsize)
         lines = self.size // width
@@ -185,7 +185,7 @@ def _alike(
         change = after - first
         if not change.is_constant or change.constant not in (-1, 0, 1):
             return False
-        # n - 1 - x >= 0 with x a multiple of the width: alike if n is one, too; so x - n >= 0
+        # n - 1 - x >= 0 with x a multiple of the width: alike if n is also one; likewise x - n >= 0
         edge = first + 1 if change.constant < 0 else first
         if change.constant and edge.multiple() % width:
             return False
@@ -197,5 +197,5 @@ def element(vector: Value, lane: int) -> Value:
 
 
 def part(vector: Value, first: int, count: int) -> Value:
-    """Some neighbouring lanes of a vector."""
+    """Return some neighbouring lanes of a vector."""
     return pack([element(vector, first + i) for i in range(count)])

@@ -1,12 +1,12 @@
-"""Totals of NVIDIA's matrix units on their way to memory, in wide stores.
+"""Exchange totals of NVIDIA's matrix units between lanes, to store them in wide stores.
 
-before: of each fragment, 8 columns wide, a lane holds two neighbouring columns of a row, and the
-four lanes of the row all eight.
+before: of each fragment, 8 columns wide, a lane holds two neighbouring columns of a row; the four
+lanes of the row together hold all eight.
 after: of four fragments side by side, each lane holds eight neighbouring columns of one.
 
-So a lane stores 16 bytes of 16-bit results where it stored 4, and whole sectors of memory are
-written at once. It takes two rounds of exchange between neighbouring lanes: first of two fragments
-with the lane whose number differs in bit 0, then of pairs of those, in bit 1.
+A lane then stores 16 bytes of 16-bit results instead of 4, and whole sectors of memory are written
+at once. The exchange takes two rounds between neighbouring lanes: first of two fragments, with the
+lane whose number differs in bit 0, then of pairs of fragments, in bit 1.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from compiler.expression.value import Memory, Value, binary, const, load, value
 from compiler.kernel.ir import Statement, Store
 
 JOINED = 4  # fragments, and lanes of a row
-RUN = 8  # columns of a fragment, and that a lane then holds
-PAIR = 2  # that it holds before
+RUN = 8  # columns of a fragment, and of a lane after the exchange
+PAIR = 2  # columns of a lane before it
 # (row of the tile, column of the tile, neighbouring totals from there on) to their epilogue
 Finish = Callable[[Index, Index, list[Value]], Iterable[Statement]]
-Total = Callable[[int, int], Value]  # of a fragment's number, and which of the two columns
+Total = Callable[[int, int], Value]  # of a fragment's number and one of the two columns
 
 
 def room_for(dtype: DType) -> Memory:
-    """Registers for what comes from other lanes."""
+    """Return registers for the totals received from other lanes."""
     return Memory("moved", dtype, 2 * JOINED, "register")
 
 
@@ -41,9 +41,10 @@ def finish_group(
     finish_run: Finish,
     columns: int,
 ) -> list[Statement]:
-    """Epilogue and stores of what a group of four waves holds. lane: of 128; row, column: where the
-    group's part of the tile begins; fragments: of 64 rows, and of 8 columns, a multiple of 4.
-    columns: of the output; where they are not a multiple of 8, each lane stores what it holds."""
+    """Return epilogue and stores of the totals of a group of four waves. lane: of 128; row, column:
+    where the group's part of the tile begins; fragments: of 64 rows, and of 8 columns, a multiple
+    of 4. columns: of the output; if not a multiple of 8, each lane stores the totals it holds
+    without exchange."""
     tall, wide = fragments
     row = row + lane // 32 * 16 + lane % 32 // 4
     whole = columns % RUN == 0
@@ -68,15 +69,15 @@ def finish_group(
 def exchanged(
     total: Total, first: int, lane: Index, room: Memory
 ) -> tuple[list[Statement], list[Value]]:
-    """Return the statements of the exchange, and the eight totals that the lane has after it: of
+    """Return the statements of the exchange, and the eight totals that the lane has afterwards, of
     fragment first + lane % 4."""
     statements: list[Statement] = []
     low, high = _bit(lane % 2), _bit(lane // 2 % 2)
     places: Iterator[int] = iter(range(room.count))
 
     def swap(mine: Value, other: Value, bit: Value, mask: int) -> tuple[Value, Value]:
-        """`mine` is kept where the bit is 0, `other` where it is 1; the neighbour's comes in the
-        place of what is given. Returns those of the lanes whose bit is 0 and 1."""
+        """Keep `mine` where the bit is 0, `other` where it is 1; the neighbour's value replaces the
+        one given away. Returns the values of the lanes whose bit is 0 and 1."""
         at = constant(next(places))
         given = _where(bit, mine, other)
         statements.append(Store(room, at, value("exchange", room.dtype, (given,), mask)))

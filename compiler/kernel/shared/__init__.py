@@ -1,1 +1,1 @@
-"""Parts of kernels for processors and GPUs alike."""
+"""Parts of kernels for both processors and GPUs."""

@@ -1,8 +1,8 @@
-"""Grids that a device cannot count along y or z, laid out along x.
+"""Lay out grids that exceed a device's limit along y or z as one axis, x.
 
-before: group_x, group_y and group_z run to any size.
-after: where y or z pass the device's limit, one flat group_x, and their numbers are its quotients
-and remainders.
+before: group_x, group_y and group_z have any size.
+after: if y or z exceeds the device's limit, there is one flat group_x, and the numbers along the
+axes are its quotients and remainders.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from hcq.errors import NotSupported
 
 
 def within_limits(kernel: Kernel, most: tuple[int, int, int]) -> Kernel:
-    """The kernel with a grid of at most `most` groups per axis; NotSupported where none fits."""
+    """Return the kernel with a grid of at most `most` groups per axis; NotSupported if none
+    fits."""
     if all(size <= limit for size, limit in zip(kernel.grid, most, strict=True)):
         return kernel
     x, y, z = kernel.grid
@@ -50,7 +51,7 @@ def within_limits(kernel: Kernel, most: tuple[int, int, int]) -> Kernel:
 
 
 def moved(statement: Statement, values: Mapping[Range, Index]) -> Statement:
-    """A statement with ranges replaced."""
+    """Return a statement with ranges replaced."""
     if isinstance(statement, Store):
         index = statement.index.substitute(values)
         return Store(statement.memory, index, substitute(statement.value, values))

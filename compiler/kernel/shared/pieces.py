@@ -1,9 +1,9 @@
-"""The pieces of a cat as one kernel: each group works for one of them.
+"""Compute the pieces of a cat in one kernel: each group works on one of them.
 
-before: computations that store where their elements go in one output, of other inputs each.
-after: groups for all of them, so that no element looks at other pieces. Pieces that differ in what
-they read and where they write alone share their code: a group chooses the arrays by its number.
-Where many differ in their lengths too, see compiler.kernel.shared.ragged.
+before: computations with one output, each with its own inputs and positions in the output.
+after: groups for all of them, so that no element looks at other pieces. Pieces that differ only in
+the memory they read and in where they write share their code: a group chooses the arrays by its
+number. For many pieces that also differ in length, see compiler.kernel.shared.ragged.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from compiler.kernel.shared.grid import moved
 from compiler.kernel.shared.ragged import Family, Piece, among, families, piece_of
 from hcq.target import TargetSpec
 
-FEW_CODES = 4  # pieces with code of their own that a kernel may have without harm
+FEW_CODES = 4  # pieces with their own code that a kernel may contain without harm
 
 
 @dataclass(frozen=True)
 class _Alike:
-    """Pieces that compute the same. memories: of each, what it reads in the order of the first;
-    step: elements from where one writes to where the next does."""
+    """Pieces that compute the same. memories: those that each piece reads, in the order of the
+    first; step: distance in elements between the starts of one piece's output and the next's."""
 
     computations: tuple[Computation, ...]
     memories: tuple[tuple[Memory, ...], ...]
@@ -47,7 +47,7 @@ class _Alike:
 
 @dataclass(frozen=True)
 class _Share:
-    """Statements of some of the groups, given their number and the thread's."""
+    """Statements of some of the groups, as a function of the group's and the thread's number."""
 
     groups: int
     block: int
@@ -57,7 +57,7 @@ class _Share:
 def side_by_side(
     computation: Computation, target: TargetSpec, lower: Callable[[Computation], Kernel]
 ) -> Kernel:
-    """One kernel for a computation in pieces; `lower` makes one for a piece."""
+    """Return one kernel for a computation in pieces; `lower` makes a kernel for one piece."""
     shares = _shares(_found(computation.pieces), target, lower)
     block = max(share.block for share in shares)
     group = group_range(0, sum(share.groups for share in shares)).index()
@@ -79,7 +79,7 @@ def side_by_side(
 def _shares(
     found: Sequence[_Alike], target: TargetSpec, lower: Callable[[Computation], Kernel]
 ) -> list[_Share]:
-    """Of few unlike pieces each has code of its own; of many, those that may share theirs do."""
+    """Give each piece its own code if unlike pieces are few; if many, share code where possible."""
     shares: list[_Share] = []
     rest = list(found)
     if len(found) > FEW_CODES:
@@ -114,7 +114,7 @@ def _groups(kernel: Kernel) -> int:
 
 
 def _share(alike: _Alike, kernel: Kernel, group: Index, thread: Index) -> tuple[Statement, ...]:
-    """Return the statements of the groups of some pieces; `group` counts them all."""
+    """Return the statements of the groups of some pieces; `group` numbers all of these groups."""
     x, y, z = kernel.grid
     which, number = group // _groups(kernel), group % _groups(kernel)
     places = unflatten(number, (z, y, x))
@@ -140,7 +140,7 @@ def _redirected(
 
 
 def _reading(root: Value, chosen: Mapping[Memory, Memory]) -> Value:
-    """The same from other memories."""
+    """Return the same value, read from other memories."""
 
     def change(node: Value, _: tuple[Value, ...]) -> Value | None:
         if node.op != "load":
@@ -158,7 +158,7 @@ def _reading(root: Value, chosen: Mapping[Memory, Memory]) -> Value:
 
 def _found(pieces: Sequence[Computation]) -> list[_Alike]:
     sets: dict[object, list[tuple[Computation, tuple[Memory, ...]]]] = {}
-    kept: list[Value] = []  # so that ids stay those of these values
+    kept: list[Value] = []  # keeps the values alive, so that their ids stay unique
     for number, piece in enumerate(pieces):
         memories = _memories(piece.value)
         key: object = number
@@ -175,8 +175,8 @@ def _found(pieces: Sequence[Computation]) -> list[_Alike]:
 
 
 def _memories(root: Value) -> tuple[Memory, ...] | None:
-    """Return the memories that a value reads, in order; None where an index from memory selects
-    among them."""
+    """Return the memories that a value reads, in order; None if an index from memory selects among
+    them."""
     if any(isinstance(atom, Opaque) for index in indices_of(root) for atom in atoms(index)):
         return None
     found: dict[Memory, None] = {}
@@ -190,7 +190,7 @@ def _memories(root: Value) -> tuple[Memory, ...] | None:
 
 
 def _in_steps(listed: Sequence[tuple[Computation, tuple[Memory, ...]]]) -> list[_Alike]:
-    """Together where they write at equal distances; else each by itself."""
+    """Group pieces that write at equal distances; otherwise each piece is alone."""
     starts = [piece.position.constant for piece, _ in listed]
     step = starts[1] - starts[0] if len(starts) > 1 else 0
     if any(start != starts[0] + number * step for number, start in enumerate(starts)):

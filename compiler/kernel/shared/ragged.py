@@ -1,9 +1,9 @@
-"""Pieces of a cat that differ in lengths and places, by one code: what differs stands in tables.
+"""Pieces of a cat that differ in lengths and places, with one code: tables hold the differences.
 
-before: computations that do the same over rows and columns of their own numbers, and read and write
+before: computations that do the same over their own numbers of rows and columns, and read and write
 at places that differ by constants and by multiples of the row.
 after: a Family, whose sizes, multiples and places a group looks up by the number of its piece. A
-table is a choice by halves among constants (nothing is read), the same for a whole group.
+table is a selection by bisection among constants (no memory is read), uniform over a group.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ from compiler.kernel.shared.spread import spread, store, vector_width
 from hcq.target import TargetSpec
 
 ROW, COLUMN = Range("row", 1 << 40), Range("column", 1 << 40)
-HOST_ELEMENTS = 16384  # of a piece, for one group
-THREAD_VECTORS = 8  # of a piece, for one thread
+HOST_ELEMENTS = 16384  # elements of a piece for one group
+THREAD_VECTORS = 8  # vectors of a piece for one thread
 THREADS = 256
 NARROW = 1 << 31
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A computation over (row, column). form: what pieces with one code have in common; indices:
-    what may differ, in the order of `indices_of`; memories: what it reads, in the order of use."""
+    """A computation over (row, column). form: the part that pieces with one code share; indices:
+    the part that may differ, in the order of `indices_of`; memories: those it reads, in order of
+    use."""
 
     computation: Computation
     rows: int
@@ -61,7 +62,7 @@ class Piece:
 
 
 def piece_of(computation: Computation) -> Piece | None:
-    """None where it has more ranges, or indices from memory."""
+    """Return the piece; None if the computation has more ranges, or indices from memory."""
     ranges = computation.ranges
     if len(ranges) > 2:
         return None
@@ -89,7 +90,7 @@ def piece_of(computation: Computation) -> Piece | None:
 
 
 def families(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Those with one code each: of one form; where there are rows, of about as many columns."""
+    """Group pieces that share code: of one form and, if they have rows, of similar column count."""
     found: dict[object, list[Piece]] = {}
     for piece in pieces:
         wide = piece.columns.bit_length() // 2 if piece.rows > 1 else None
@@ -100,18 +101,18 @@ def families(pieces: Sequence[Piece]) -> list[list[Piece]]:
 
 @dataclass(frozen=True)
 class _Parts:
-    """Whose groups begin where, but the first's; and the number of a group."""
+    """The first group of each piece but the first, and the number of a group."""
 
     starts: Sequence[int]
     group: Index
 
     def table(self, entries: Sequence[int]) -> Index:
-        """The entry of the group's piece."""
+        """Return the entry of the group's piece."""
         return table(entries, self.starts, self.group)
 
 
 class Family:
-    """Pieces by one code. groups: how many they take; block: threads of each."""
+    """Pieces with one code. groups: the number of groups they take; block: threads of each."""
 
     def __init__(self, pieces: Sequence[Piece], target: TargetSpec) -> None:
         self.pieces = pieces
@@ -142,7 +143,7 @@ class Family:
         return -(-piece.rows // self.rows) * self.strips
 
     def _width(self, target: TargetSpec) -> int:
-        """Elements that a thread may move at once: all places are multiples of it."""
+        """Return how many elements a thread may move at once; all places are multiples of it."""
         computation = self.pieces[0].computation
         dtypes = [computation.output.dtype, *(m.dtype for m in self.pieces[0].memories)]
         found = vector_width(dtypes, target.vector_bytes)
@@ -153,7 +154,7 @@ class Family:
         return found if _alike(self.pieces[0].indices[0]) == COLUMN.index() else 1
 
     def body(self, group: Index, thread: Index) -> tuple[Statement, ...]:
-        """Return the statements of the groups; `group` counts them."""
+        """Return the statements of the groups; `group` numbers these groups."""
         starts = [sum(self.counts[:number]) for number in range(len(self.counts))]
         parts = _Parts(starts[1:], group)
         part = group - parts.table(starts)
@@ -192,7 +193,7 @@ class Family:
         return store(first.computation.output, position, spread(root, columns, column, self.width))
 
     def _index(self, parts: _Parts, row: Index, columns: Range, of: Sequence[Index]) -> Index:
-        """An index of all pieces: what differs between them is looked up."""
+        """Return an index for all pieces: the differences are looked up."""
         factors = [index.coefficient(ROW) for index in of]
         result = _alike(of[0]).substitute({ROW: row, COLUMN: columns.index()})
         least = min(factors)
@@ -209,7 +210,7 @@ class Family:
 
 
 def among(memories: Sequence[Memory], which: Index) -> Memory:
-    """The one of these that a group chooses by its number."""
+    """Return the memory that a group chooses by the number `which`."""
     if len(set(memories)) == 1:
         return memories[0]
     names = "_".join(memory.name for memory in memories)
@@ -222,7 +223,7 @@ def among(memories: Sequence[Memory], which: Index) -> Memory:
 
 
 def _plain(index: Index) -> bool:
-    """Return whether nothing of it comes from memory."""
+    """Return whether no part of the index comes from memory."""
     return not any(isinstance(atom, Opaque) for atom in atoms(index))
 
 
@@ -232,7 +233,8 @@ def _alike(index: Index) -> Index:
 
 
 def _rebuilt(root: Value, indices: Iterator[Index], memories: Mapping[Memory, Memory]) -> Value:
-    """The same with other indices, in the order of `indices_of`, and other memories."""
+    """Return the same value with other indices, in the order of `indices_of`, and other
+    memories."""
 
     def taken(conditions: Validity) -> Validity:
         return tuple([next(indices) for _ in conditions])

@@ -22,7 +22,8 @@ def spread(
     count: int,
     known: Mapping[Value, list[Value]] | None = None,
 ) -> list[Value]:
-    """The values of `root` for variable = base + 0 .. count-1. known: nodes with given values."""
+    """Return the values of `root` for variable = base + 0 .. count-1. known: nodes with given
+    values."""
     done: dict[int, list[Value]] = {id(k): v for k, v in (known or {}).items()}
     places = [{variable: base + lane} for lane in range(count)]
     for node in walk(root):
@@ -54,7 +55,7 @@ def _load(access: Load, places: list[dict[Range, Index]]) -> list[Value]:
     conditions = [substitute_all(access.conditions, place) for place in places]
     count = len(places)
     neighbours = all(index == indices[0] + lane for lane, index in enumerate(indices))
-    apart = access.memory.space == "register"  # which are accessed one by one
+    apart = access.memory.space == "register"  # register memories are accessed one by one
     if count > 1 and neighbours and not apart and all(c == conditions[0] for c in conditions):
         vector = load(access.memory, indices[0], conditions[0], count)
         return [value("extract", vector.dtype, (vector,), lane) for lane in range(count)]
@@ -65,7 +66,7 @@ def _load(access: Load, places: list[dict[Range, Index]]) -> list[Value]:
 
 
 def pack(values: list[Value]) -> Value:
-    """A vector of scalars (or the one scalar)."""
+    """Return a vector of scalars (or the single scalar)."""
     if len(values) == 1:
         return values[0]
     first = values[0]
@@ -90,8 +91,8 @@ def unit_stride(root: Value, variable: Range) -> bool:
 
 
 def runs_along(roots: Iterable[Value], variable: Range, other: Range) -> bool:
-    """Return whether loops had better walk along `variable` than along `other`: along it, fewer
-    loads jump through memory, or as many do, and only along it a load walks element by element."""
+    """Return whether loops should walk along `variable` rather than `other`: fewer loads jump
+    through memory, or equally many do and a load walks element by element only along it."""
     strides = [
         (_stride(access, variable), _stride(access, other))
         for root in roots
@@ -107,14 +108,14 @@ def runs_along(roots: Iterable[Value], variable: Range, other: Range) -> bool:
 
 
 def loads(root: Value) -> Iterator[Load]:
-    """Every access that a value makes."""
+    """Yield every access that a value makes."""
     for node in walk(root):
         if node.op == "load":
             yield node.arg
 
 
 def _stride(access: Load, variable: Range) -> int:
-    """Return the class of a step along the range in memory: 0 none, 1 to a neighbour, 2 farther."""
+    """Return the class of a step along the range in memory: 0 none, 1 neighbour, 2 farther."""
     if variable not in access.index.ranges():
         return 0
     return 1 if access.index.coefficient(variable) in (1, -1) else 2
