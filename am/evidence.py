@@ -56,7 +56,8 @@ def gather(driver: AmDriver, error: UgpuError) -> Evidence:
     if isinstance(address, int):
         found.take("walk.json", lambda: _walk(driver, address))
     found.take("sensors.json", lambda: _sensors(driver))
-    inside = [wave["pc"] for wave in waves if "kernel" in wave]  # begun since the error was raised
+    # A wave may have begun after the error was raised, so the error does not name its program.
+    inside = [wave["pc"] for wave in waves if "kernel" in wave]
     pc = error.facts.get("pc", next(iter(inside), None))
     if isinstance(pc, int):
         found.take("program.bin", lambda: _code(driver, pc)[1])

@@ -56,7 +56,7 @@ def to_integer(lines: Lines, text: str, kind: str, node: Value | None, target: D
     if high >= float(most + 1):
         result = _chosen(lines, f"oge {kind} {text}, {_float(most + 1)}", most, integer, result)
     if low < least:
-        # a number between -1 and 0 fits an unsigned integer, and then is none of those below
+        # numbers between -1 and 0 fit an unsigned integer: the limit, 0, is their result too
         result = _chosen(lines, f"olt {kind} {text}, {_float(least)}", least, integer, result)
     result = _chosen(lines, f"uno {kind} {text}, 0.0", 0, integer, result)
     if target.bits >= WIDTH:
