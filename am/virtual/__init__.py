@@ -1,1 +1,1 @@
-"""Register-level models of AMD chips; they share generated tables with the driver, nothing else."""
+"""Register-level models of AMD chips; they share only generated tables with the driver."""

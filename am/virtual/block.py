@@ -12,7 +12,7 @@ from hcq.fields import RegisterValue
 class Reset(enum.IntEnum):
     """Scope of a reset; a larger one includes the smaller."""
 
-    GFX = 1  # GRBM: engines call it on themselves
+    GFX = 1  # GRBM soft reset; engines apply it to themselves
     MODE2 = 2  # graphics and SDMA, with their registers
     MODE1 = 3  # everything but the bus interface
     BUS = 4  # FLR or secondary bus reset
@@ -38,15 +38,15 @@ class Block:
         return found
 
     def get(self, name: str) -> int:
-        """Read a latch, without behaviour."""
+        """Read a latch without calling its read handler."""
         return self.chip.space.peek(self.index(name))
 
     def fields(self, name: str) -> RegisterValue:
-        """Read a latch as a value with fields."""
+        """Read a latch as a value with fields, without calling its read handler."""
         return self.chip.space.register(self.block, name).decode(self.get(name))
 
     def set(self, name: str, value: int | None = None, **fields: int) -> None:
-        """Set a latch, without behaviour; without `value` only `fields` change."""
+        """Set a latch without calling its write handler; without `value`, change only `fields`."""
         base = self.get(name) if value is None else value
         if fields:
             base = self.chip.space.register(self.block, name).insert(base, fields)
@@ -61,10 +61,10 @@ class Block:
         self.chip.space.on_write(self.block, name, writer)
 
     def reset(self, scope: Reset) -> None:
-        """Take the state that a reset of this reach leaves. The latches were cleared before."""
+        """Enter the state after a reset of this scope. The latches are already cleared."""
 
     def stop(self) -> None:
-        """Stop for good or until the next reset: the card is gone, or loses power. Idempotent.
+        """Stop until the next reset: the card is being reset or is no longer present. Idempotent.
 
         Called with `chip.lock` held: signal threads, do not join them.
         """

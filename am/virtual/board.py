@@ -1,7 +1,8 @@
-"""The board below the blocks: what each block finds, and how blocks reach each other.
+"""The board that the blocks share, and the ports through which blocks call each other.
 
-`Board` holds what belongs to no block: facts, the lock, registers, time, VRAM, host memory, and
-objections. Blocks know each other by the ports here alone; `Chip` makes them and plugs them in.
+`Board` owns the state that belongs to no single block: facts, the lock, registers, time, VRAM, host
+memory and objections. Blocks refer to each other only through the ports defined here. `Chip` builds
+and connects them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from hcq.clock import ModelClock
 from hcq.culprit import Culprits
 from hcq.emu.memory import Access
 
-# Name of a register table in the space -> block of the discovery table.
+# Register table name in the register space -> block name in the discovery table.
 TABLES = {
     "mp": "MP0",
     "osssys": "OSSSYS",
@@ -44,60 +45,60 @@ TABLES = {
 
 
 class DoorbellTarget(Protocol):
-    """An engine that listens to doorbells."""
+    """An engine that receives doorbell writes."""
 
     def doorbell(self, dword: int, value: int) -> bool:
-        """Take a write of the 64-bit `value` at this dword of BAR2; False if no queue matches.
+        """Handle a write of the 64-bit `value` at this dword of BAR2; False if no queue matches.
 
-        Called with the board's lock held, at each write; a pair of 32-bit writes makes two calls.
+        Called once per write with the board's lock held; a pair of 32-bit writes makes two calls.
         """
         ...
 
 
 class EnginePort(DoorbellTarget, Protocol):
-    """An engine in the graphics core's domain of power."""
+    """An engine in the graphics core's power domain."""
 
     def busy(self) -> bool:
-        """Return whether some queue has work, or hangs. The board's lock is held."""
+        """Return whether any queue has work or is hung. The board's lock is held."""
         ...
 
 
 class CutMemory(ShaderMemory, Protocol):
-    """Memory of one VMID; cut: the waves of an aborted launch no longer reach it."""
+    """Memory of one VMID. cut: True if waves of an aborted launch can no longer access it."""
 
     cut: bool
 
 
 class HubPort(Protocol):
-    """A memory hub, for the clients behind it. `client` is who asks, as faults report it."""
+    """A memory hub, as used by its clients. `client` is the client id that faults report."""
 
     @property
     def chip(self) -> Board:
-        """The board, whose lock holds what `pieces` gave in place."""
+        """The board, whose lock keeps the addresses returned by `pieces` valid."""
         ...
 
     def read(self, vmid: int, address: int, size: int, client: int) -> tuple[bytes, Fault | None]:
-        """Read memory; what faulted reads as zeros, what the bus refuses as ones."""
+        """Read memory; bytes that fault read as zeros, bytes that the bus refuses as ones."""
         ...
 
     def write(
         self, vmid: int, address: int, data: bytes | bytearray | memoryview, client: int
     ) -> Fault | None:
-        """Write memory; what faulted or was refused vanishes."""
+        """Write memory; bytes that fault or are refused are dropped."""
         ...
 
     def pieces(
         self, vmid: int, address: int, size: int, access: Access, client: int
     ) -> tuple[list[tuple[int, int]], Fault | None]:
-        """Translate [address, address + size) into (host address, bytes) runs; 0: it faulted."""
+        """Translate [address, address + size) into (host address, bytes) runs; 0: a faulted run."""
         ...
 
     def mapped(self, vmid: int, address: int, size: int) -> int:
-        """Return how many of the bytes from `address` on are mapped; faults nowhere."""
+        """Return how many bytes from `address` on are mapped, without raising a fault."""
         ...
 
     def shader_memory(self, vmid: int) -> CutMemory:
-        """One VMID as the shader cores see it; the same object each time."""
+        """Return one VMID's memory as the shader cores see it; always the same object."""
         ...
 
     @property
@@ -106,12 +107,12 @@ class HubPort(Protocol):
         ...
 
     def frame_buffer(self) -> tuple[int, int]:
-        """Return the MC addresses of VRAM: first, and the one past the last."""
+        """Return the MC address range of VRAM: the first address and the one past the last."""
         ...
 
 
 class InterruptPort(DoorbellTarget, Protocol):
-    """The interrupt handler, for blocks that report."""
+    """The interrupt handler, as used by blocks that raise interrupts."""
 
     def raise_interrupt(
         self,
@@ -123,12 +124,12 @@ class InterruptPort(DoorbellTarget, Protocol):
         *,
         vmid_source: int = 0,
     ) -> None:
-        """Write an entry of up to four dwords and interrupt."""
+        """Write a ring entry with up to four data dwords, then raise the interrupt."""
         ...
 
 
 class HostPathPort(Protocol):
-    """The host data path: writes wait until they are flushed."""
+    """The host data path, which buffers writes until they are flushed."""
 
     @property
     def waits(self) -> bool:
@@ -144,11 +145,11 @@ class HostPathPort(Protocol):
         ...
 
     def flush(self) -> None:
-        """Flush what waits, as a register asks for it."""
+        """Flush pending writes, as the flush register does."""
         ...
 
     def drain(self) -> None:
-        """Let what waits reach VRAM."""
+        """Write pending writes to VRAM."""
         ...
 
 
@@ -156,7 +157,7 @@ class LoadPort(Protocol):
     """Load of the engines."""
 
     def working(self) -> AbstractContextManager[None]:
-        """Count as work what happens meanwhile."""
+        """Count the time spent in the context as busy time."""
         ...
 
 
@@ -173,18 +174,18 @@ class GraphicsPort(Protocol):
     """Power of the graphics core."""
 
     def ring(self, unit: str) -> None:
-        """A doorbell of a unit in its domain was rung."""
+        """Report a doorbell write to `unit`, a unit in the graphics core's power domain."""
         ...
 
 
 class PowerPort(Protocol):
-    """The power manager. features: those enabled, one bit each."""
+    """The power manager. features: the enabled features, one bit each."""
 
     features: int
 
     @property
     def graphics(self) -> GraphicsPort:
-        """Return the power of the graphics core."""
+        """Return the port for the graphics core's power."""
         ...
 
     @property
@@ -193,7 +194,7 @@ class PowerPort(Protocol):
         ...
 
     def start(self) -> None:
-        """Run: its firmware was accepted."""
+        """Start running; called when the PSP has accepted its firmware."""
         ...
 
 
@@ -202,11 +203,11 @@ class SecurityPort(Protocol):
 
     @property
     def loaded(self) -> set[str]:
-        """Kinds of firmware that it accepted."""
+        """The kinds of firmware that the security processor has accepted."""
         ...
 
     def forget_graphics(self) -> None:
-        """The graphics core was reset: it starts again with its first firmware."""
+        """Handle a graphics core reset: firmware loading starts again from the first image."""
         ...
 
 
@@ -218,12 +219,12 @@ class ConfigPort(Protocol):
 
 
 class Board(ABC):
-    """The board that connects the blocks. See `Chip` for what is open to tests and transports.
+    """The board that connects the blocks. See `Chip` for the API for tests and transports.
 
-    mm, gc, ih, hdp, smu, psp, config: ports of blocks, there when all are made. gfx, sdma: set by
-    the engines' `install`. tmr: offsets in VRAM, first and one past the last. msi: set by the
-    attached transport. clock: what drivers wait by; threads of the model tell it that they are at
-    work.
+    mm, gc, ih, hdp, smu, psp, config: ports of blocks, set once every block is built. gfx, sdma:
+    set by the engines' `install`. tmr: VRAM offsets of the trusted memory region, the first and one
+    past the last. msi: set by the attached transport. clock: the clock that drivers use for waits;
+    the model's threads report to it while they are working.
     """
 
     config: ConfigPort
@@ -265,45 +266,48 @@ class Board(ABC):
         self.iommu = Iommu(self.options.seed)
         self.dma = DmaPool(self.iommu, self.revoked)
 
-    # ---- what blocks cause ---------------------------------------------------------------------
+    # ---- actions that blocks trigger -----------------------------------------------------------
 
     @abstractmethod
     def mode2_reset(self) -> None:
-        """Reset the graphics core and the copy engines; memory and the other blocks stay."""
+        """Reset the graphics core and the copy engines; keep memory and the other blocks."""
 
     @abstractmethod
     def mode1_reset(self) -> None:
-        """Reset all but the bus interface: registers are dark for a while, then IFWI runs."""
+        """Reset all but the bus interface: registers stop answering for a while, then IFWI runs."""
 
     @abstractmethod
     def bus_reset(self) -> None:
-        """FLR or secondary bus reset."""
+        """Perform a function-level reset (FLR) or secondary bus reset."""
 
     @abstractmethod
     def autoload(self) -> None:
-        """RLC starts GFX: its registers can be written from now on, and know where VRAM is."""
+        """Start GFX through the RLC: enable writes to its registers and set its VRAM location."""
 
     @abstractmethod
     def revoked(self, host: int, size: int) -> None:
-        """Forget translations: host memory was taken from the card."""
+        """Invalidate cached translations because host memory was unmapped from the card."""
 
     # ---- objections ---------------------------------------------------------------------------
 
     def fault(self, text: str, *, reported: bool = False) -> None:
-        """Record what a board fails at; the caller does the same. See Objections.record."""
+        """Record an access that fails on a board; the caller makes it fail too.
+
+        For `reported` see Objections.record.
+        """
         self.objections.record(Level.FAULT, text, reported=reported)
 
     def violation(self, text: str) -> None:
-        """Record what boards forgive; the caller goes on."""
+        """Record an access that boards tolerate; the caller continues."""
         self.objections.record(Level.VIOLATION, text)
 
     def note(self, text: str) -> None:
-        """Record what boards accept, and the kernel's driver does not do."""
+        """Record an access that boards accept but the kernel's driver does not make."""
         self.objections.record(Level.NOTE, text)
 
     @property
     def dark(self) -> bool:
-        """Return whether registers and memory do not answer because of a reset in progress."""
+        """Return whether a reset in progress keeps registers and memory from answering."""
         return self._blackout
 
     # ---- the host side: DMA and interrupts ----------------------------------------------------
@@ -321,7 +325,7 @@ class Board(ABC):
         return found
 
     def dma_read(self, bus: int, size: int) -> bytes:
-        """Read host memory; ones where nothing answers."""
+        """Read host memory; all ones from the first address that nothing answers for."""
         parts = []
         while size > 0:
             found = self.dma_piece(bus, size)
@@ -333,7 +337,7 @@ class Board(ABC):
         return b"".join(parts)
 
     def dma_write(self, bus: int, data: bytes) -> None:
-        """Write host memory; what nothing answers for vanishes."""
+        """Write host memory; drop the data from the first address that nothing answers for."""
         while data:
             found = self.dma_piece(bus, len(data))
             if found is None:
@@ -342,24 +346,26 @@ class Board(ABC):
             bus, data = bus + found[1], data[found[1] :]
 
     def dma_host_address(self, bus: int) -> int | None:
-        """Return where a bus address lies in this process, or None."""
+        """Return the address in this process behind a bus address, or None."""
         found = self.dma_piece(bus, 1)
         return None if found is None else found[0]
 
     def map_dma(self, bus: int, size: int, host: int | None) -> None:
-        """Map memory owned by another object, at `host` in this process, for the card; None: at an
-        unsupported address, so that its engines are refused."""
+        """Map memory for the card: memory owned by another object, at `host` in this process.
+
+        None: memory at an unsupported address; accesses by the card's engines are refused.
+        """
         with self.lock:
             self.iommu.add(bus, size, host)
 
     def unmap_dma(self, bus: int, size: int) -> None:
-        """Take back what `map_dma` gave, by the same addresses."""
+        """Remove a mapping made by `map_dma`, given the same bus address and size."""
         with self.lock:
             self.iommu.remove(bus)
             self.revoked(0, size)
 
     def signal_msi(self) -> None:
-        """Send the interrupt message; it is a write by the card, so bus mastering must be on."""
+        """Send the MSI; it is a write by the card, so bus mastering must be on."""
         if self.lost or self.faults.interrupts_lost:
             return
         if not self.config.bus_master:

@@ -1,7 +1,7 @@
-"""One virtual card: its blocks, power, resets, and its two sides, the bus and host memory.
+"""One virtual card: its blocks, power and resets, its bus interface and its access to host memory.
 
-A chip lives as long as its power is on, over several attachments. `lock` guards all state of
-registers and engines; code that runs shaders does so without it.
+A chip keeps its state while its power is on, across several attachments. `lock` guards all register
+and engine state; shaders run without holding it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from am.virtual.options import ChipOptions
 from am.virtual.registers import ALL_ONES
 
 log = logging.getLogger(__name__)
-# VRAM begins here in the MC address space (what IFWI of these boards programs).
+# First MC address of VRAM, as programmed by the IFWI of these boards.
 FRAME_BUFFER_BASE = 0x80_0000_0000
 
 
 class Chip(Board):
-    """A virtual card. `close` ends its life; `unplug` and `power_cycle` are what a hand does.
+    """A virtual card. `close` releases it; `unplug` and `power_cycle` model a person's actions.
 
-    objections: what the chip objects to, by level and counted. violations: what a board fails at
-    or forgives; tests require it to stay empty. notes: what boards accept. gfx, sdma: set by the
-    engines' `install`. culprits: instructions behind page faults.
+    objections: the chip's objections, counted by level. violations: texts of faults and violations;
+    tests require this list to stay empty. notes: texts of notes. gfx, sdma: set by the engines'
+    `install`. culprits: the instructions that caused page faults.
     autoload_listeners: called under the lock when RLC autoload starts; the engines then set
     BOOTLOAD_COMPLETE.
     """
@@ -73,7 +73,7 @@ class Chip(Board):
         self.power_cycle()
 
     def install(self, *blocks: Block) -> None:
-        """Add blocks of the engines: resets, stops and closing reach them."""
+        """Add the engines' blocks, so that the chip resets, stops and closes them too."""
         with self.lock:
             for block in blocks:
                 self.blocks.append(block)
@@ -83,13 +83,16 @@ class Chip(Board):
     # ---- life ---------------------------------------------------------------------------------
 
     def power_cycle(self) -> None:
-        """Switch off and on: all is lost, the board firmware starts. Also plugs it back in."""
+        """Switch power off and on: lose all state and start the board firmware.
+
+        An unplugged card is plugged in again.
+        """
         with self.lock:
             self.lost = False
             self._reset(Reset.POWER)
 
     def unplug(self) -> None:
-        """Remove the card: every read gives all ones, engines stop, nothing reaches memory."""
+        """Remove the card: reads return all ones, engines stop and DMA no longer reaches memory."""
         with self.lock:
             self.lost = True
             self.scheduler.cancel_all()
@@ -97,13 +100,13 @@ class Chip(Board):
                 block.stop()
 
     def bus_reset(self) -> None:
-        """FLR or secondary bus reset."""
+        """Perform a function-level reset (FLR) or secondary bus reset."""
         with self.lock:
             if not self.lost:
                 self._reset(Reset.BUS)
 
     def mode2_reset(self) -> None:
-        """Reset the graphics core and the copy engines; memory and the other blocks stay."""
+        """Reset the graphics core and the copy engines; keep memory and the other blocks."""
         with self.lock:
             if self.lost:
                 return
@@ -117,7 +120,7 @@ class Chip(Board):
             self.psp.forget_graphics()
 
     def mode1_reset(self) -> None:
-        """Reset all but the bus interface: registers are dark for a while, then IFWI runs."""
+        """Reset all but the bus interface: registers stop answering for a while, then IFWI runs."""
         with self.lock:
             if self.lost or self.faults.mode1_ignored:
                 return
@@ -163,15 +166,17 @@ class Chip(Board):
         self.psp.ifwi_done()
 
     def autoload(self) -> None:
-        """RLC starts GFX: its registers can be written from now on, and know where VRAM is."""
+        """Start GFX through the RLC: enable writes to its registers and set its VRAM location."""
         self.space.closed.discard("gc")
         self.gc.locate_frame_buffer(FRAME_BUFFER_BASE, self.vram.size)
         for listener in self.autoload_listeners:
             listener()
 
     def close(self) -> None:
-        """Stop all threads and log how many objections there were; idempotent. Raises what went
-        wrong in the chip's firmware thread."""
+        """Stop all threads and log the number of objections; idempotent.
+
+        Re-raises an exception that ended the chip's firmware thread.
+        """
         if not self._closed and (summary := self.objections.summary()):
             log.info("the virtual card recorded %s", summary)
         self._closed = True
@@ -186,11 +191,11 @@ class Chip(Board):
     # ---- the bus side: registers --------------------------------------------------------------
 
     def answers(self) -> bool:
-        """Return whether the BARs answer: plugged in, decoding on, and not dark after mode1."""
+        """Return whether the BARs answer: the card is plugged in and memory decoding is on."""
         return not self.lost and self.config.memory_enabled
 
     def read_register(self, index: int) -> int:
-        """One read of a register by the bus; dword index."""
+        """Read one register over the bus. index: in dwords."""
         with self.lock:
             self._count_access()
             if self._blackout or self.lost or not self.config.memory_enabled:
@@ -200,7 +205,7 @@ class Chip(Board):
             return self.space.read(index)
 
     def write_register(self, index: int, value: int) -> None:
-        """One write of a register by the bus."""
+        """Write one register over the bus."""
         with self.lock:
             self._count_access()
             if not (self._blackout or self.lost) and self.config.memory_enabled:
@@ -212,7 +217,7 @@ class Chip(Board):
             self.unplug()
 
     def revoked(self, host: int, size: int) -> None:
-        """Forget translations: host memory was taken from the card."""
+        """Invalidate cached translations because host memory was unmapped from the card."""
         with self.lock:
             self.gc.caches.revoke_native()
             self.mm.caches.revoke_native()

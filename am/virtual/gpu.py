@@ -1,4 +1,4 @@
-"""The door to the virtual AMD cards: what `hcq.open("virtual:<chip>")` finds."""
+"""Entry points for virtual AMD cards, used by `hcq.open("virtual:<chip>")`."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def attach(
     seed: int | None = None,
     faults: FaultPlan | None = None,
 ) -> Attachment:
-    """Plug a transport into `chip`, which stays the caller's, or into a new card with chip `name`.
+    """Attach a transport to `chip`, which the caller still owns, or to a new card of chip `name`.
 
-    vram (bytes), seed and faults change single fields of `options`.
+    vram (bytes), seed and faults override single fields of `options`.
     """
     found = _chip(name, chip, options or ChipOptions(), vram=vram, seed=seed, faults=faults)
     own = chip is None
@@ -51,14 +51,14 @@ def endpoint(
     seed: int | None = None,
     faults: FaultPlan | None = None,
 ) -> ChipEndpoint:
-    """Return a card for a bus in front of it; arguments as for `attach`. The caller closes it."""
+    """Return a card's endpoint for a bus model; arguments as for `attach`. The caller closes it."""
     built = replace(options or ChipOptions(), platform=False)
     found = _chip(name, chip, built, vram=vram, seed=seed, faults=faults)
     return ChipEndpoint(found, firmware=synthetic_set(found.facts), owns_chip=chip is None)
 
 
 def _chip(name: str, chip: Chip | None, built: ChipOptions, **changes: Any) -> Chip:
-    """Check `chip`, or build one. changes: fields of options that are not None."""
+    """Check `chip`, or build one. changes: fields of options; None leaves a field as it is."""
     changes = {key: value for key, value in changes.items() if value is not None}
     if chip is not None:
         if changes or built not in (ChipOptions(), ChipOptions(platform=False)):

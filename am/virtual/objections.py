@@ -2,17 +2,18 @@
 
 fault
     The board fails: it drops the access, hangs the queue, reports an error, or damages data. The
-    model does the same, and records why.
+    model does the same and records the reason.
 violation
-    The board forgives it, as a driver that is proven on boards shows, or the vendor's document
-    forbids it without telling what follows. The model goes on as boards do, counts it and shows it.
+    The board tolerates it, as shown by a driver that is proven on boards, or the vendor's document
+    forbids it without stating the consequence. The model continues as boards do, and counts and
+    logs the violation.
 note
-    Boards accept it; drivers that are proven on boards do it. Worth a look where something else
+    Boards accept it, and drivers that are proven on boards do it. Check notes when something else
     fails.
 
-A driver that works on boards runs on the model with violations at most. Evidence for a level is
-named where an objection is raised; without evidence an objection that changes what the model does
-is a fault, and one that does not is a violation.
+A driver that works on boards causes at most violations on the model. The evidence for a level is
+named where the objection is raised. Without evidence, an objection that changes the model's
+behaviour is a fault, and any other is a violation.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ import enum
 import logging
 
 log = logging.getLogger(__name__)
-MOST = 1000  # texts kept of each level
+MOST = 1000  # texts kept for each level
 
 
 class Level(enum.Enum):
-    """Behaviour of a board on an access to which the model objects; see the module."""
+    """A board's behaviour for an access that the model objects to; see the module docstring."""
 
     FAULT = "fault"
     VIOLATION = "violation"
     NOTE = "note"
 
 
-# The driver reports what a board fails at by itself.
+# Faults are logged only at INFO, because the driver reports a failure of the board itself.
 _LOGGED = {Level.FAULT: logging.INFO, Level.VIOLATION: logging.WARNING, Level.NOTE: logging.DEBUG}
 
 
 class Objections:
-    """All objections of a chip since it was built: each text once, with how often it was raised.
+    """All objections of a chip since it was built: each distinct text with its count.
 
-    violations: texts of faults and violations, in the order of their first appearance; notes: those
-    of notes, and of faults that the chip reports to its driver and that may be a kernel's doing.
-    Both lists may be cleared by a caller who begins anew. Called under the chip's lock.
+    violations: texts of faults and violations, in the order of their first appearance. notes: texts
+    of notes, and of faults that the chip reports to its driver and that a kernel may have caused.
+    A caller may clear both lists to start afresh. Called under the chip's lock.
     """
 
     def __init__(self) -> None:
@@ -50,9 +51,9 @@ class Objections:
         self._counts: dict[Level, dict[str, int]] = {level: {} for level in Level}
 
     def record(self, level: Level, text: str, *, reported: bool = False) -> None:
-        """Count an objection; log it when it comes for the first time.
+        """Count an objection, and log it the first time it is raised.
 
-        reported: the chip tells the driver of this fault by itself.
+        reported: the chip itself reports this fault to the driver.
         """
         counts = self._counts[level]
         listed = self.notes if reported or level is Level.NOTE else self.violations
@@ -67,11 +68,11 @@ class Objections:
             listed.append(text)
 
     def of(self, level: Level) -> dict[str, int]:
-        """Return the texts of a level with how often each was raised."""
+        """Return the texts of a level, each with its count."""
         return dict(self._counts[level])
 
     def summary(self) -> str:
-        """Say how many there are, "" without any but notes: for the end of a chip's life."""
+        """Summarise faults and violations for the log at the chip's close; "" if there are none."""
         faults, violations = self._counts[Level.FAULT], self._counts[Level.VIOLATION]
         if not faults and not violations:
             return ""

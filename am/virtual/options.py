@@ -1,4 +1,4 @@
-"""Options of a virtual chip: its size, its timing, and the faults planned for it."""
+"""Options of a virtual chip: sizes, timing and planned faults."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ DiscoveryFlaw = Literal[
 
 @dataclass(frozen=True)
 class Delays:
-    """Seconds that the chip's firmware takes; each is drawn between half and all of its figure."""
+    """Firmware delays in seconds; each use draws a value between half and all of the given one."""
 
     ifwi: float = 0.004  # power-on to IFWI ready; a board needs 0.1 to 2 s
-    bootloader: float = 0.0004  # each component
+    bootloader: float = 0.0004  # per component
     secure_os: float = 0.003  # from SOSDRV to the sign of life; boards: over 20 ms, Linux relies
     psp_control: float = 0.0003  # ring creation and destruction
-    psp_command: float = 0.0002  # each frame of the ring
+    psp_command: float = 0.0002  # per frame of the ring
     smu_message: float = 0.0001  # 0: answered before the write of the message returns
     autoload: float = 0.003  # AUTOLOAD_RLC to BOOTLOAD_COMPLETE; 0: with the PSP's answer
-    tlb: float = 0.00002  # an INVALIDATE_ENG REQ to its ACK
-    gfxoff: float = 0.002  # idle, and allowed GFXOFF, until the graphics core has no power
+    tlb: float = 0.00002  # from an INVALIDATE_ENG REQ to its ACK
+    gfxoff: float = 0.002  # from idle with GFXOFF allowed to graphics core powered off
     blackout: float = 0.03  # registers read all ones after mode1; a board needs 0.5 to 1 s
 
 
 class Names(set[str]):
-    """A set of names out of those that are known; BadArgument, which lists them, for any other."""
+    """A set of names limited to the known ones; BadArgument, listing them, for any other name."""
 
     def __init__(self, what: str, known: frozenset[str], names: Iterable[str] = ()) -> None:
         super().__init__()
@@ -61,39 +61,39 @@ def _refuse(what: str, name: str, known: Iterable[str]) -> NoReturn:
 
 @dataclass
 class FaultPlan:
-    """Faults to provoke. Mutable: `chip.faults` is the chip's own copy, changed at any time.
+    """Faults to provoke. Mutable: `chip.faults` is the chip's own copy and may change at any time.
 
-    Refusals name what firmware.py calls a kind, such as "RS64_MEC" or "SOS". BadArgument for a
-    fault, a kind or a hub that is not known.
+    `psp_reject` contains firmware kinds from firmware/images.py, such as "RS64_MEC" or "SOS".
+    BadArgument for an unknown fault, kind or hub.
     """
 
     ifwi_never: bool = False
     psp_reject: set[str] = field(default_factory=set)
-    psp_status: int = 0x000F  # what a planned refusal answers
-    psp_silent: bool = False  # the ring is read, fences are never written
+    psp_status: int = 0x000F  # status of a planned refusal
+    psp_silent: bool = False  # the ring is read, but fences are never written
     psp_ring_status: int = 0  # low 16 bits of C2PMSG_64 after ring creation
-    bootloader_never: bool = False  # it takes a component and is never ready again
+    bootloader_never: bool = False  # accepts a component, then is never ready again
     secure_os_never: bool = False
     ring_never: bool = False  # control commands of the PSP's ring are not answered
     psp_commands: dict[int, int] = field(default_factory=dict)  # command id -> forced status
-    smu_silent: bool = False  # its firmware is stuck; the debug mailbox still answers
+    smu_silent: bool = False  # the SMU firmware is stuck; the debug mailbox still answers
     smu_debug_silent: bool = False
     smu_responses: dict[int, int] = field(default_factory=dict)  # message -> forced response
-    smu_busy: int = 0  # how many of the next messages are answered with busy
+    smu_busy: int = 0  # number of the next messages that are answered with busy
     mode1_ignored: bool = False  # mode1 is acknowledged and does nothing
-    mode2_ignored: bool = False  # the same of mode2
-    gfxoff_stuck: bool = False  # DisallowGfxOff is answered, and the core stays without power
+    mode2_ignored: bool = False  # the same for mode2
+    gfxoff_stuck: bool = False  # DisallowGfxOff is answered, but the core stays without power
     autoload_never: bool = False
     safe_mode_never: bool = False  # the RLC does not acknowledge safe mode
-    mec_crashed: bool = False  # its firmware stands still; a reset of the block starts it again
-    sdma_crashed: bool = False  # the same of the copy engines
-    dequeue_never: bool = False  # requests to take a compute queue off have no effect
-    doorbells_lost: bool = False  # they reach no engine
-    tlb_no_ack: set[str] = field(default_factory=set)  # of "gc", "mmhub"
-    tlb_needs_semaphore: bool = False  # a MMHUB invalidation without it is never acknowledged
-    interrupts_lost: bool = False  # entries are written, the MSI never arrives
+    mec_crashed: bool = False  # MEC firmware has stopped; a reset of the block restarts it
+    sdma_crashed: bool = False  # the same for the copy engines
+    dequeue_never: bool = False  # dequeue requests for a compute queue have no effect
+    doorbells_lost: bool = False  # doorbell writes reach no engine
+    tlb_no_ack: set[str] = field(default_factory=set)  # hubs, out of "gc", "mmhub"
+    tlb_needs_semaphore: bool = False  # an MMHUB invalidation without it is never acknowledged
+    interrupts_lost: bool = False  # entries are written, but the MSI never arrives
     lost_at_access: int | None = None  # the card drops off the bus at this register access
-    ones_at_access: int | None = None  # the completion of this one times out: it reads all ones
+    ones_at_access: int | None = None  # completion of this access times out: it reads all ones
     dma_refused: bool = False  # the IOMMU rejects every access
 
     def __new__(cls, *_: object, **plan: object) -> Self:
@@ -124,28 +124,28 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class ChipOptions:
-    """A virtual card as built. Sizes are bytes.
+    """Build options of a virtual card. Sizes are bytes.
 
-    vram, shader_engines, arrays_per_engine, wgps_per_array, smu_version, smu_driver_if: 0 stands
-    for what boards with the chip have.
+    vram, shader_engines, arrays_per_engine, wgps_per_array, smu_version, smu_driver_if: 0 selects
+    the value of boards with the chip.
 
-    visible_vram: size of BAR0; None shows all of VRAM. shared_vram: VRAM lies in a memfd that other
-    processes can map; what they write there passes the host data path by. noise: bytes of VRAM,
-    from its start, that hold noise after power-on (all of it does on a board; beyond that the
+    visible_vram: size of BAR0; None makes all of VRAM visible. shared_vram: VRAM is a memfd that
+    other processes can map; their writes to it bypass the host data path. noise: number of bytes at
+    the start of VRAM that hold noise after power-on (on a board all of VRAM does; the rest of the
     model's VRAM is sparse and zero). poison: a 32-bit word that fills these bytes instead of noise,
     such as a NaN, which shows in results that depend on unwritten memory.
-    manual_time: the scheduler has no thread; tests call
-    `chip.scheduler.advance`. launch_in_order: dispatches of a queue that no wait separates run in
-    their order, not the newest first. shader_core: makes the shader cores, at the first dispatch.
-    platform: the host's firmware gives the BARs addresses at power-on and enlarges BAR0; False
-    behind a bus whose driver does that (bus.endpoint).
-    index_latch: an indirect index takes effect only when it was read back (posted writes).
+    manual_time: the scheduler has no thread; tests call `chip.scheduler.advance`.
+    launch_in_order: run a queue's dispatches in order where no wait separates them, instead of the
+    newest first. shader_core: creates the shader cores at the first dispatch.
+    platform: the host's firmware assigns BAR addresses at power-on and enlarges BAR0; False behind
+    a bus whose driver does that (bus.endpoint).
+    index_latch: an indirect index takes effect only once it is read back (posted writes).
     """
 
     vram: int = 0
     visible_vram: int | None = None
     shared_vram: bool = False
-    function_reset: bool = False  # a function-level reset by way of configuration space
+    function_reset: bool = False  # supports a function-level reset through configuration space
     platform: bool = True
     registers: int = 1 << 20
     doorbells: int = 2 << 20
@@ -162,20 +162,21 @@ class ChipOptions:
     shader_engines: int = 0
     arrays_per_engine: int = 0
     wgps_per_array: int = 0
-    tmr_size: int = 0x1300000  # what LOAD_TOC answers
+    tmr_size: int = 0x1300000  # the answer to LOAD_TOC
     smu_version: int = 0
-    smu_driver_if: int = 0  # another one only deserves a warning
+    smu_driver_if: int = 0  # a mismatch should only cause a warning in the driver
     # The first read of a hub's fault status after a fault may be stale on boards, which is why
     # Linux 6.12 gmc_v11_0_process_interrupt reads it twice.
     stale_fault_status: bool = False
-    # Memory decoding and BARs survive mode1, as tinygrad's AM driver relies on with boards: after a
-    # reset it sets bus mastering alone. True: they are lost, which Linux's and our driver survive.
     aspm: int = 2  # Link Control [1:0] as platforms leave it: 1 is L0s, 2 is L1
+    # False: memory decoding and BARs survive mode1. tinygrad's AM driver relies on this with
+    # boards: after a reset it sets only bus mastering. True: they are lost, which Linux's driver
+    # and ours tolerate.
     config_lost_on_mode1: bool = False
-    # Whether the secure OS obeys GFX_CTRL_CMD_ID_MODE1_RST (psp_gfx_if.h): Linux 6.12 uses it up to
-    # PSP 12 only, so a board's PSP 13 may not.
+    # Whether the secure OS obeys GFX_CTRL_CMD_ID_MODE1_RST (psp_gfx_if.h): Linux 6.12 uses it only
+    # up to PSP 12, so a board's PSP 13 may not obey it.
     psp_mode1: bool = False
-    debug_mode1: bool = True  # the debug mailbox of the SMU knows mode1
+    debug_mode1: bool = True  # the SMU's debug mailbox supports mode1
     launch_in_order: bool = False
     shader_core: Callable[[], ShaderCore] | None = None  # None: the one that runs gfx11 code
 
@@ -186,7 +187,7 @@ class ChipOptions:
             )
 
     def on(self, facts: ChipFacts) -> ChipOptions:
-        """Fill in what boards with a chip have."""
+        """Replace zeros by the values of boards with the chip."""
         board = facts.board
         return replace(
             self,

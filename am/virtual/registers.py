@@ -1,4 +1,4 @@
-"""The chip's registers: one space of dwords, each a latch unless a block gives it a behaviour."""
+"""The chip's register space: dwords that act as latches unless a block installs a handler."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ Writer = Callable[[int], None]
 class RegisterSpace:
     """Absolute dword index -> register, over the tables of all blocks.
 
-    A write latches the value and then calls the block's handler, which may latch something else
-    with `poke`. A read gives the latch, or what the handler says. The caller holds the chip's lock.
-    Objections: a write to a block that is not up is lost (fault), an index that no header names
-    reads zero (violation: Linux's driver reads some), ones written to undefined bits are kept
-    (note: the vendor's own constants contain them). A block without power gives ones, and writes to
-    it are lost (violation).
+    A write latches the value and then calls the block's handler, which may latch another value with
+    `poke`. A read returns the handler's value if there is a handler, else the latch. The caller
+    holds the chip's lock.
+    Objections: a write to a block that is not up is lost (fault). An index that no header names
+    reads zero (violation: Linux's driver reads some). Ones written to undefined bits are kept
+    (note: the vendor's own constants contain them). A block without power reads as all ones, and
+    writes to it are lost (violation).
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class RegisterSpace:
         self._indices: dict[tuple[str, str], int] = {}
         self._read_only: set[int] = set()
         self.closed: set[str] = set()  # blocks that are not up: writes are lost
-        self.unpowered: set[str] = set()  # blocks without power: reads give ones too
+        self.unpowered: set[str] = set()  # blocks without power: writes are lost, reads give ones
 
     # ---- naming -------------------------------------------------------------------------------
 
@@ -58,7 +59,7 @@ class RegisterSpace:
         return self._blocks[block][0][name]
 
     def owner(self, index: int) -> tuple[str, Register] | None:
-        """Say which block and register lie at an index, or None."""
+        """Return the block and register at an index, or None."""
         if index not in self._owners:
             self._owners[index] = self._find(index)
         return self._owners[index]
@@ -94,26 +95,26 @@ class RegisterSpace:
             self._undefined[index] = 0
 
     def on_read_at(self, index: int, reader: Reader) -> None:
-        """Let `reader` answer reads of an index that no table names; writes there vanish."""
+        """Let `reader` answer reads of an index that no table names; writes to it are dropped."""
         self._readers[index] = reader
         self._read_only.add(index)
         self._owners.setdefault(index, None)
         self._undefined[index] = 0
 
     def read_only(self, block: str, name: str) -> None:
-        """Make writes by the driver vanish."""
+        """Drop the driver's writes to a register."""
         self._read_only.add(self.index(block, name))
 
     def peek(self, index: int) -> int:
-        """Read the latch, without behaviour."""
+        """Read the latch without calling the read handler."""
         return self._values.get(index, 0)
 
     def poke(self, index: int, value: int) -> None:
-        """Set the latch, without behaviour."""
+        """Set the latch without calling the write handler."""
         self._values[index] = value & ALL_ONES
 
     def clear(self, block: str) -> None:
-        """Forget what the registers of a block hold; they read zero."""
+        """Set all latches of a block to zero."""
         for index in list(self._values):
             owner = self.owner(index)
             if owner is not None and owner[0] == block:
@@ -122,7 +123,7 @@ class RegisterSpace:
     # ---- access by the driver -----------------------------------------------------------------
 
     def read(self, index: int) -> int:
-        """One register read by the bus."""
+        """Read one register over the bus."""
         if self.unpowered and self._is_dead(index, "read"):
             return ALL_ONES
         reader = self._readers.get(index)
@@ -132,7 +133,7 @@ class RegisterSpace:
         return self._touch(index, "read") if value is None else value
 
     def write(self, index: int, value: int) -> None:
-        """One register write by the bus."""
+        """Write one register over the bus."""
         if self.unpowered and self._is_dead(index, f"written with {value:#x}"):
             return
         undefined = self._undefined.get(index)
@@ -155,17 +156,17 @@ class RegisterSpace:
             writer(value)
 
     def _is_dead(self, index: int, how: str) -> bool:
-        """Return whether an access meets a block without power, and record it."""
+        """Return whether an access goes to a block without power, and record it if so."""
         owner = self.owner(index)
         if owner is None or owner[0] not in self.unpowered:
             return False
         text = f"{owner[1].name} {how} while {owner[0]} has no power (GFXOFF)"
-        # Linux 6.12 does it when it is unloaded: see am.virtual.firmware.gfxoff
+        # Linux 6.12 does this when its driver is unloaded: see am.virtual.firmware.gfxoff
         self._objections.record(Level.VIOLATION, text)
         return True
 
     def _touch(self, index: int, how: str) -> int:
-        """Meet a register for the first time: learn whose it is and which bits it has."""
+        """Look up the owner and the defined bits of a register at its first access."""
         owner = self.owner(index)
         if owner is None:
             text = f"register {index:#x} {how}: no block has one there"

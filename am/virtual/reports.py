@@ -1,7 +1,7 @@
-"""Errors that engines report by an interrupt, planted by name: `report(chip, "sdma ecc")`.
+"""Errors that engines report by interrupt, injected by name: `report(chip, "sdma ecc")`.
 
-The interrupt is all that there is of them here: the engine goes on, as the model has nothing that
-could break so. Facts: Linux 6.12 ivsrcid/gfx/irqsrcs_gfx_11_0_0.h, ivsrcid/sdma0/
+Only the interrupt is modelled: the engine continues, because no part of the model can fail in these
+ways. Facts: Linux 6.12 ivsrcid/gfx/irqsrcs_gfx_11_0_0.h, ivsrcid/sdma0/
 irqsrcs_sdma0_5_0.h (sources), soc15_ih_clientid.h (clients), kfd_int_process_v11.c (SQ words).
 """
 
@@ -65,7 +65,7 @@ REPORTS: dict[str, Report] = {
 
 
 def report(chip: Board, name: str) -> None:
-    """Have an engine report the error `name`; BadArgument, which lists them, for another."""
+    """Make an engine report the error `name`; BadArgument, listing the known names, if unknown."""
     if name not in REPORTS:
         raise BadArgument(f"unknown report {name!r}; known: {', '.join(sorted(REPORTS))}")
     found = REPORTS[name]

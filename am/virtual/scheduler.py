@@ -1,4 +1,4 @@
-"""Time inside the virtual chip: one thread that runs what its firmware does a little later."""
+"""Time inside the virtual chip: one thread that runs the firmware's delayed actions."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from collections.abc import Callable
 from hcq.clock import Work
 from hcq.threads import start
 
-# What comes next is part of what is going on now: it is not late yet, but what was before it was.
+# A callback due within this time counts as work in progress: it is not late itself, but it may
+# continue an action whose earlier callback was.
 _SOON_S = 0.05
 
 
 class Scheduler:
     """Run callbacks after a delay, under the chip's lock, in the order of their times.
 
-    With `manual`, there is no thread: time moves only by `advance`. `cancel_all` forgets what is
-    pending (the chip lost power). `close` ends the thread; idempotent.
+    With `manual` there is no thread, and time moves only through `advance`. `cancel_all` drops
+    pending callbacks (the chip lost power). `close` ends the thread; idempotent.
     """
 
     def __init__(self, lock: threading.RLock, seed: int, *, manual: bool = False) -> None:
@@ -42,8 +43,11 @@ class Scheduler:
         return self._now if self._manual else time.monotonic()
 
     def after(self, delay_s: float, callback: Callable[[], None], *, outside: bool = False) -> None:
-        """Run `callback` once, `delay_s` from now give or take (seeded). outside: it happens to the
-        chip, and is not its work, which hosts behind slow links are given time to see."""
+        """Run `callback` once, after a random (seeded) half to all of `delay_s` from now.
+
+        outside: the callback is an event from outside the chip, not the chip's own work, which
+        hosts behind slow links are given time to observe.
+        """
         due = self.now() + delay_s * self._random.uniform(0.5, 1.0)
         with self._wake:
             if self._closed:
@@ -60,13 +64,13 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """No work of the chip is pending, and nothing runs."""
+        """Whether no callback is running and no work of the chip is pending."""
         with self._wake:
             return not self._running and all(outside for *_, outside in self._pending)
 
     @property
     def work(self) -> Work:
-        """ENGINES while something runs, or is due soon; see hcq.clock.Part."""
+        """ENGINES while a callback is running or due soon, else NONE; see hcq.clock.Part."""
         if self._manual:
             return Work.NONE
         with self._wake:
@@ -74,13 +78,13 @@ class Scheduler:
             return Work.ENGINES if self._running or soon else Work.NONE
 
     def cancel_all(self) -> None:
-        """Forget everything that is pending, also what just waits for the chip's lock."""
+        """Drop all pending callbacks, including one taken that still waits for the chip's lock."""
         with self._wake:
             self._pending.clear()
             self._epoch += 1
 
     def advance(self, seconds: float) -> None:
-        """Let manual time pass, running what falls due, in order."""
+        """Advance manual time, running the callbacks that fall due in order."""
         assert self._manual
         end = self._now + seconds
         while self._pending and self._pending[0][0] <= end:
@@ -91,7 +95,7 @@ class Scheduler:
         self._now = end
 
     def _next(self) -> tuple[int, Callable[[], None]] | None:
-        """Wait for the next callback that is due, with its epoch; None when closed."""
+        """Wait until a callback is due; return its epoch and the callback, or None when closed."""
         with self._wake:
             while not self._closed:
                 if not self._pending:
@@ -111,14 +115,14 @@ class Scheduler:
                 try:
                     if epoch == self._epoch:
                         callback()
-                except Exception as error:  # a bug of the model must not pass as a silent chip
+                except Exception as error:  # a bug in the model must not look like a silent chip
                     self.error = error
                     raise
                 finally:
                     self._running = False
 
     def close(self) -> None:
-        """End the thread. Not to be called with the chip's lock held."""
+        """End the thread. Must not be called with the chip's lock held."""
         with self._wake:
             self._closed = True
             self._pending.clear()

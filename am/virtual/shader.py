@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hcq.emu.memory import Abort, Access, LaneMemory
 
-_SIMDS = 4  # of a WGP
+_SIMDS = 4  # per WGP
 
 
 class ShaderMemory(LaneMemory, Protocol):
@@ -30,12 +30,12 @@ class ShaderMemory(LaneMemory, Protocol):
         access: Access,
         who: Callable[[], tuple[int, str]] | None = None,
     ) -> int:
-        """See LaneMemory. who: asked after a fault, for the address and the text of the instruction
-        that accesses `address`."""
+        """Implement LaneMemory.refill. who: called after a fault; returns the address and the text
+        of the instruction that accesses `address`."""
         ...
 
     def fetch(self, address: int, size: int) -> bytes | None:
-        """Read instructions; None after a fault (not mapped, not executable), which is latched."""
+        """Read instructions; None after a latched fault (not mapped or not executable)."""
         ...
 
     def peek(self, address: int, size: int) -> bytes | None:
@@ -81,10 +81,12 @@ class Ending(enum.Enum):
 
 @dataclass(frozen=True)
 class ShaderWave:
-    """A wave that has halted, or one that runs, as it was a moment ago. pc: of the instruction that
-    comes next. wave: its number in the group. scalars: 128 words, VCC from 106, M0 at 125, EXEC
-    from 126. vectors: the lanes of registers by number; of one that runs, of those that the
-    program reads again. vgprs, lds_bytes: allocated to it, and to its group. waits: at a barrier.
+    """A halted wave, or a recent snapshot of a running wave.
+
+    pc: address of the next instruction. wave: its number in the group. scalars: 128 words, VCC from
+    106, M0 at 125, EXEC from 126. vectors: register number -> lanes; for a running wave only the
+    registers that the program reads again. vgprs: number allocated to the wave. lds_bytes:
+    allocated to its group. waits: True at a barrier.
     """
 
     dispatch: Dispatch
@@ -101,8 +103,8 @@ class ShaderWave:
 
 @dataclass(frozen=True)
 class Outcome:
-    """pc: GPU virtual address of the offending instruction. words: its encoding. state: of the wave
-    that halted; None of one that never began."""
+    """Result of a dispatch. pc: GPU virtual address of the offending instruction. words: its
+    encoding. state: state of the wave that halted; None if it never started."""
 
     ending: Ending
     pc: int = 0
@@ -125,11 +127,13 @@ class WavePlace(NamedTuple):
 def place_of(
     group: tuple[int, int, int], groups: tuple[int, int, int], sizes: tuple[int, int, int]
 ) -> WavePlace:
-    """Where the waves of a group run: groups go to the shader engines in turns, then to their
-    arrays, to the WGPs of an array and to the SIMDs of a WGP. sizes: how many engines, arrays of an
-    engine, WGPs of an array.
+    """Return the SIMD that the waves of a group run on.
 
-    UNSURE: no document says in which order SPI deals groups out; HW_ID1 of waves on a board would.
+    Groups go round-robin to the shader engines, then to the arrays of an engine, the WGPs of an
+    array and the SIMDs of a WGP. sizes: number of engines, arrays per engine, WGPs per array.
+
+    UNSURE: no document states the order in which SPI distributes groups; HW_ID1 of waves on a board
+    would settle it.
     """
     number = group[0] + groups[0] * (group[1] + groups[1] * group[2])
     rest, engine = divmod(number, sizes[0])
@@ -143,9 +147,11 @@ class ShaderCore(Protocol):
 
     def run(self, dispatch: Dispatch, memory: ShaderMemory, abort: Abort) -> Outcome: ...
     def look(self, abort: Abort, limit_s: float) -> list[ShaderWave]:
-        """The waves that run now, from another thread, while `run` is under way. Blocks until each
-        has come to a backward branch, at most `limit_s`; of one that has not, what is known is
-        older: its beginning at worst."""
+        """Return the running waves; called from another thread while `run` is in progress.
+
+        Blocks until each wave has reached a backward branch, at most `limit_s` seconds. The state
+        of a wave that has not is older: at worst the state at its start.
+        """
         ...
 
     def close(self) -> None: ...

@@ -23,7 +23,7 @@ _REBAR_CONTROL = _REBAR + 8
 _MEMORY, _MASTER = 1 << 1, 1 << 2
 _COMMAND_BITS = 0x0547
 _FLR, _FLR_CAPABLE = 1 << 15, 1 << 28
-# (BAR index, low bits, where the platform's firmware puts it); 64-bit BARs take two slots.
+# (BAR index, low bits, address assigned by the platform's firmware); 64-bit BARs take two slots.
 _PLACES = (
     (0, 0xC, 0x38_0000_0000_00 << 4),
     (2, 0xC, 0x37_0000_0000_00 << 4),
@@ -34,7 +34,10 @@ _IO_SIZE = 256
 
 
 class ConfigSpace:
-    """4096 bytes and their behaviour. `memory_enabled` and `bus_master` say what the bus may do."""
+    """4096 bytes and their behaviour.
+
+    memory_enabled: whether the BARs decode accesses. bus_master: whether the card may do DMA.
+    """
 
     def __init__(self, chip: Board) -> None:
         self._chip = chip
@@ -48,13 +51,13 @@ class ConfigSpace:
         return 1 << (self._chip.options.vram - 1).bit_length()
 
     def _reset_vram_bar(self) -> int:
-        """Return BAR0's size after a reset: 256 MiB at most, until it is enlarged."""
+        """Return BAR0's size after a reset: at most 256 MiB, until it is enlarged."""
         return self._chip.options.visible_vram or min(self._whole_vram(), 256 << 20)
 
     # ---- sizes --------------------------------------------------------------------------------
 
     def bar_size(self, index: int) -> int:
-        """Bytes that a BAR decodes; 0 if there is none."""
+        """Return the size in bytes that a BAR decodes; 0 if the BAR does not exist."""
         options = self._chip.options
         sizes = {0: self._vram_bar, 2: options.doorbells, 4: _IO_SIZE, 5: options.registers}
         return sizes.get(index, 0)
@@ -62,8 +65,10 @@ class ConfigSpace:
     # ---- resets -------------------------------------------------------------------------------
 
     def reset(self, *, keep_bars: bool) -> None:
-        """Take the state after a reset: nothing enabled; BARs and their sizes forgotten unless
-        kept."""
+        """Enter the state after a reset: nothing is enabled.
+
+        BARs and their sizes are lost unless `keep_bars`.
+        """
         bars = bytes(self._bytes[_BARS : _BARS + 24])
         self._bytes[:] = bytes(SIZE)
         facts = self._chip.facts
@@ -78,12 +83,12 @@ class ConfigSpace:
         self._put(_CAPABILITIES, "<B", _PM)
         self._put(0x3C, "<BB", 0xFF, 1)
         self._put(_PM, "<BBH", 0x01, _PCIE, 0x0003)
-        # UNSURE: no function-level reset, as these boards are listed ("FLReset-"); the
-        # configuration space of one, read by lspci -vvv, settles it.
+        # UNSURE: no function-level reset, as published listings of these boards show ("FLReset-");
+        # the configuration space of a board, read by lspci -vvv, would settle it.
         capabilities = _FLR_CAPABLE if self._chip.options.function_reset else 0
         self._put(_PCIE, "<BBHIHHIHH", 0x10, _MSI, 0x0002, capabilities, 0, 0, 0x104, 0, 0x104)
         self._put(_MSI, "<BBH", 0x05, 0, 0x0080)
-        # As lspci shows it of these boards; amdgpu takes it as proof of extended space.
+        # As lspci shows for these boards; amdgpu takes it as proof that extended space exists.
         self._put(_VENDOR_SPECIFIC, "<I", 0x000B | 1 << 16 | _AER << 20)
         self._put(_VENDOR_SPECIFIC + 4, "<I", 0x0001 | 1 << 16 | 0x010 << 20)
         self._put(_AER, "<I", 0x0001 | 2 << 16 | _REBAR << 20)
@@ -103,8 +108,10 @@ class ConfigSpace:
         self._put(_REBAR_CONTROL, "<I", 1 << 5 | (self._vram_bar >> 20).bit_length() - 1 << 8)
 
     def assign_bars(self) -> None:
-        """Do what the platform's firmware does at power-on: enlarge BAR0, give each BAR an address,
-        and let the link sleep."""
+        """Configure the function as the platform's firmware does at power-on.
+
+        Enlarges BAR0, assigns each BAR an address, and enables ASPM on the link.
+        """
         self._vram_bar = self._chip.options.visible_vram or self._whole_vram()
         self._show_size()
         self._put(_LINK_CONTROL, "<H", self._chip.options.aspm)
@@ -116,16 +123,16 @@ class ConfigSpace:
         self._update()
 
     def bar_address(self, index: int) -> int:
-        """Return where a memory BAR lies on the bus, as it was written last."""
+        """Return the bus address that was last written to a memory BAR."""
         flags = next(flags for place, flags, _ in _PLACES if place == index)
         return self._address(index, flags)
 
     def snapshot(self) -> bytes:
-        """Return the writable header and capabilities, as an operating system saves them."""
+        """Return the writable header fields and capabilities, as an operating system saves them."""
         return bytes(self._bytes)
 
     def restore(self, saved: bytes) -> None:
-        """Write a snapshot back. ORDER: the size while nothing is decoded."""
+        """Write a snapshot back. ORDER: the BAR size must be written while decoding is off."""
         self.write(_COMMAND, 0, 2)
         for offset in (_REBAR_CONTROL, *range(_BARS, _BARS + 24, 4), _COMMAND):
             self.write(offset, int.from_bytes(saved[offset : offset + 4], "little"), 4)
@@ -148,7 +155,7 @@ class ConfigSpace:
         return int.from_bytes(self._bytes[offset : offset + width], "little")
 
     def write(self, offset: int, value: int, width: int) -> None:
-        """Write 1, 2 or 4 aligned bytes; what is read-only stays."""
+        """Write 1, 2 or 4 aligned bytes; read-only bits keep their values."""
         self._check(offset, width)
         if self._chip.lost:
             return
@@ -202,7 +209,7 @@ class ConfigSpace:
 
     def _update(self) -> None:
         command = int.from_bytes(self._bytes[_COMMAND : _COMMAND + 2], "little")
-        # Without a platform the bus before us finds the function by its BARs (bus.endpoint).
+        # Without a platform the bus model finds the function by its BARs (bus.endpoint).
         in_place = not self._chip.options.platform or all(
             self._address(index, flags) == self._placed.get(index)
             for index, flags, _ in _PLACES

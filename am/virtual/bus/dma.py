@@ -1,4 +1,4 @@
-"""Host memory that the card reaches, and the IOMMU between them."""
+"""Host memory that the card can access, and the IOMMU between card and host memory."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from hcq.memory import BusAddr
 from hcq.transport.base import DmaSegment
 
 PAGE = 4096
-_SLOT_SHIFT = 21  # bus space is dealt out in slots of 2 MiB
+_SLOT_SHIFT = 21  # bus address space is allocated in slots of 2 MiB
 _SLOT = 1 << _SLOT_SHIFT
 _FIRST_SLOT = (1 << 40) >> _SLOT_SHIFT
 _LAST_SLOT = (1 << 44) >> _SLOT_SHIFT  # gfx11 reaches 44 bits of bus address
 
 
 class Iommu:
-    """Bus address -> host address, for memory that is alive. Made-up bus addresses, seeded.
+    """Map bus addresses to host addresses of live memory. Bus addresses are synthetic and seeded.
 
-    Slots are never used twice, so that a stale bus address is always caught.
+    Slots are never reused, so that a stale bus address is always detected.
     """
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self._slots: dict[int, tuple[int, int, int]] = {}  # slot -> (bus start, bus end, host)
         self._next = _FIRST_SLOT + self._random.randrange(1 << 10)
-        self._starts: list[int] = []  # of memory of others, sorted
+        self._starts: list[int] = []  # bus starts in `_others`, sorted
         self._others: dict[int, tuple[int, int | None]] = {}  # bus start -> (bus end, host)
 
     def _deal(self, count: int) -> int:
@@ -41,7 +41,7 @@ class Iommu:
         return first
 
     def map(self, host: int, size: int, *, contiguous: bool) -> list[DmaSegment]:
-        """Give bus addresses to `size` bytes of host memory: one run, or runs of 2 MiB at most."""
+        """Assign bus addresses to `size` bytes of host memory: one run, or runs of up to 2 MiB."""
         segments: list[DmaSegment] = []
         whole = self._deal(-(-size // _SLOT)) if contiguous else 0
         for start in range(0, size, _SLOT):
@@ -56,25 +56,25 @@ class Iommu:
         return segments
 
     def unmap(self, segments: Sequence[DmaSegment]) -> None:
-        """Make the addresses invalid."""
+        """Invalidate the bus addresses of `segments`."""
         for segment in segments:
             for bus in range(segment.address, segment.address + segment.size, _SLOT):
                 self._slots.pop(bus >> _SLOT_SHIFT, None)
 
     def translate(self, bus: int, size: int) -> tuple[int, int] | None:
-        """Return (host address, bytes in one piece, at most `size`); None if refused."""
+        """Return (host address, contiguous bytes, at most `size`); None if refused."""
         slot = self._slots.get(bus >> _SLOT_SHIFT)
         if slot is None or bus >= slot[1]:
             return self._find_other(bus, size) if self._starts else None
         return slot[2] + bus - slot[0], min(size, slot[1] - bus)
 
     def add(self, bus: int, size: int, host: int | None) -> None:
-        """Map memory of another owner at a bus address of its choice, which must be free."""
+        """Map memory of another owner at a bus address that the owner chooses; it must be free."""
         bisect.insort(self._starts, bus)
         self._others[bus] = (bus + size, host)
 
     def remove(self, bus: int) -> None:
-        """Unmap what was added at `bus`."""
+        """Unmap the memory added at `bus`."""
         del self._others[bus]
         del self._starts[bisect.bisect_left(self._starts, bus)]
 
@@ -87,7 +87,7 @@ class Iommu:
         if bus >= end or host is None:
             return None
         found = host + bus - start
-        # An owner behind an IOMMU of its own maps page by page; what lies together is one piece.
+        # An owner behind its own IOMMU maps page by page; merge mappings that are contiguous.
         while end - bus < size and (following := self._others.get(end)) is not None:
             if following[1] != found + end - bus:
                 break
@@ -96,7 +96,7 @@ class Iommu:
 
 
 class HostMemory:
-    """One allocation of device-reachable memory; implements `hcq.transport.base.DmaMemory`."""
+    """One allocation of device-accessible memory; implements `hcq.transport.base.DmaMemory`."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class HostMemory:
         self.segments = segments
         self.memory = memory
         self.view = memoryview(memory)
-        self.owners: dict[HostMemory, None] = {}  # a transport's, which closes it in the end
+        self.owners: dict[HostMemory, None] = {}  # the set of the transport that will close it
         self._release: Callable[[HostMemory], None] | None = release
 
     @property
@@ -118,7 +118,7 @@ class HostMemory:
         return self._release is None
 
     def close(self) -> None:
-        """Take the memory from the device; idempotent."""
+        """Revoke the device's access and free the memory; idempotent."""
         release, self._release = self._release, None
         if release is not None:
             self.owners.pop(self, None)
@@ -131,14 +131,14 @@ class HostMemory:
 class DmaPool:
     """Host memory of a virtual chip.
 
-    A worker thread of a shader core may be between its translation and its access when memory is
-    given back. So nothing is ever unmapped from the process while the chip lives: what was given
-    back reads as zeros at once and is lent again later.
+    A shader core's worker thread may be between its translation and its access when memory is
+    freed. So memory is never unmapped from the process while the chip exists: once no views of it
+    are left, freed memory reads as zeros and can be allocated again.
     """
 
     def __init__(self, iommu: Iommu, revoked: Callable[[int, int], None]) -> None:
         self._iommu = iommu
-        self._revoked = revoked  # (host address, size): forget translations to it
+        self._revoked = revoked  # (host address, size): invalidate translations to this range
         self._free: dict[int, list[mmap.mmap]] = {}
         self._returned: list[mmap.mmap] = []
 
@@ -158,17 +158,17 @@ class DmaPool:
         self._iommu.unmap(lent.segments)
         host = ctypes.addressof(ctypes.c_char.from_buffer(lent.memory))
         self._revoked(host, lent.size)
-        with contextlib.suppress(BufferError):  # arrays of the caller still look at it
+        with contextlib.suppress(BufferError):  # the caller's arrays still view it
             lent.view.release()
         self._returned.append(lent.memory)
         self._collect()
 
     def _collect(self) -> None:
-        """Take back what no array of the caller looks at any more."""
+        """Reclaim returned memory that none of the caller's arrays views any more."""
         held = []
         for memory in self._returned:
             try:
-                memory.resize(len(memory))  # refused while there are views of it
+                memory.resize(len(memory))  # raises BufferError while there are views of it
             except BufferError:
                 held.append(memory)
                 continue

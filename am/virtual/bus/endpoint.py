@@ -1,7 +1,7 @@
-"""A virtual card behind a model of a bus: its functions, power and DMA.
+"""A virtual card behind a bus model: its functions, power and DMA.
 
-Implements `hcq.transport.endpoint.Endpoint`. Interrupt messages go nowhere: what stands before the
-card does not carry them.
+Implements `hcq.transport.endpoint.Endpoint`. Interrupt messages are dropped, because the bus in
+front of the card does not forward them.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ class GraphicsFunction:
             window.write32(offset + at, int.from_bytes(data[at : at + 4], "little"))
 
     def _let_time_pass(self) -> None:
-        """Have writes to VRAM arrive before a doorbell that is rung without a flush.
+        """Drain writes to VRAM before a doorbell that is written without a flush.
 
-        A bus like USB brings the doorbell 100 us or more after them. tinygrad's driver leaves the
-        flush out there (runtime/ops_amd.py, signal_doorbell), and runs on boards.
+        On a bus like USB, the doorbell arrives 100 us or more after the writes. tinygrad's driver
+        omits the flush there (runtime/ops_amd.py, signal_doorbell), and runs on boards.
         """
         chip = self._chip
         with chip.lock:
@@ -94,7 +94,7 @@ class GraphicsFunction:
 
 
 class AudioFunction:
-    """Function 1: HDMI audio. It decodes nothing of use, and must not be taken for the GPU."""
+    """Function 1: HDMI audio. No registers are modelled; a driver must not take it for the GPU."""
 
     def __init__(self, chip: Chip) -> None:
         self._chip = chip
@@ -102,7 +102,7 @@ class AudioFunction:
         self.reset()
 
     def reset(self) -> None:
-        """Take the state after a reset."""
+        """Enter the state after a reset."""
         vendor = self._chip.facts.generation.vendor
         struct.pack_into("<HH", self._bytes, 0, vendor, _AUDIO_DEVICE)
         struct.pack_into("<HHI", self._bytes, _COMMAND, 0, 0, _AUDIO_CLASS << 8)
@@ -131,17 +131,17 @@ class AudioFunction:
         return (Aperture(0, self.config_read(_BAR0, 4), _AUDIO_BAR, False),)
 
     def read(self, index: int, offset: int, size: int) -> bytes:
-        """Its registers, of which none is modelled: zeros."""
+        """Return zeros: no register of this function is modelled."""
         return bytes(size)
 
     def write(self, index: int, offset: int, data: bytes) -> None:
-        """Nothing takes it."""
+        """Ignore the write."""
 
 
 class ChipEndpoint:
-    """A chip whose options say `platform=False`: no platform's firmware gave it addresses.
+    """A chip with the option `platform=False`: no platform firmware has assigned BAR addresses.
 
-    owns_chip: `close` ends the chip's life too; else it stays the caller's, powered.
+    owns_chip: `close` also closes the chip; otherwise the caller keeps the chip, still powered.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class ChipEndpoint:
         self.chip.unmap_dma(address, size)
 
     def close(self) -> None:
-        """Free the chip for another attachment; idempotent."""
+        """Release the chip for another attachment; idempotent."""
         if self.chip.msi is _nowhere:
             self.chip.msi = None
         if self._owns_chip:
@@ -197,4 +197,4 @@ class ChipEndpoint:
 
 
 def _nowhere() -> None:
-    """Take an interrupt message that no bus carries on."""
+    """Drop an interrupt message, which the bus does not forward."""

@@ -18,18 +18,18 @@ ENTRY = 32
 _OSSSYS = 15  # client of MMHUB (Linux 6.12 mmhub_v3_0.c)
 _SPACE_BUS, _SPACE_MC = 2, 4
 _XCLK = 100e6  # ticks per second of the time stamp
-_OFFSET = 0x3FFFC  # the pointer in RPTR and WPTR, bytes
+_OFFSET = 0x3FFFC  # mask of the byte pointer in RPTR and WPTR
 _LAYOUT = struct.Struct("<8I")
 
 
 class _Ring(NamedTuple):
-    """The ring as the registers describe it, decoded. Addresses and sizes are bytes."""
+    """The ring configuration decoded from the registers. Addresses and sizes are bytes."""
 
     enabled: bool
     size: int
     base: int
     on_bus: bool
-    shadow: int | None  # where the write pointer is written back to
+    shadow: int | None  # write-back address of the write pointer
     overflow_enabled: bool
     overflow_cleared: bool
     interrupts: bool
@@ -37,11 +37,14 @@ class _Ring(NamedTuple):
 
 
 class InterruptHandler(Block):
-    """Ring 0 (ring 1 takes only what a driver routes to it, which ours never does)."""
+    """Ring 0 of the interrupt handler.
+
+    Ring 1 receives only interrupts that a driver routes to it, which our driver never does.
+    """
 
     def __init__(self, chip: Board) -> None:
         super().__init__(chip, "osssys")
-        self.lost = 0  # entries that found no room or no ring
+        self.lost = 0  # entries dropped because the ring was full or not enabled
         self._wptr = 0
         self._overflow = False
         self._ring: _Ring | None = None
@@ -54,7 +57,7 @@ class InterruptHandler(Block):
             self.on_write(f"IH_RB_{name}", self._forget_ring)
 
     def reset(self, scope: Reset) -> None:
-        """Forget the ring."""
+        """Clear the ring state."""
         self._wptr = 0
         self._overflow = False
         self._ring = None
@@ -93,7 +96,7 @@ class InterruptHandler(Block):
         self._show()
 
     def doorbell(self, dword: int, value: int) -> bool:
-        """Take the read pointer from a doorbell; see block.DoorbellTarget."""
+        """Take the read pointer from a doorbell; see board.DoorbellTarget."""
         wanted = self.fields("IH_DOORBELL_RPTR")
         if not wanted.ENABLE or dword != wanted.OFFSET:
             return False
@@ -127,10 +130,10 @@ class InterruptHandler(Block):
         *,
         vmid_source: int = 0,
     ) -> None:
-        """Write an entry, then the pointer, then interrupt. `data`: up to four dwords.
+        """Write an entry and the write pointer, then raise the interrupt. data: up to four dwords.
 
-        `vmid_source` 1 means a VMID of the MMHUB. Which process a VMID belongs to says the table
-        IH_VMID_n_LUT.
+        `vmid_source` 1 means a VMID of the MMHUB. The table IH_VMID_n_LUT maps a VMID to its
+        process.
         """
         with self.chip.lock:
             ring = self._ring or self._look()
@@ -142,7 +145,7 @@ class InterruptHandler(Block):
                 if not ring.overflow_enabled:
                     self.lost += 1
                     return
-                # While CLEAR is held the flag cannot rise: the driver has to toggle the bit.
+                # While CLEAR stays set, the flag cannot be set: the driver has to toggle the bit.
                 self._overflow = not ring.overflow_cleared
             stamp = int(self.chip.scheduler.now() * _XCLK)
             words = [int(word) for word in data][:4]

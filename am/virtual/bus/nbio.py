@@ -1,4 +1,4 @@
-"""The bus interface: indirect registers, HDP flush locations, and where doorbells go.
+"""The bus interface: indirect registers, HDP flush locations and doorbell routing.
 
 Facts: Linux 6.12 nbio_v4_3.c, amdgpu_device.c (indirect access), amdgpu_doorbell.h; nbio_4_3_0
 register header.
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 _REMAP_DEFAULT = 0x385C  # byte offset of HDP_MEM_COHERENCY_FLUSH_CNTL itself
 _FLUSH_UNITS = 0xFFFF_FFFF
 _GFX_PORT, _IH_PORT, _SDMA_PORT = 0, 1, 2
-# What nbio_v4_3.c writes as AWID and AWADDR_31_28 for each port; other values are ignored. The
-# port with a bounded range comes first.
+# The values that nbio_v4_3.c writes as AWID and AWADDR_31_28 for each port; a port with other
+# values is ignored. The port with a bounded range comes first.
 _PAGE_DWORDS = 1024
 _TARGETS = {_SDMA_PORT: (0xE, 3), _IH_PORT: (0, 0), _GFX_PORT: (3, 3)}
 _ENTRIES = {port: f"S2A_DOORBELL_ENTRY_{port}_CTRL" for port in _TARGETS}
-MOST_ROUTES = 4096  # kept
+MOST_ROUTES = 4096  # limit of cached routing decisions
 
 
 class Nbio(Block):
@@ -34,7 +34,7 @@ class Nbio(Block):
         self._flush_location: int | None = None
         self._doorbells: dict[int, int] = {}  # last 64-bit value by even dword
         self._routes: dict[tuple[int, int, int], bool] = {}  # port, its register's content, dword
-        self._latched: dict[str, int] = {}  # an indirect index that was read back
+        self._latched: dict[str, int] = {}  # indirect indices that were read back
         self.dropped_doorbells = 0
         space = chip.space
         self.on_read("BIF_BX_PF0_MM_DATA", self._read_vram)
@@ -53,16 +53,16 @@ class Nbio(Block):
         space.read_only("nbio", "RCC_DEV0_EPF0_RCC_CONFIG_MEMSIZE")
 
     def reset(self, scope: Reset) -> None:
-        """Take the power-on state; the memory size appears when IFWI is done."""
+        """Enter the power-on state; the memory size appears when IFWI is done."""
         self._doorbells.clear()
         self._latched.clear()
         self.set("BIF_BX0_REMAP_HDP_MEM_FLUSH_CNTL", _REMAP_DEFAULT)
         self._remap(_REMAP_DEFAULT)
-        # What IFWI leaves in the strap: a driver clears the bit (nbio_v4_3_init_registers).
+        # The strap value that IFWI leaves: a driver clears the bit (nbio_v4_3_init_registers).
         self.set("RCC_DEV0_EPF2_STRAP2", STRAP_NO_SOFT_RESET_DEV0_F2=1)
 
     def ifwi_done(self) -> None:
-        """Show the memory size in MB, and that the board was posted."""
+        """Show the memory size in MB, and that the board has been posted."""
         self.set("RCC_DEV0_EPF0_RCC_CONFIG_MEMSIZE", self.chip.vram.size >> 20)
         self.set("BIF_BX0_BIOS_SCRATCH_7", POSTED)
 
@@ -116,7 +116,7 @@ class Nbio(Block):
             space.on_write_at(self._flush_location, None)
             self._flush_location = None
         if place == self.index("BIF_BX_PF0_HDP_MEM_COHERENCY_FLUSH_CNTL"):
-            return  # where it is without any remapping
+            return  # its location without remapping
         owner = space.owner(place)
         if owner is not None:
             self.chip.fault(f"HDP flush moved onto a register, {owner[1].name}")
@@ -128,14 +128,14 @@ class Nbio(Block):
         self.chip.hdp.flush()
 
     def _flush_request(self, value: int) -> None:
-        """An engine, or the driver, asks for a flush; DONE shows each requester's bit."""
+        """Flush the HDP for an engine or the driver; DONE shows each requester's bit."""
         self.chip.hdp.flush()
         self.set("BIF_BX_PF0_GPU_HDP_FLUSH_DONE", value & _FLUSH_UNITS)
 
     # ---- doorbells ----------------------------------------------------------------------------
 
     def doorbell(self, offset: int, value: int, width: int) -> None:
-        """Take a write to the doorbell BAR; `width` in bytes, 4 or 8."""
+        """Handle a write to the doorbell BAR. width: in bytes, 4 or 8."""
         if not self.fields("RCC_DEV0_EPF0_RCC_DOORBELL_APER_EN").BIF_DOORBELL_APER_EN:
             self._drop(offset, "the aperture is closed")
             return
@@ -155,7 +155,7 @@ class Nbio(Block):
         self._drop(offset, "no engine listens to it")
 
     def _routed(self, port: int, target: tuple[int, int], dword: int) -> bool:
-        """Return whether a port takes a doorbell: the same for the same content of its register."""
+        """Return whether a port takes a doorbell, cached by the port register's content."""
         entry = self.get(_ENTRIES[port])
         known = self._routes.get((port, entry, dword))
         if known is None:
@@ -171,11 +171,11 @@ class Nbio(Block):
             return False
         if (entry[prefix + "AWID"], entry[prefix + "AWADDR_31_28_VALUE"]) != target:
             return False
-        # Ranges look at a doorbell's place in its page of 4 KiB: the doorbells of processes are
-        # handed out so that they fall into the ranges (Linux 6.12 amdgpu_mes.c, doorbell_get).
+        # Ranges compare a doorbell's offset within its 4 KiB page: Linux allocates the doorbells of
+        # processes so that they fall into the ranges (Linux 6.12 amdgpu_mes.c, doorbell_get).
         dword &= _PAGE_DWORDS - 1
         first, count = entry[prefix + "RANGE_OFFSET"], entry[prefix + "RANGE_SIZE"]
-        # The constant the kernel writes for port 0 has size 0: everything from the offset.
+        # The constant the kernel writes for port 0 has size 0, meaning everything from the offset.
         return first <= dword and (count == 0 or dword < first + count)
 
     def _deliver(self, port: int, dword: int, value: int) -> bool:

@@ -27,7 +27,7 @@ def _check_value(value: int, bits: int) -> None:
 
 
 class _BarWindow:
-    """Common behaviour of all BARs: bounds, alignment, and 64-bit accesses made of two."""
+    """Common behaviour of all BARs: bounds, alignment, and 64-bit accesses split into two."""
 
     def __init__(self, chip: Chip, index: int) -> None:
         self._chip = chip
@@ -40,7 +40,7 @@ class _BarWindow:
 
     @property
     def size(self) -> int:
-        """Bytes that the BAR decodes now."""
+        """Size in bytes that the BAR currently decodes."""
         return self._chip.config.bar_size(self.index)
 
     def _check(self, offset: int, size: int, alignment: int) -> None:
@@ -77,14 +77,14 @@ class _BarWindow:
         self.write32(offset + 4, value >> 32)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Read a block as dwords; registers are not memory, so that is noted as a violation."""
+        """Read a block as dwords; recorded as a violation, because registers are not memory."""
         self._check(offset, size, 4)
         self._chip.violation(f"block read of BAR{self.index} at {offset:#x}")
         words = (self.read32(offset + at) for at in range(0, size, 4))
         return b"".join(word.to_bytes(4, "little") for word in words)
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write a block as dwords; a violation too."""
+        """Write a block as dwords; also recorded as a violation."""
         content = bytes(data)
         self._check(offset, len(content), 4)
         self._chip.violation(f"block write of BAR{self.index} at {offset:#x}")
@@ -93,7 +93,7 @@ class _BarWindow:
 
 
 class RegisterWindow(_BarWindow):
-    """BAR5."""
+    """BAR5: registers."""
 
     def __init__(self, chip: Chip, index: int) -> None:
         super().__init__(chip, index)
@@ -102,7 +102,7 @@ class RegisterWindow(_BarWindow):
     def close(self) -> None:
         """Refuse further accesses; idempotent."""
         super().close()
-        self._size = 0  # so that reading and writing need not look twice
+        self._size = 0  # makes the bounds check of reads and writes fail, without a second check
 
     def read32(self, offset: int) -> int:
         """Read one register."""
@@ -120,19 +120,19 @@ class RegisterWindow(_BarWindow):
 
 
 class DoorbellWindow(_BarWindow):
-    """BAR2. Writes reach the engines; reads give zero."""
+    """BAR2: doorbells. Writes reach the engines; reads give zero."""
 
     def read32(self, offset: int) -> int:
-        """Read nothing of use."""
+        """Read zero, or all ones if the card does not answer."""
         self._check(offset, 4, 4)
         return 0 if self._chip.answers() and not self._chip.dark else _ONES_32
 
     def write32(self, offset: int, value: int) -> None:
-        """Ring half a doorbell."""
+        """Write one half of a doorbell."""
         self._ring(offset, value, 4)
 
     def write64(self, offset: int, value: int) -> None:
-        """Ring a doorbell in one access."""
+        """Write a doorbell in one access."""
         self._ring(offset, value, 8)
 
     def _ring(self, offset: int, value: int, width: int) -> None:
@@ -210,7 +210,7 @@ class MessageInterrupts:
         self._came.set()
 
     def enable(self, count: int) -> None:
-        """Nothing to do for the one vector; BadArgument for more."""
+        """Check `count`: BadArgument for more than the one vector, which is always enabled."""
         if count != self.vectors:
             raise BadArgument(
                 f"requested {count} interrupt vectors, the card has {self.vectors}",
@@ -219,11 +219,11 @@ class MessageInterrupts:
             )
 
     def signal(self) -> None:
-        """Take a message from the card."""
+        """Receive a message from the card."""
         self._came.set()
 
     def wait(self, limit_s: float, vector: int = 0) -> bool:
-        """Block until one came since the last call; False after `limit_s`."""
+        """Block until a message has arrived since the last call; False after `limit_s`."""
         if vector:
             raise BadArgument("the vector is not enabled", vector=vector, enabled=self.vectors)
         came = self._came.wait(limit_s)
@@ -235,11 +235,12 @@ class MessageInterrupts:
 
 
 class VirtualTransport(TransportLife):
-    """One attachment to a chip, as VFIO would give it; implements `hcq.transport.base.Transport`.
+    """One attachment to a chip, as VFIO provides it; implements `hcq.transport.base.Transport`.
 
     As on a board, nothing is enabled at first: the driver sets memory space and bus master in the
-    command register. `close` turns bus mastering off and takes back all DMA memory; the chip keeps
-    its power, unless `owns_chip`: then it is closed too. DeviceBusy while another one is open.
+    command register. `close` turns bus mastering off and frees all DMA memory. The chip keeps its
+    power, except with `owns_chip`, where it is closed too. DeviceBusy while another attachment is
+    open.
     """
 
     def __init__(self, chip: Chip, name: str | None = None, *, owns_chip: bool = False) -> None:
@@ -258,7 +259,7 @@ class VirtualTransport(TransportLife):
         }
         self._interrupts = MessageInterrupts()
         chip.msi = self._interrupts.signal
-        # ORDER: closing does this from the bottom: no DMA before memory goes.
+        # ORDER: closing runs these in reverse: DMA stops before memory is freed.
         if owns_chip:
             self.at_end(chip.close)
         self.at_end(self._free_memory)
@@ -277,11 +278,11 @@ class VirtualTransport(TransportLife):
 
     @property
     def chip(self) -> Chip:
-        """The card behind it, for tests and fault injection."""
+        """The attached card, for tests and fault injection."""
         return self._chip
 
     def config_read(self, offset: int, width: int = 4) -> int:
-        """Read configuration space; all ones when the card is gone."""
+        """Read configuration space; all ones if the card is unplugged."""
         self.check_open()
         check_access(offset, width)
         with self._chip.lock:
@@ -306,7 +307,7 @@ class VirtualTransport(TransportLife):
         return self._windows[index]
 
     def allocate_dma(self, size: int, *, contiguous: bool = False) -> HostMemory:
-        """Allocate host memory; unless contiguous it comes in runs of 2 MiB at most."""
+        """Allocate host memory; without `contiguous` it consists of runs of at most 2 MiB."""
         self.check_open()
         memory = self._chip.dma.allocate(size, contiguous=contiguous)
         self._memory[memory] = None

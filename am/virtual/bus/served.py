@@ -1,4 +1,4 @@
-"""A virtual card behind a server: clients of another process own the memory it reaches."""
+"""A virtual card behind a server: client processes own the memory that the card accesses."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _VRAM_BAR = 0
 
 
 class ServedChip:
-    """Implements `hcq.transport.vfio_user.model.DeviceModel`; the chip stays the caller's.
+    """Implement `hcq.transport.vfio_user.model.DeviceModel`; the caller still owns the chip.
 
-    map_vram: clients map VRAM and reach it without us, which is fast, but passes the host data path
-    by: writes that a board would hold until they are flushed are seen at once, and the trusted
-    memory region is open to them. It needs a chip with `shared_vram`.
+    map_vram: clients map VRAM and access it directly. This is fast but bypasses the host data path:
+    writes that a board would hold until they are flushed are visible at once, and clients can
+    access the trusted memory region. It requires a chip with `shared_vram`.
     """
 
     vectors = 1
@@ -31,20 +31,20 @@ class ServedChip:
         self._transport: VirtualTransport | None = None
 
     def attach(self, client: Client) -> Transport:
-        """Plug the client in; its interrupts come straight from the chip."""
+        """Attach the client; the chip sends interrupts to it directly."""
         self._transport = VirtualTransport(self.chip, f"served:{self.chip.facts.name}")
         with self.chip.lock:
             self.chip.msi = client.interrupt
         return self._transport
 
     def detach(self) -> None:
-        """End bus mastering, as an operating system does for a process that died."""
+        """Turn off bus mastering, as an operating system does for a process that died."""
         if self._transport is not None:
             self._transport.close()
             self._transport = None
 
     def map_dma(self, address: int, size: int, host: int | None) -> None:
-        """See DeviceModel. Memory that was not shared is refused to the engines, and named."""
+        """See DeviceModel. Engine accesses to unshared memory are refused and recorded."""
         self.chip.map_dma(address, size, host)
 
     def unmap_dma(self, address: int, size: int) -> None:
@@ -52,7 +52,7 @@ class ServedChip:
         self.chip.unmap_dma(address, size)
 
     def shared(self, bar: int) -> SharedMemory | None:
-        """VRAM, where that was asked for."""
+        """Return VRAM for BAR0 if `map_vram`, else None."""
         if bar != _VRAM_BAR or not self.map_vram:
             return None
         vram = self.chip.vram

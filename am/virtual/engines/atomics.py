@@ -1,4 +1,4 @@
-"""Read-modify-write operations that the command processor and SDMA do by themselves.
+"""Read-modify-write operations that the command processor and SDMA perform themselves.
 
 Source of the numbers: Linux 6.12 include/navi10_enum.h, enum TC_OP (bit 5: 64 bits wide, bit 6: the
 old value is not returned). Floating-point operations are not modelled.
@@ -36,14 +36,14 @@ _OPERATIONS: dict[int, Callable[[int, int, int, int], int]] = {
 
 
 def width(operation: int) -> int | None:
-    """Return how many bytes a TC_OP atomic works on, None for an operation we do not know."""
+    """Return the operand size of a TC_OP atomic in bytes, None for an unknown operation."""
     if operation & ~(WIDE | NO_RETURN) not in _OPERATIONS:
         return None
     return 8 if operation & WIDE else 4
 
 
 def apply(operation: int, old: int, source: int, compare: int) -> int:
-    """Return what memory holds after the operation; `old` is what it held, both unsigned."""
+    """Return the memory value after the operation. old: value before; both are unsigned."""
     bits = 64 if operation & WIDE else 32
     mask = (1 << bits) - 1
     new = _OPERATIONS[operation & ~(WIDE | NO_RETURN)](old, source & mask, compare & mask, bits)

@@ -21,21 +21,20 @@ CLOCK_PERIOD_NS = (
 
 
 def clock_ticks() -> int:
-    """Read the 100 MHz GPU clock counter that timestamps are taken from (64 bits, never zero)."""
+    """Read the 100 MHz GPU clock counter used for timestamps (64 bits, never zero)."""
     return time.perf_counter_ns() // CLOCK_PERIOD_NS
 
 
 class Stopped(Exception):
-    """The engine was told to stop while it waited or worked; unwinds to the engine's loop."""
+    """The engine was stopped while waiting or working; unwinds to the engine's loop."""
 
 
 class Worker:
     """One daemon thread that runs `step` each time it is woken, until it is stopped.
 
-    `step` returns how many seconds to sleep at most before it wants to run again, None for "until I
-    am woken". `wake` may be called from any thread, with or without the chip's lock held; a wake
-    that arrives while `step` runs is kept. The thread starts at the first wake, so an engine that
-    is never used costs nothing.
+    `step` returns the maximum number of seconds to sleep before its next run, or None to sleep
+    until a wake. `wake` may be called from any thread, with or without the chip's lock held; a wake
+    during `step` is kept. The thread starts at the first wake, so an unused engine costs nothing.
     """
 
     def __init__(
@@ -48,22 +47,22 @@ class Worker:
         self._signal.acquire()
         self._start_lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._working = False  # inside `step`, and not waiting there
-        self._program: Abort | None = None  # of the program that runs inside `step`
+        self._working = False  # inside `step`, and not in `pause`
+        self._program: Abort | None = None  # Abort of the program that runs inside `step`
         self._numbers = itertools.count(1)
-        self._woken = self._seen = 0  # numbers of wakes: the last, and that of which `step` knows
+        self._woken = self._seen = 0  # number of the last wake, and of the last that `step` saw
         self.stopped = False
 
     def __repr__(self) -> str:
         return f"Worker({self.name!r}, stopped={self.stopped})"
 
     def wake(self) -> None:
-        """Let the thread run `step` once more."""
+        """Make the thread run `step` once more."""
         self._woken = next(self._numbers)
         if self._thread is None:
             self._start()
-        # RACE: two wakes may both find the lock held; the second release then raises, and the
-        # thread runs once, after both, which is all a wake promises.
+        # RACE: two wakes may both find the lock held; the second release then raises. The thread
+        # runs once, after both wakes, which is all that `wake` guarantees.
         if self._signal.locked():
             try:
                 self._signal.release()
@@ -71,7 +70,7 @@ class Worker:
                 return
 
     def pause(self, seconds: float) -> None:
-        """Sleep inside `step`, at most `seconds`; a wake ends it early. Raises Stopped."""
+        """Sleep inside `step` for at most `seconds`; a wake ends it early. Raises Stopped."""
         self._working = False
         self._signal.acquire(timeout=seconds)
         self._begin()
@@ -80,7 +79,7 @@ class Worker:
 
     @contextlib.contextmanager
     def running(self, program: Abort) -> Iterator[None]:
-        """While the block runs, inside `step`, the engine runs a program, which may never end."""
+        """Mark that the engine runs a program, which may never end, in this block inside `step`."""
         self._program = program
         try:
             yield
@@ -89,7 +88,10 @@ class Worker:
 
     @property
     def work(self) -> Work:
-        """ENGINES while the thread runs, or is to run, but no program; see hcq.clock.Part."""
+        """ENGINES while the thread runs or is due to run; a program's own work while one runs.
+
+        See hcq.clock.Part.
+        """
         if not self.alive:
             return Work.NONE
         program = self._program
@@ -98,18 +100,18 @@ class Worker:
         return Work.ENGINES if self._working or self._seen != self._woken else Work.NONE
 
     def check(self) -> None:
-        """Raise Stopped when the engine has been told to stop."""
+        """Raise Stopped if the engine has been stopped."""
         if self.stopped:
             raise Stopped(self.name)
 
     def stop(self) -> None:
-        """Make the thread end as soon as it looks; returns at once. A second call does nothing."""
+        """Make the thread end at its next check; return at once. A second call does nothing."""
         self.stopped = True
         if self._thread is not None:
             self.wake()
 
     def join(self, timeout_s: float = 5.0) -> bool:
-        """Wait for the thread to end; True if it has. Not to be called with locks `step` takes."""
+        """Wait for the thread to end; True if it has. Do not hold locks that `step` acquires."""
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return True
@@ -118,12 +120,12 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """The thread exists."""
+        """Whether the thread is alive."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def asleep(self) -> bool:
-        """Nothing has woken the thread since it last slept."""
+        """Whether no wake is pending."""
         return self._signal.locked()
 
     def _start(self) -> None:
@@ -154,31 +156,31 @@ class Worker:
                     self._working = False
         except Stopped:
             return
-        except Exception as error:  # our own bug: it must not pass as a chip that hangs
+        except Exception as error:  # our own bug: it must not look like a hung chip
             log.exception("virtual engine %s failed", self.name)
             self._failed(f"bug in engine {self.name}: {error!r}")
 
 
 class MemoryWritten:
-    """Tells engines that wait for memory that another engine has written some."""
+    """Notify engines that poll memory when another engine has written memory."""
 
     def __init__(self) -> None:
         self._watchers: set[Worker] = set()
 
     def notify(self) -> None:
-        """Wake all engines that watch."""
+        """Wake all watching engines."""
         if self._watchers:
             for worker in tuple(self._watchers):
                 worker.wake()
 
     @property
     def watched(self) -> bool:
-        """Some engine waits for memory."""
+        """Whether any engine is watching memory."""
         return bool(self._watchers)
 
     @contextlib.contextmanager
     def watching(self, worker: Worker) -> Iterator[None]:
-        """Be woken while the block runs. A write just before is missed: poll as well."""
+        """Wake `worker` at writes during the block; it must also poll, to see earlier writes."""
         self._watchers.add(worker)
         try:
             yield

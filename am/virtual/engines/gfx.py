@@ -1,4 +1,4 @@
-"""The graphics block as compute sees it: GRBM selects and resets, RLC, MEC, the shader array.
+"""The parts of the graphics block that compute uses: GRBM selects and resets, RLC, MEC, shaders.
 
 Facts: Linux 6.12 soc21.c (soc21_grbm_select), gfx_v11_0.c (soft reset, wave data), gc_11_0_0_*.h.
 """
@@ -47,13 +47,13 @@ WAVE_VALID_AND_IDLE, WAVE_STATUS, WAVE_TRAPSTS, WAVE_PC_LO, WAVE_PC_HI = (
 )
 WAVE_MODE, WAVE_HW_ID1, WAVE_HW_ID2, WAVE_IB_STS2 = 0x101, 0x117, 0x118, 0x11C
 WAVE_GPR_ALLOC, WAVE_LDS_ALLOC = 0x105, 0x106
-# What VGPR_SIZE (less one) and LDS_SIZE count, for waves of any size: vector registers, bytes.
+# Units of VGPR_SIZE (minus one) and LDS_SIZE for waves of any size: vector registers, bytes.
 # Source: Linux 6.12 cwsr_trap_handler_gfx10.asm, get_vgpr_size_bytes and get_lds_size_bytes.
 VGPR_UNIT, LDS_UNIT = 4, 256
-WAVE_SLOTS = 32  # numbers of waves in a group
-SCALARS = 0x200  # scalar registers follow: M0 is 0x27D, EXEC 0x27E
-WAVE64 = 1 << 11  # of IB_STS2
-VECTORS = 0x400  # vector registers, of the lane WORKITEM_ID (gfx_v11_0.c)
+WAVE_SLOTS = 32  # limit of wave numbers in a group
+SCALARS = 0x200  # first index of the scalar registers: M0 is 0x27D, EXEC 0x27E
+WAVE64 = 1 << 11  # bit of IB_STS2
+VECTORS = 0x400  # first index of the vector registers, for lane WORKITEM_ID (gfx_v11_0.c)
 STATUS_VALID, STATUS_IN_BARRIER = 1 << 16, 1 << 12
 STATUS_HALT = 1 << 13 | 1 << 16  # HALT, VALID
 STATUS_FATAL_HALT = 1 << 23
@@ -61,7 +61,7 @@ TRAPSTS_ILLEGAL = 1 << 11
 
 
 class Gfx(Block):
-    """`chip.gfx`: takes AUTOLOAD_RLC from the PSP and doorbells from the bus interface."""
+    """`chip.gfx`: receives AUTOLOAD_RLC from the PSP and doorbells from the bus interface."""
 
     def __init__(self, chip: Board) -> None:
         super().__init__(chip, "gc")
@@ -69,7 +69,7 @@ class Gfx(Block):
         self._select_layout = self.table["GRBM_GFX_CNTL"]
         self.select: RegisterValue = self._select_layout.decode(0)
         self._per_vmid: list[dict[str, int]] = [{} for _ in range(VMIDS)]
-        self.sdma: list[Sdma] = []  # set by engines.install; blocks of the chip by themselves
+        self.sdma: list[Sdma] = []  # set by engines.install; each is also a block of the chip
         self.array = ShaderArray(chip)
         self.rlc = Rlc(self)
         self.mec = Mec(self, self.array)
@@ -88,7 +88,7 @@ class Gfx(Block):
         space.on_read("smuio", "GOLDEN_TSC_COUNT_UPPER", lambda: clock_ticks() >> 32 & 0xFF_FFFF)
 
     def reset(self, scope: Reset) -> None:
-        """Take the state after a reset of this reach: no firmware, no queues."""
+        """Enter the state after a reset of this scope: no firmware, no queues."""
         self._choose(0)
         self._per_vmid = [{"SH_MEM_CONFIG": SH_MEM_CONFIG_DEFAULT} for _ in range(VMIDS)]
         self.set("GRBM_GFX_INDEX", BROADCAST_ALL)
@@ -107,15 +107,15 @@ class Gfx(Block):
     # ---- from other blocks --------------------------------------------------------------------
 
     def autoload(self) -> None:
-        """Begin what AUTOLOAD_RLC asks for."""
+        """Start the autoload for AUTOLOAD_RLC."""
         self.rlc.autoload()
 
     def doorbell(self, dword: int, value: int) -> bool:
-        """Take a doorbell write for the MEC; see block.DoorbellTarget."""
+        """Handle a doorbell write for the MEC; see board.DoorbellTarget."""
         return self.mec.doorbell(dword, value)
 
     def busy(self) -> bool:
-        """Return whether waves, queues or the RLC are at work."""
+        """Return whether waves, queues or the RLC are busy."""
         return bool(self.array.running > 0 or self.mec.busy() or self.rlc.loading)
 
     # ---- selects ------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class Gfx(Block):
         self.select = self._select_layout.decode(value)
 
     def sh_mem(self, vmid: int, name: str) -> int:
-        """Return a per-VMID register of any VMID."""
+        """Return the value of a per-VMID register for any VMID."""
         return self._per_vmid[vmid].get(name, 0)
 
     def _read_per_vmid(self, name: str) -> int:
@@ -146,8 +146,11 @@ class Gfx(Block):
                 engine.reset(Reset.GFX)
 
     def _context(self, value: int) -> None:
-        """Drivers halt the engines before they switch their translation off (gfx_v11_0.c and
-        sdma_v6_0.c, hw_fini), or leave it on."""
+        """Note engines that run while their translation is switched off.
+
+        Drivers halt the engines before that (gfx_v11_0.c and sdma_v6_0.c, hw_fini), or leave
+        translation on.
+        """
         if value & 1:
             return
         running = [f"MEC pipe {pipe}" for pipe in range(PIPES) if self.mec.running(pipe)]
@@ -172,19 +175,21 @@ class Gfx(Block):
     # ---- waves --------------------------------------------------------------------------------
 
     def halted_wave(self) -> tuple[Outcome, WavePlace] | None:
-        """The wave that halted, of a queue that hangs, and where it is."""
+        """Return the first halted wave of a hung queue and its place; None if there is none."""
         return next(((wave, place) for _, wave, place in self._halted()), None)
 
     def _halted(self) -> Iterator[tuple[int, Outcome, WavePlace]]:
-        """All waves that halted, each with its VMID and place."""
+        """Yield all halted waves, each with its VMID and place."""
         for queue in self.mec.queues():
             if queue.wave is not None:
                 yield queue.vmid, queue.wave, queue.wave_place
 
     def _wave_data(self) -> int:
-        """Read wave state: of halted waves, and of those that run, which sit on the SIMD of their
-        group, in the slot of their number or the next that is free. Where AUTO_INCR is set, the
-        next read is of the next register."""
+        """Read the state of halted and running waves.
+
+        A wave occupies the SIMD of its group, in the slot of its wave number or the next free one.
+        If AUTO_INCR is set, the next read returns the next register.
+        """
         index = self.fields("SQ_IND_INDEX")
         if index.AUTO_INCR:
             self.set("SQ_IND_INDEX", INDEX=index.INDEX + 1 & 0xFFFF)
@@ -214,13 +219,13 @@ class Gfx(Block):
         return found.get(index.INDEX, 0)
 
     def _here(self) -> int:
-        """HW_ID1 of the SIMD that GRBM_GFX_INDEX selects; slot 0."""
+        """Return HW_ID1 of the SIMD selected by GRBM_GFX_INDEX, for slot 0."""
         where = self.fields("GRBM_GFX_INDEX")
         wgp, simd = divmod(where.INSTANCE_INDEX, 4)
         return simd << 8 | wgp << 10 | where.SA_INDEX << 16 | where.SE_INDEX << 18
 
     def _id(self, vmid: int) -> dict[int, int]:
-        """HW_ID2, of which the VMID is known here."""
+        """Return HW_ID2; only its VMID field is modelled."""
         return {WAVE_HW_ID2: vmid << 24}
 
     def _aimed(self, place: WavePlace) -> bool:
@@ -246,7 +251,7 @@ class Gfx(Block):
 
 
 def _word(wave: ShaderWave, index: int, lane: int) -> dict[int, int]:
-    """The scalar or vector register that an index means, if it means one."""
+    """Return {index: value} if `index` selects a scalar or vector register, else {}."""
     if 0 <= index - SCALARS < len(wave.scalars):
         return {index: wave.scalars[index - SCALARS]}
     lanes = wave.vectors.get(index - VECTORS, ())
@@ -254,7 +259,7 @@ def _word(wave: ShaderWave, index: int, lane: int) -> dict[int, int]:
 
 
 def _sit(there: dict[int, dict[int, int]], number: int, state: dict[int, int]) -> None:
-    """Put a wave into the first free slot from its number on."""
+    """Put a wave into the first free slot, starting at its wave number."""
     slots = ((number + step) % WAVE_SLOTS for step in range(WAVE_SLOTS))
     slot = next((slot for slot in slots if slot not in there), None)
     if slot is not None:

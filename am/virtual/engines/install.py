@@ -1,4 +1,4 @@
-"""Put the engines into a chip: graphics block with MEC, and SDMA engines."""
+"""Install a chip's engines: the graphics block with MEC, and the SDMA engines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from am.virtual.engines.sdma.engine import Sdma
 
 
 def install(chip: Chip) -> Gfx:
-    """Build the engines of `chip` and connect them; once per chip. The chip closes them."""
+    """Build and connect the engines of `chip`; call once per chip. The chip closes them."""
     gfx = Gfx(chip)
     for instance in range(chip.facts.copy_engines):
         gfx.sdma.append(Sdma(chip, instance, gfx.memory_written))

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from am.virtual.board import Board, CutMemory
 
 VMIDS = 16
-FRESH_S = 0.05  # for so long registers show what one look at the waves has found
-LOOK_LIMIT_S = 0.02  # of one look: the chip's lock is held meanwhile
-LOOK_S = 0.01  # how often a launch that waits for the array looks whether it was aborted
+FRESH_S = 0.05  # how long registers show the same snapshot of the waves
+LOOK_LIMIT_S = 0.02  # limit for taking a snapshot, which happens under the chip's lock
+LOOK_S = 0.01  # interval at which a launch that waits for the array checks for an abort
 
 
 def default_core() -> ShaderCore:
-    """Make the core that executes gfx11 machine code. Imported late: it loads LLVM."""
+    """Create the core that executes gfx11 machine code. Imported late, because it loads LLVM."""
     module = importlib.import_module("am.virtual.isa.core")
     core: ShaderCore = module.GfxCore(
         cache=config().cache_folder / "gfx1100", debugger=debugging.attached()
@@ -31,29 +31,33 @@ def default_core() -> ShaderCore:
 
 
 class _Part:
-    """A shader core, and what runs on it: launches of different VMIDs share the compute units, and
-    none waits for another to end."""
+    """A shader core and its current launch.
+
+    Launches of different VMIDs share the compute units and do not wait for each other.
+    """
 
     def __init__(self, core: ShaderCore) -> None:
         self.core = core
-        self.current: tuple[int, Abort, CutMemory] | None = None  # with the VMID
+        self.current: tuple[int, Abort, CutMemory] | None = None  # VMID first
         self.waves: list[ShaderWave] = []
         self.looked_at = float("-inf")
 
 
 class ShaderArray:
-    """Owns the shader cores: one, and more where launches of several VMIDs meet. Those of one VMID
-    run one after the other."""
+    """Own the shader cores: one, and more while launches of several VMIDs run concurrently.
+
+    Launches of one VMID run one after the other.
+    """
 
     def __init__(self, chip: Board) -> None:
         self._chip = chip
         self._parts: list[_Part] = []
         self._free: list[_Part] = []
-        self._guard = threading.Lock()  # of the counts and lists
+        self._guard = threading.Lock()  # guards the counts and lists
         self._locks = [threading.Lock() for _ in range(VMIDS)]
-        self._alone = threading.Lock()  # of all launches, where a debugger halts the waves
+        self._alone = threading.Lock()  # serialises all launches while a debugger is attached
         self._memories: dict[int, CutMemory] = {}
-        self.running = 0  # launches inside or waiting
+        self.running = 0  # launches that run or wait
         self.launches = 0
 
     def run(self, dispatch: Dispatch, vmid: int, abort: Abort) -> Outcome:
@@ -77,7 +81,7 @@ class ShaderArray:
         with self._guard:
             if not self._free:
                 factory = self._chip.options.shader_core or default_core
-                with abort.translation():  # of what all programs share
+                with abort.translation():  # translates the code that all programs share
                     self._free.append(_Part(factory()))
                 self._parts.append(self._free[-1])
             self.launches += 1
@@ -94,7 +98,7 @@ class ShaderArray:
         part = self._part(abort)
         try:
             with self._chip.lock:
-                if abort.flag[0]:  # since then: `cut` has not seen this launch
+                if abort.flag[0]:  # aborted since the first check; `cut` did not see this launch
                     return Outcome(Ending.ABORTED)
                 part.current = vmid, abort, memory
             with self._chip.smu.metrics.load.working():
@@ -105,8 +109,7 @@ class ShaderArray:
                 self._free.append(part)
 
     def waves(self) -> list[tuple[int, ShaderWave]]:
-        """The waves that run now, each with its VMID, as a look at them a moment ago found them.
-        Lock held."""
+        """Return the running waves from a recent snapshot, each with its VMID. The lock is held."""
         found: list[tuple[int, ShaderWave]] = []
         for part in list(self._parts):
             current, now = part.current, self._chip.scheduler.now()
@@ -119,14 +122,14 @@ class ShaderArray:
         return found
 
     def cut(self, abort: Abort) -> None:
-        """Part the waves of an aborted launch from memory until they have noticed. Lock held."""
+        """Block memory accesses by the waves of an aborted launch until they stop. Lock held."""
         for part in list(self._parts):
             current = part.current
             if current is not None and current[1] is abort:
                 current[2].cut = True
 
     def close(self) -> None:
-        """Free the cores. The queues must have been stopped and their launches aborted."""
+        """Free the cores. Before, the queues must be stopped and their launches aborted."""
         with ExitStack() as stack:
             for lock in (*self._locks, self._alone):
                 stack.enter_context(lock)

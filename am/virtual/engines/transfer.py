@@ -1,4 +1,4 @@
-"""Move memory for an engine: page runs are translated by the hub, then copied as they are."""
+"""Move memory for an engine: the hub translates ranges into host runs, which are then copied."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from am.virtual.board import HubPort
     from am.virtual.memory.access import Fault
 
-CHUNK = 4 << 20  # translated at once; between chunks a transfer can be stopped
-POISON = b"\xdb"  # what overlapping copies leave
+CHUNK = 4 << 20  # bytes translated at once; a transfer can be stopped between chunks
+POISON = b"\xdb"  # result of overlapping copies
 
 
 def overlaps(source: int, destination: int, size: int) -> bool:
@@ -32,8 +32,8 @@ def copy(
 ) -> list[Fault]:
     """Copy between ranges that do not overlap; return the first faults of each chunk.
 
-    What faults reads as zeros, or is not written. `check` is called before each chunk, with
-    the chip's lock held, and may raise.
+    Bytes whose source faults read as zeros; bytes whose destination faults are not written. `check`
+    is called before each chunk with the chip's lock held, and may raise.
     """
     faults: list[Fault] = []
     while size:
@@ -56,9 +56,9 @@ def _copy_chunk(
         check()
         sources, bad_source = hub.pieces(vmid, source, size, Access.READ, client)
         targets, bad_target = hub.pieces(vmid, destination, size, Access.WRITE, client)
-    # RACE: memory may change hands during the move, as under a board's transfer in flight. It stays
-    # mapped in this process as long as the chip lives (see dma.DmaPool), so that the lock, which
-    # register accesses need, is not held while bytes move.
+    # RACE: memory may be freed and reused during the move, as during a board's transfer in flight.
+    # It stays mapped in this process as long as the chip exists (see dma.DmaPool), so the lock,
+    # which register accesses need, is not held while bytes move.
     at = 0
     here, left = sources[0]
     for host, length in targets:

@@ -1,4 +1,4 @@
-"""Notifications of the SMU to its driver by interrupt 0xFE: throttling, fans, power source.
+"""Notifications from the SMU to its driver by interrupt 0xFE: throttling, fans, power source.
 
 Facts: Linux 6.12 smu_v13_0.c (smu_v13_0_set_irq_state: identifier and mask;
 smu_v13_0_irq_process: acknowledgement, events), mp_13_0_0 register header; names of the events,
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 _CLIENT = constants("soc15_ih_clientid").SOC15_IH_CLIENTID_MP1
 AC, DC, THROTTLING, FAN_ABNORMAL, FAN_RECOVERY = 3, 4, 7, 8, 9
-_MOST = 16  # events that wait; more are lost
+_MOST = 16  # maximum of pending events; further ones are lost
 
 
 class Announcements(Block):
-    """`throttle`, `stall_fan`, `turn_fan` and `supply` are what a board or its surroundings do.
+    """Announce events of the board or its environment: throttling, fans and the power source.
 
-    UNSURE: that an event waits for the acknowledgement of the one before, and that what happens
-    while the interrupt is masked is never announced; Linux acknowledges each before it looks at it.
+    UNSURE: that an event waits for the acknowledgement of the previous one, and that events while
+    the interrupt is masked are never announced; Linux acknowledges each event before handling it.
     """
 
     def __init__(self, chip: Board, metrics: Metrics) -> None:
@@ -38,7 +38,7 @@ class Announcements(Block):
         self.on_write("MP1_SMN_IH_SW_INT_CTRL", self._control)
 
     def reset(self, scope: Reset) -> None:
-        """Forget what waits; nothing is announced before a driver asks for it."""
+        """Drop pending events; nothing is announced before a driver unmasks the interrupt."""
         self._waiting.clear()
         self._open = False
         self._reenabled = True
@@ -53,29 +53,29 @@ class Announcements(Block):
             self._announce(THROTTLING)
 
     def relax(self) -> None:
-        """Let the clocks rise again, which is not announced."""
+        """End the throttling, which is not announced."""
         with self.chip.lock:
             self._metrics.throttling.clear()
 
     def stall_fan(self) -> None:
-        """A fan does not turn as it should."""
+        """Announce that a fan does not turn as it should."""
         with self.chip.lock:
             self._announce(FAN_ABNORMAL)
 
     def turn_fan(self) -> None:
-        """It turns again."""
+        """Announce that the fan turns again."""
         with self.chip.lock:
             self._announce(FAN_RECOVERY)
 
     def supply(self, *, battery: bool) -> None:
-        """The power source changes; announced once for each ReenableAcDcInterrupt."""
+        """Change the power source; announced once per ReenableAcDcInterrupt message."""
         with self.chip.lock:
             if self._reenabled:
                 self._reenabled = False
                 self._announce(DC if battery else AC)
 
     def reenable(self) -> None:
-        """The message ReenableAcDcInterrupt."""
+        """Handle the message ReenableAcDcInterrupt."""
         self._reenabled = True
 
     def _announce(self, event: int) -> None:

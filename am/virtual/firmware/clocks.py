@@ -1,8 +1,8 @@
-"""Clocks that the virtual SMU manages: their levels, and the bounds a driver sets.
+"""Clocks that the virtual SMU manages: their levels, and the bounds that a driver sets.
 
 Facts: PPCLK_e in smu13_driver_if_v13_0_0.h; Linux 6.12 smu_v13_0_get_dpm_freq_by_index (bit 31:
-discrete levels). Frequencies are those a Radeon RX 7900 XTX shows, in MHz; the highest of graphics
-and memory are the board's.
+discrete levels). Frequencies are those of a Radeon RX 7900 XTX, in MHz; the highest graphics and
+memory frequencies are the board's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LEVELS: dict[int, tuple[int, ...]] = {
     5: (400, 1300),
     6: (400, 1300),
     7: (400, 1300),
-    # Display: the upper ends are those of Linux 6.12 dcn32_fpu.c.
+    # Display: the upper limits are those of Linux 6.12 dcn32_fpu.c.
     8: (400, 2150),
     9: (400, 2150),
     10: (400, 716),
@@ -29,7 +29,7 @@ _COUNT = 0xFF
 
 
 class Clocks:
-    """Levels and bounds, by the SMU's clock number."""
+    """Levels and bounds, keyed by the SMU's clock number."""
 
     def __init__(self, board: BoardFacts) -> None:
         self._levels = _LEVELS | {
@@ -39,11 +39,11 @@ class Clocks:
         self._bounds: dict[int, tuple[int, int]] = {}
 
     def reset(self) -> None:
-        """Forget all bounds."""
+        """Remove all bounds."""
         self._bounds.clear()
 
     def level(self, clock: int, index: int) -> int | None:
-        """Answer GetDpmFreqByIndex; index 0xFF asks for the number of levels."""
+        """Answer GetDpmFreqByIndex; index 0xFF returns the number of levels."""
         levels = self._levels.get(clock)
         if levels is None or (index != _COUNT and index >= len(levels)):
             return None
@@ -70,7 +70,7 @@ class Clocks:
         return True
 
     def current(self, clock: int, activity: float) -> int:
-        """Return the frequency that the load (0 to 1) asks for, within the bounds."""
+        """Return the frequency for the load (0 to 1), within the bounds."""
         levels = self._levels.get(clock)
         if levels is None:
             return 0

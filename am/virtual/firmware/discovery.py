@@ -1,7 +1,7 @@
 """The IP discovery binary that the board's firmware leaves near the end of VRAM.
 
 Facts: Linux 6.12 include/discovery.h (layout, signatures), amdgpu_discovery.c (checksums),
-soc15_hw_ip.h (hardware ids). Written out by hand here, so that a wrong generated layout shows.
+soc15_hw_ip.h (hardware ids). The layout is written by hand, to detect a wrong generated layout.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _GC_SIGNATURE = 0x4347
 _HARVEST_SIGNATURE = 0x56524148
 _BINARY_HEADER = 0x0C + 6 * 8
 _Ip = tuple[int, int, tuple[int, int, int], tuple[int, ...]]  # id, instance, version, bases
-# Hardware ids of the blocks that the driver is to find (soc15_hw_ip.h).
+# Hardware ids of the blocks that the driver has to find (soc15_hw_ip.h).
 _BLOCKS = {
     "MP1": 1, "THM": 3, "SMUIO": 4, "GC": 11, "MMHUB": 34, "ATHUB": 35, "OSSSYS": 40, "HDP": 41,
     "NBIF": 108, "MP0": 255,
 }  # fmt: skip
 _SDMA = (42, 43)
 # Blocks that compute does not use; a driver skips unknown ids (199 is unassigned;
-# Linux refuses ids from HW_ID_MAX, 300, aloud).
+# Linux rejects ids from HW_ID_MAX, 300, on with a message).
 _OTHERS: tuple[_Ip, ...] = (
     (12, 0, (4, 0, 0), (0x7800, 0x7E00, 0x2403000)),
     (12, 1, (4, 0, 0), (0x7A00, 0x9000, 0x2403800)),
@@ -39,7 +39,7 @@ _OTHERS: tuple[_Ip, ...] = (
 
 
 def _ips(facts: ChipFacts) -> list[_Ip]:
-    """All blocks of a chip, by id; the unassigned one last."""
+    """Return all blocks of a chip ordered by id; the unassigned id is last."""
     bases, versions = facts.generation.typical_bases, facts.versions
     found = [(number, 0, versions[name], bases[name]) for name, number in _BLOCKS.items()
              if name in versions]  # fmt: skip
@@ -49,12 +49,12 @@ def _ips(facts: ChipFacts) -> list[_Ip]:
 
 
 def byte_sum(data: bytes) -> int:
-    """The checksum of the format: the sum of all bytes, 16 bits."""
+    """Return the format's checksum: the 16-bit sum of all bytes."""
     return sum(data) & 0xFFFF
 
 
 def _ip_table(ips: list[_Ip], version: int, start: int) -> bytes:
-    """Table 0: one die with all IPs; `start` is its offset in the binary."""
+    """Build table 0: one die with all IPs. start: the table's offset in the binary."""
     wide = version >= 4
     header_size = 0x0E + 16 * 4 + 2
     entries = b""
@@ -70,7 +70,7 @@ def _ip_table(ips: list[_Ip], version: int, start: int) -> bytes:
 
 
 def _gc_table(facts: ChipFacts, options: ChipOptions) -> bytes:
-    """Table 1, version 1.2: sizes of the shader array (gc_info_v1_2)."""
+    """Build table 1, version 1.2: sizes of the shader array (gc_info_v1_2)."""
     fields = (
         options.shader_engines,
         options.wgps_per_array,  # WGP0 per array
@@ -114,7 +114,7 @@ def _harvest_table(options: ChipOptions) -> bytes:
 
 
 def build_discovery(facts: ChipFacts, options: ChipOptions) -> bytes:
-    """Make the binary; `options` are complete, `options.discovery_flaw` damages one part of it."""
+    """Build the binary. `options` has no zeros left; `options.discovery_flaw` damages one part."""
     ips = _ip_table(_ips(facts), options.discovery_version, _BINARY_HEADER)
     gc_start = -(-(_BINARY_HEADER + len(ips)) // 8) * 8
     gc = _gc_table(facts, options)
@@ -137,7 +137,7 @@ def build_discovery(facts: ChipFacts, options: ChipOptions) -> bytes:
 
 
 def _damage(image: bytearray, options: ChipOptions, gc_start: int, harvest_start: int) -> None:
-    """Spoil a table; the checksum over the whole stays right, as the flaw is inside."""
+    """Damage a table; the checksum over the whole binary stays correct."""
     match options.discovery_flaw:
         case "table signature":
             image[_BINARY_HEADER] ^= 0x01

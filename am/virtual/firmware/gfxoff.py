@@ -1,17 +1,18 @@
-"""GFXOFF: the SMU takes the graphics core's power away while the driver allows it and it is idle.
+"""GFXOFF: the SMU powers down the idle graphics core while the driver allows it.
 
 Facts: Linux 6.12 amdgpu_gfx.c (amdgpu_gfx_off_ctrl: the core may be off between AllowGfxOff and
-DisallowGfxOff, so that the kernel disallows it before it reads registers there), smu_v13_0.c
-(smu_v13_0_gfx_off_control: the answer to DisallowGfxOff is all that the kernel waits for), the
-kernel's documentation of amdgpu ("GFXOFF": firmware switches the core off where no pipe has work).
-The copy engines lie in the same domain: their registers are in gc_11_0_0_offset.h. Memory, MMHUB,
-IH, HDP and the firmware of PSP and SMU go on. What the core holds is kept: RLC saves and restores
-it.
+DisallowGfxOff, so the kernel disallows GFXOFF before it reads registers there), smu_v13_0.c
+(smu_v13_0_gfx_off_control: the kernel waits only for the answer to DisallowGfxOff), the
+kernel's documentation of amdgpu ("GFXOFF": firmware switches the core off when no pipe has work).
+The copy engines are in the same power domain: their registers are in gc_11_0_0_offset.h. Memory,
+MMHUB, IH, HDP and the firmware of PSP and SMU keep running. The core's state is kept: RLC saves and
+restores it.
 
-UNSURE: how long the core must be idle, and how long it takes to come back: AMD publishes neither.
-Also what a register without power gives, here ones; the kernel's driver, which reads and writes
-interrupt enables of the core when it is unloaded (amdgpu_irq_disable_all, before it disallows
-GFXOFF), shows that boards survive it. A board that is allowed GFXOFF would show all three.
+UNSURE: how long the core must be idle, and how long it takes to power up: AMD publishes neither.
+Also the value read from a register without power, here all ones. Boards tolerate such accesses, as
+the kernel's driver shows: when it is unloaded, it reads and writes interrupt enables of the core
+(amdgpu_irq_disable_all) before it disallows GFXOFF. A board with GFXOFF allowed would show all
+three.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from am.regs import constants
 if TYPE_CHECKING:
     from am.virtual.board import Board
 
-_AGAIN_S = 0.2  # until a core that is at work is looked at again; our choice
+_AGAIN_S = 0.2  # delay before a busy core is checked again; our choice
 _BLOCK = "gc"
 
 
@@ -34,8 +35,8 @@ class GraphicsPower:
         self._chip = chip
         self._allowed = False
         self._feature = 1 << constants(chip.facts.smu.tables).FEATURE_GFXOFF_BIT
-        self._turn = 0  # grows with each change: what was scheduled before it counts no more
-        self.entries = 0  # times that the core was switched off
+        self._turn = 0  # grows with each change, which invalidates checks scheduled before it
+        self.entries = 0  # number of times the core was switched off
 
     @property
     def off(self) -> bool:
@@ -43,31 +44,31 @@ class GraphicsPower:
         return _BLOCK in self._chip.space.unpowered
 
     def allow(self) -> None:
-        """AllowGfxOff: the core goes off when it has been idle for a while."""
+        """Handle AllowGfxOff: switch the core off once it has been idle for a while."""
         if not self._allowed:
             self._allowed = True
             self._await_idle(self._chip.options.delays.gfxoff)
 
     def disallow(self) -> None:
-        """DisallowGfxOff: the core has power before the message is answered."""
+        """Handle DisallowGfxOff: power the core before the message is answered."""
         self._allowed = False
         if not self._chip.faults.gfxoff_stuck:
             self.switch_on()
 
     def switch_on(self) -> None:
-        """Give the core power: a reset does too. It may go off again while that is allowed."""
+        """Power the core, as a reset also does. While GFXOFF is allowed, it may go off again."""
         self._turn += 1
         self._chip.space.unpowered.discard(_BLOCK)
         if self._allowed:
             self._await_idle(_AGAIN_S)
 
     def forbid(self) -> None:
-        """Power-on state: GFXOFF is not allowed."""
+        """Enter the power-on state: GFXOFF is not allowed."""
         self._allowed = False
         self.switch_on()
 
     def ring(self, unit: str) -> None:
-        """A doorbell of a unit in the core's domain was rung: firmware wakes the core for it."""
+        """Wake the core, as firmware does, for a doorbell of a unit in its power domain."""
         if self.off:
             self._chip.note(
                 f"doorbell of {unit} rung in GFXOFF: it wakes the core, as for the kernel's own "

@@ -1,8 +1,8 @@
-"""Firmware for the virtual chip: made at run time, in the vendor's file formats, signed for it.
+"""Firmware for the virtual chip: generated at run time in the vendor's file formats, and signed.
 
-The files look like linux-firmware's; each image inside carries a header in the style of the
-security processor's ("$PS1") and a keyed digest that only this model makes and checks. Facts:
-Linux 6.12 amdgpu_ucode.h (file headers), amdgpu_ucode.c (which part begins where).
+The files have the formats of linux-firmware. Each image inside carries a header in the style of the
+security processor's ("$PS1") and a keyed digest that only this model creates and checks. Facts:
+Linux 6.12 amdgpu_ucode.h (file headers), amdgpu_ucode.c (where each part begins).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import zlib
 from am.chips.facts import ChipFacts
 
 HEADER = 256
-_DIGEST = 256  # room for it; the digest itself has 64 bytes
+_DIGEST = 256  # bytes reserved for the digest, which itself has 64 bytes
 _MAGIC = b"$PS1"
 _KEY = b"virtual cards: the vendor's key"
 _ARRAY = 256  # ucode_array_offset_bytes of all these files
@@ -61,7 +61,7 @@ FIRMWARE_TYPES = {
     96: "RS64_MEC_STACK",
     97: "RS64_MEC_STACK",
 }
-# All kinds that the PSP can be told to refuse.
+# All kinds that a fault plan can make the PSP refuse.
 FIRMWARE_KINDS = frozenset({"ASD", *FIRMWARE_TYPES.values(), *(kind for kind, _, _ in BOOT_PARTS)})
 
 
@@ -81,7 +81,7 @@ def sign(kind: str, body: bytes, version: int) -> bytes:
 
 
 def image_size(header: bytes) -> int | None:
-    """Return the whole size that an image's header states; None if it is not a header."""
+    """Return the total size stated in an image's header; None if `header` is not a header."""
     if len(header) < HEADER or header[0x10:0x14] != _MAGIC:
         return None
     (body,) = struct.unpack_from("<I", header, 0x14)
@@ -90,7 +90,7 @@ def image_size(header: bytes) -> int | None:
 
 
 def verify(kind: str, image: bytes) -> bool:
-    """Return whether an image is complete, of that kind, and signed."""
+    """Return whether an image is complete, of kind `kind`, and correctly signed."""
     if image_size(image) != len(image):
         return False
     signed, digest = image[:-_DIGEST], image[-_DIGEST:]
@@ -98,13 +98,13 @@ def verify(kind: str, image: bytes) -> bool:
 
 
 class _Maker:
-    """Makes images of seeded content."""
+    """Build images with seeded content."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
     def image(self, kind: str, size: int, version: int = VERSION) -> bytes:
-        """One signed image with a body of `size` bytes."""
+        """Build one signed image with a body of `size` bytes."""
         return sign(kind, self._random.randbytes(size), version)
 
 
@@ -116,7 +116,7 @@ def _file(
     first: int,
     version: int = VERSION,
 ) -> bytes:
-    """A file: the common header, its extension, and the payload at 256. first: ucode_size_bytes."""
+    """Build a file: common header, extension, and payload at 256. first: ucode_size_bytes."""
     common = struct.pack(
         "<IIHHHHIIII",
         _ARRAY + len(payload),
@@ -132,7 +132,7 @@ def _file(
 
 
 def _psp(maker: _Maker) -> bytes:
-    """PSP container, header 2.0: entries of type, version, offset within the payload, size."""
+    """Build the PSP container, header 2.0: entries of type, version, payload offset, size."""
     entries, payload = b"", b""
     for kind, number, size in BOOT_PARTS:
         image = maker.image(kind, size)
@@ -149,13 +149,13 @@ def _toc(maker: _Maker) -> bytes:
 
 
 def _smu(maker: _Maker) -> bytes:
-    """SMU, header 2.1, without power-play tables."""
+    """Build SMU, header 2.1, without power-play tables."""
     image = maker.image("SMU", 0x9300)
     return _file((2, 1), (13, 0), struct.pack("<III", 0, 0, _ARRAY), image, len(image))
 
 
 def _sdma(maker: _Maker) -> bytes:
-    """SDMA, header 2.0: the context thread, then the control thread."""
+    """Build SDMA, header 2.0: the context thread, then the control thread."""
     context, control = maker.image("SDMA_TH0", 0x4100), maker.image("SDMA_TH1", 0x2500)
     extension = struct.pack(
         "<IIIIIIII", 60, len(context), 0, 0, _ARRAY + len(context), len(control), 0, 0
@@ -165,17 +165,17 @@ def _sdma(maker: _Maker) -> bytes:
 
 
 def _processor(maker: _Maker, kind: str, code_size: int) -> bytes:
-    """MEC, PFP or ME, header 2.0: code and the data each pipe starts with."""
+    """Build MEC, PFP or ME, header 2.0: code, and the initial data of each pipe."""
     code, data = maker.image(kind, code_size), maker.image(kind + "_STACK", 0x1100)
     extension = struct.pack(
         "<IIIIIII", 29, len(code), _ARRAY, len(data), _ARRAY + len(code), MEC_START, 0
     )
-    # From version 509 on the MEC needs no atomics of the bus (Linux 6.12 kfd_device.c).
+    # From version 509 on the MEC does not need PCIe atomics (Linux 6.12 kfd_device.c).
     return _file((2, 0), (11, 0), extension, code + data, len(code), VERSION + 0x200)
 
 
 def _rlc(maker: _Maker) -> bytes:
-    """RLC, header 2.3: RLC_G first, then IRAM, DRAM, RLC_P and RLC_V at offsets in the file."""
+    """Build RLC, header 2.3: RLC_G, then IRAM, DRAM, RLC_P and RLC_V at offsets in the file."""
     parts = [
         maker.image(kind, size)
         for kind, size in (
@@ -200,21 +200,21 @@ def _rlc(maker: _Maker) -> bytes:
 
 
 def _imu(maker: _Maker) -> bytes:
-    """IMU, header 1.0: instruction memory, then data memory."""
+    """Build IMU, header 1.0: instruction memory, then data memory."""
     code, data = maker.image("IMU_I", 0x2D00), maker.image("IMU_D", 0x1300)
     extension = struct.pack("<IIII", len(code), _ARRAY, len(data), _ARRAY + len(code))
     return _file((1, 0), (11, 0), extension, code + data, len(code) + len(data))
 
 
 def _trusted(maker: _Maker) -> bytes:
-    """Trusted applications, header 2.0; of them only the driver that runs all others (ASD)."""
+    """Build trusted applications, header 2.0: only the driver that runs all others (ASD)."""
     image = maker.image("ASD", 0x4300)
     entry = struct.pack("<IIIII", 1, 1, VERSION, 0, len(image))
     return _file((2, 0), (13, 0), entry, image, len(image))
 
 
 def _scheduler(maker: _Maker, kind: str) -> bytes:
-    """MES, header 1.0: code, then data; the place where each begins."""
+    """Build MES, header 1.0: code, then data, and the start address of each."""
     code, data = maker.image(kind, 0x4900), maker.image(kind + "_STACK", 0x1500)
     extension = struct.pack(
         "<10I", 0x54, len(code), _ARRAY, 0x54, len(data), _ARRAY + len(code), MEC_START, 0, 0, 0
@@ -223,7 +223,7 @@ def _scheduler(maker: _Maker, kind: str) -> bytes:
 
 
 def synthetic_set(facts: ChipFacts, seed: int = 0) -> dict[str, bytes]:
-    """Make all files that bring-up of a chip needs, by the names they have in linux-firmware."""
+    """Build all files that a chip's bring-up needs, keyed by their linux-firmware names."""
     maker = _Maker(seed)
     files = (
         ("psp_{}_sos.bin", "MP0", _psp(maker)),

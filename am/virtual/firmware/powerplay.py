@@ -1,7 +1,7 @@
-"""The power-play table that the SMU's firmware hands out: what this board allows, in one block.
+"""The power-play table, which the SMU's firmware provides: this board's limits in one block.
 
 Facts: Linux 6.12 smu_v13_0_0_pptable.h (the driver's part, packed, before PPTable_t),
-smu13_driver_if_v13_0_0.h. Only fields that a driver of this chip looks at are filled; the board's
+smu13_driver_if_v13_0_0.h. Only fields that a driver of this chip reads are filled. The board's
 electrical tuning, which only the SMU reads, is zero.
 """
 
@@ -18,12 +18,12 @@ _RESERVED = 45 * 4
 _OVERDRIVE = 12 + 32 + 64 * 4 + 64 * 4 + 32 * 2
 _HEAD = _CORE + _RESERVED + _OVERDRIVE + 1
 _FORMAT, _TABLE_REVISION, _ASIC_FORMAT = 15, 2, 0x80
-_FAN_OFFSET = -12  # degrees, while a fan does not turn; our choice
+_FAN_OFFSET = -12  # degrees, applied while a fan does not turn; our choice
 _INTERNAL_SENSOR = 28  # SMU_13_0_0_PP_THERMALCONTROLLER_NAVI21
 
 
 def combo_table(facts: ChipFacts) -> bytes:
-    """Make the whole block."""
+    """Build the whole block."""
     power_limit = facts.board.power_limit
     table = structs(facts.smu.tables).PPTable_t.new()
     sku = table.SkuTable
@@ -50,5 +50,6 @@ def combo_table(facts: ChipFacts) -> bytes:
 
 
 def overdrive_table(facts: ChipFacts) -> bytes:
-    """Make the table of what the user changed: nothing, and nothing can be (no feature bits)."""
+    """Build the table of the user's overdrive settings: none, and none are supported (no feature
+    bits)."""
     return bytes(structs(facts.smu.tables).OverDriveTableExternal_t.new())

@@ -1,4 +1,4 @@
-"""The security processor (MP0): its boot loader, and the ring its secure OS serves.
+"""The security processor (MP0): its boot loader, and the ring that its secure OS serves.
 
 Facts: Linux 6.12 psp_v13_0.c (mailboxes, order), psp_gfx_if.h (ring, commands), amdgpu_psp.c.
 """
@@ -23,8 +23,8 @@ _FRAME = 64
 _FRAME_DWORDS = _FRAME // 4
 _COMMAND_BUFFER = 1024
 _RESPONSE = 864
-# Loader commands in the order they must come: (command, kinds it takes, may it be left out).
-# psp_v13_0.c hands the key database to the SPL step as well.
+# Loader commands in their required order: (command, kinds it accepts, whether it is optional).
+# psp_v13_0.c also passes the key database in the SPL step.
 _STEPS: tuple[tuple[int, tuple[str, ...], bool], ...] = (
     (0x80000, ("KDB",), False),
     (0x1000_0000, ("SPL", "KDB"), True),
@@ -35,7 +35,7 @@ _STEPS: tuple[tuple[int, tuple[str, ...], bool], ...] = (
     (0xE0000, ("RAS_DRV",), True),
     (0x20000, ("SOS",), False),
 )
-# What the loader leaves in bits 7:0 when it refuses; UNSURE: AMD's numbers are not public.
+# Error codes that the loader leaves in bits 7:0; UNSURE: AMD's numbers are not public.
 _WRONG_COMMAND, _WRONG_ORDER, _BAD_ADDRESS, _BAD_IMAGE = 0x11, 0x22, 0x33, 0x44
 _INIT_RING, _DESTROY_RINGS, _MODE1 = 2, 3, 7
 _RING_BAD_SIZE, _RING_BAD_BASE, _RING_UNKNOWN = 0x0A, 0x0B, 0x100
@@ -52,7 +52,7 @@ class State(enum.Enum):
 
 
 class Psp(Block):
-    """MP0. `state` and `loaded` (kinds of firmware) may be looked at by tests."""
+    """MP0. Tests may read `state` and `loaded` (kinds of firmware)."""
 
     def __init__(self, chip: Board) -> None:
         super().__init__(chip, "mp")
@@ -70,15 +70,15 @@ class Psp(Block):
 
     @property
     def loaded(self) -> set[str]:
-        """Kinds of firmware that LOAD_IP_FW accepted."""
+        """The kinds of firmware that LOAD_IP_FW has accepted."""
         return self.commands.loaded
 
     def forget_graphics(self) -> None:
-        """The graphics core was reset: it starts again with its first firmware."""
+        """Handle a graphics core reset: firmware loading starts again from the first image."""
         self.commands.forget_graphics()
 
     def reset(self, scope: Reset) -> None:
-        """Lose everything; IFWI starts over."""
+        """Discard all state; IFWI starts again."""
         self.state = State.OFF
         self._step = 0
         self._ring = None
@@ -87,7 +87,7 @@ class Psp(Block):
         self.commands.reset()
 
     def ifwi_done(self) -> None:
-        """Show that the boot loader waits."""
+        """Show that the boot loader is ready."""
         self.state = State.LOADER
         self.set("MP0_SMN_C2PMSG_33", READY)
         self.set("MP0_SMN_C2PMSG_35", READY)
@@ -98,7 +98,7 @@ class Psp(Block):
         return None if fault is not None else data
 
     def note_leftovers(self, address: int, size: int) -> None:
-        """Note what the kernel's driver never leaves: a buffer not cleared behind an image."""
+        """Note a buffer that is not zero after its image; the kernel's driver always clears it."""
         left = self.chip.mm.mapped(0, address + size, _MEGABYTE - size)
         rest = self.read(address + size, left)
         if rest is not None and rest.strip(b"\x00"):
@@ -120,7 +120,7 @@ class Psp(Block):
         code = self._check_component(command, address)
         if code:
             self.state = State.LOADER_FAILED
-            # Bit 31 set and bits 7:0 not zero: who tests bit 31 alone believes in success.
+            # Bit 31 set and bits 7:0 not zero: a driver that tests only bit 31 assumes success.
             self.set("MP0_SMN_C2PMSG_35", READY | code)
             return
         if self.chip.faults.bootloader_never:
@@ -132,7 +132,7 @@ class Psp(Block):
             self.chip.scheduler.after(self.chip.options.delays.secure_os, self._secure_os_up)
 
     def _check_component(self, command: int, address: int) -> int:
-        """Check order and image; return 0 or the error code."""
+        """Check the order and the image; return 0 or the error code."""
         known = [number for number, step in enumerate(_STEPS) if step[0] == command]
         if not known:
             return _WRONG_COMMAND
@@ -140,9 +140,9 @@ class Psp(Block):
         skipped = _STEPS[self._step : step]
         if step < self._step or any(not optional for _, _, optional in skipped):
             return _WRONG_ORDER
-        # VRAM or, as Linux has it, host memory through the GART: MMHUB translates for the loader.
-        # Linux allocates 1 MiB; tinygrad behind a USB bridge 512 KiB (runtime/support/am/ip.py)
-        # and boards take it: the loader reads no further than the image.
+        # The image is in VRAM or, with Linux, in host memory through the GART: MMHUB translates for
+        # the loader. Linux allocates 1 MiB; tinygrad behind a USB bridge allocates 512 KiB
+        # (runtime/support/am/ip.py), which boards accept: the loader does not read past the image.
         header = self.read(address, HEADER)
         if header is None:
             return _BAD_ADDRESS
@@ -171,7 +171,7 @@ class Psp(Block):
     # ---- ring ---------------------------------------------------------------------------------
 
     def _control(self, value: int) -> None:
-        """Take a control command (bits 23:16); answer with bit 31 and a status."""
+        """Handle a control command (bits 23:16); answer with bit 31 and a status."""
         if self.state is not State.SECURE_OS:
             self.chip.fault(f"PSP: control command {value:#x} while {self.state.value}")
             return
@@ -210,7 +210,7 @@ class Psp(Block):
         return 0
 
     def _write_pointer(self, value: int) -> None:
-        """Take a new write pointer, in dwords."""
+        """Handle a new write pointer, in dwords."""
         if self._ring is None:
             self.chip.fault("PSP: ring pointer moved without a ring")
             return
@@ -218,15 +218,15 @@ class Psp(Block):
             self.chip.fault(f"PSP: ring pointer {value:#x} is outside the ring or not a frame")
             return
         if self.chip.hdp.waits:
-            # Linux flushes the HDP here, tinygrad's AM driver does not, and boards take its frames:
-            # what waits there drains by itself before the secure OS looks.
+            # Linux flushes the HDP here; tinygrad's AM driver does not, and boards accept its
+            # frames: pending writes drain without a flush before the secure OS reads the ring.
             self.chip.note("PSP: ring pointer moved while writes wait in the HDP")
             self.chip.hdp.drain()
         if not self._busy:
             self._serve()
 
     def _serve(self) -> None:
-        """Take the next frame, a little later, if there is one."""
+        """Schedule the next frame, if there is one."""
         self._busy = self._ring is not None and self._rptr != self.get("MP0_SMN_C2PMSG_67")
         if self._busy:
             self.chip.scheduler.after(self.chip.options.delays.psp_command, self._frame)

@@ -1,4 +1,4 @@
-"""Commands of the secure OS's ring: trusted memory, firmware, autoload.
+"""Commands of the secure OS's ring: trusted memory, firmware loading, autoload.
 
 Facts: Linux 6.12 psp_gfx_if.h (ids, layouts), amdgpu_psp.c (order on MP0 13.0.0: SMU firmware,
 then the trusted memory region, then the rest, RLC_G last). Status numbers other than those in
@@ -21,14 +21,14 @@ UNKNOWN_COMMAND = 0x0000_0100  # PSP_ERR_UNKNOWN_COMMAND
 NOT_SUPPORTED = 0xFFFF_000A  # TEE_ERROR_NOT_SUPPORTED
 NO_SESSION = 0xFFFF_0006  # TEE_ERROR_BAD_PARAMETERS
 _UNLOAD_TA, _LOAD_ASD, _SETUP_TMR, _LOAD_IP_FW, _DESTROY_TMR = 2, 4, 5, 6, 7
-_ASD_SESSION = 0x0A5D  # UNSURE: what sessions are called; the driver gives it back
+_ASD_SESSION = 0x0A5D  # UNSURE: a board's session ids; the driver passes the id back
 _LOAD_TOC, _AUTOLOAD, _BOOT_CONFIG = 0x20, 0x21, 0x22
 _UNSUPPORTED = frozenset({1, 3, 8, 9, 0xA, 0xB, 0xF, 0x27})
 _PARAMETERS = 28
 _RESPONSE_SIZE = 96
 _ALIGNMENT = 1 << 20
 _IMU = frozenset({"IMU_I", "IMU_D"})
-# What RLC waits for before it reports BOOTLOAD_COMPLETE. RS64_MEC_STACK of pipe 0 at least.
+# Firmware that RLC requires before it reports BOOTLOAD_COMPLETE. RS64_MEC_STACK of pipe 0 at least.
 _NEEDED = {"SMU", "SDMA_TH0", "SDMA_TH1", "RS64_MEC", "RS64_MEC_STACK", "IMU_I", "IMU_D"} | {
     "RLC_IRAM",
     "RLC_DRAM",
@@ -38,26 +38,26 @@ _NEEDED = {"SMU", "SDMA_TH0", "SDMA_TH1", "RS64_MEC", "RS64_MEC_STACK", "IMU_I",
 
 
 class Commands:
-    """State that the commands share."""
+    """The ring's commands and the state that they share."""
 
     def __init__(self, psp: Psp) -> None:
         self._psp = psp
         self.loaded: set[str] = set()
         self._toc = False
         self._autoload = False
-        self._asd = False  # the application that others build on is loaded
-        self._next = 0  # where the next image goes in the TMR
-        self._again: frozenset[str] = frozenset()  # what a reset graphics core is given anew
+        self._asd = False  # ASD, the driver that runs all trusted applications, is loaded
+        self._next = 0  # address in the TMR for the next image
+        self._again: frozenset[str] = frozenset()  # kinds to load again after a graphics reset
 
     def forget_graphics(self) -> None:
-        """After mode2: IMU is loaded again, and autoload starts the others, which stay (Linux 6.12
-        smu_v13_0_10.c, smu_v13_0_10_mode2_restore_ip)."""
+        """Handle a mode2 reset: the driver loads IMU again; autoload restarts the other images,
+        which stay loaded (Linux 6.12 smu_v13_0_10.c, smu_v13_0_10_mode2_restore_ip)."""
         self.loaded -= _IMU
         self._again = _IMU
         self._autoload = False
 
     def reset(self) -> None:
-        """Forget all firmware."""
+        """Discard all firmware and state."""
         self.loaded.clear()
         self._toc = False
         self._autoload = False
@@ -66,7 +66,7 @@ class Commands:
         self._again = frozenset()
 
     def execute(self, content: bytes) -> bytes:
-        """Run the command of a 1024-byte buffer; return the 96-byte response."""
+        """Run the command in a 1024-byte buffer and return the 96-byte response."""
         command = struct.unpack_from("<I", content, 8)[0]
         words = struct.unpack_from("<6I", content, _PARAMETERS)
         address, size = words[0] | words[1] << 32, words[2]
@@ -98,14 +98,14 @@ class Commands:
         return response.ljust(_RESPONSE_SIZE, b"\x00")
 
     def _unload(self, session: int) -> int:
-        """End an application; only ASD can be there."""
+        """End a trusted application's session; only ASD can be loaded."""
         if not self._asd or session != _ASD_SESSION:
             return NO_SESSION
         self._asd = False
         return OK
 
     def _load_toc(self, address: int, size: int) -> tuple[int, int]:
-        """Learn what will be loaded; answer how large the trusted memory region must be."""
+        """Check the table of contents; return the status and the size required for the TMR."""
         status = self._check("TOC", address, size)
         if status:
             return status, 0
@@ -150,7 +150,7 @@ class Commands:
         return OK, placed
 
     def _check(self, kind: str, address: int, size: int) -> int:
-        """Check an image in memory: where it is, its whole size, its kind, its signature."""
+        """Check an image in memory: its address, complete size, kind and signature."""
         if address % 4096:
             return BAD_ADDRESS
         if kind in self._psp.chip.faults.psp_reject:
@@ -161,13 +161,14 @@ class Commands:
         return OK if verify(kind, image) else BAD_IMAGE
 
     def _start_autoload(self) -> int:
-        """Start RLC. If something is missing it just never finishes, as on a board."""
+        """Start RLC. If firmware is missing, autoload never completes, as on a board."""
         chip = self._psp.chip
         if self._autoload or chip.tmr is None:
             return WRONG_ORDER
         if self.loaded >= _NEEDED and not chip.faults.autoload_never:
             self._autoload = True
-            # UNSURE: whether GC takes register writes from the answer on. tinygrad's AM driver
-            # writes GFXHUB right after it, with a wait that never waits, and comes up on boards.
+            # UNSURE: whether GC accepts register writes once the command is answered. tinygrad's AM
+            # driver writes GFXHUB right after it, with a wait that never blocks, and comes up on
+            # boards.
             chip.autoload()
         return OK

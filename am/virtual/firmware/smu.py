@@ -23,19 +23,20 @@ if TYPE_CHECKING:
 
 _CLIENT = 7  # MP1 in MMHUB
 _OK, _FAILED, _UNKNOWN, _PREREQUISITE, _BUSY = 1, 0xFF, 0xFE, 0xFD, 0xFC
-# Mode1Reset: the darkness comes so long after the answer was read, or after the answer itself where
-# nothing reads it. UNSURE: how long a board's answer can be read; tinygrad polls for it on boards.
+# Mode1Reset: delay of the reset after the answer was read, and after the answer itself if it is not
+# read. UNSURE: how long a board's answer can be read; tinygrad polls for it on boards.
 _MODE1_GRACE, _MODE1_UNREAD = 0.0005, 0.25
 _TABLE_ALIGNMENT = 256
-# MP1_FIRMWARE_FLAGS by its SMN address (smu_v13_0_check_fw_status); bit 0: the firmware listens.
+# MP1_FIRMWARE_FLAGS by its SMN address (smu_v13_0_check_fw_status); bit 0: firmware accepts
+# messages.
 _FIRMWARE_FLAGS, _INTERRUPTS = (0x03B0_0000 | 0x0301_0024) >> 2, 1
 _LEAST_POWER = 100  # watts
 
 # The debug mailbox: smu_v13_0_0_ppsmc.h. Its message 2 is DEBUGSMC_MSG_Mode1Reset (Linux commit
-# 29b1b0b06def, tinygrad 0.14) in today's firmware, GetDebugData in the header of Linux 6.12.
+# 29b1b0b06def, tinygrad 0.14) in current firmware, but GetDebugData in the header of Linux 6.12.
 _DEBUG_TEST, _DEBUG_MODE1, _DEBUG_EXIT = 1, 2, 3
 
-# Messages that are accepted without an effect that this model shows.
+# Messages that are accepted without an effect in this model.
 _ACCEPTED = """
     UseDefaultPPTable SetWorkloadMask NotifyPowerSource
     SetToolsDramAddrHigh SetToolsDramAddrLow SetSystemVirtualDramAddrHigh
@@ -45,8 +46,8 @@ _ACCEPTED = """
     PowerDownVcn PowerUpJpeg PowerDownJpeg SetDcsArch
 """
 
-# Features in the graphics core's domain of power (FEATURE_PWR_GFX). UNSURE: AMD's list is not
-# public; these are the features whose names identify them.
+# Features in the graphics core's power domain (FEATURE_PWR_GFX). UNSURE: AMD's list is not public;
+# these are the features that can be identified by name.
 _GRAPHICS = ("DPM_GFXCLK", "DPM_GFX_POWER_OPTIMIZER", "GFX_ULV", "GFXOFF", "DS_GFXCLK", "GFX_IMU")
 
 Answer = tuple[int, int | None]  # response, value for the argument register (None leaves it)
@@ -63,10 +64,11 @@ _DEBUG = _Mailbox("MP1_SMN_C2PMSG_75", "MP1_SMN_C2PMSG_53", "MP1_SMN_C2PMSG_54")
 
 
 class Smu(Block):
-    """MP1. Silent until its firmware was loaded through the PSP.
+    """MP1. Does not answer until its firmware has been loaded through the PSP.
 
-    features: those enabled, one bit each. metrics.load: the engines tell it when they work.
-    messages: all that came, as (id, argument), for tests. graphics: power of the graphics core.
+    features: the enabled features, one bit each. metrics.load: the engines report their work to it.
+    messages: the latest 1000 received messages, as (id, argument), for tests. graphics: power of
+    the graphics core.
     """
 
     def __init__(self, chip: Board) -> None:
@@ -125,7 +127,8 @@ class Smu(Block):
         if not 0 < chip.facts.mode2_since <= chip.options.smu_version:
             del handlers["Mode2Reset"]
         if chip.facts.mode1_by_debug:
-            # UNSURE: Linux asks such firmware by the debug mailbox alone (smu_v13_0_0_ppt.c).
+            # UNSURE: Linux requests it from such firmware only through the debug mailbox
+            # (smu_v13_0_0_ppt.c).
             del handlers["Mode1Reset"]
         for name in _ACCEPTED.split():
             handlers[name] = lambda _: (_OK, None)
@@ -145,7 +148,7 @@ class Smu(Block):
             self.on_read(box.response, partial(self._response, box))
 
     def reset(self, scope: Reset) -> None:
-        """Lose the firmware and all it was told."""
+        """Unload the firmware and discard all its settings."""
         self.running = False
         self.features = 0
         self._allowed = 0
@@ -158,7 +161,7 @@ class Smu(Block):
         self.metrics.reset()
 
     def start(self) -> None:
-        """Run: the PSP has accepted the firmware. Both mailboxes are free."""
+        """Start running after the PSP has accepted the firmware. Both mailboxes are free."""
         self.running = True
         self._allowed = (1 << 64) - 1
         self.set(_MAIN.response, _OK)
@@ -204,7 +207,7 @@ class Smu(Block):
         self.set(box.response, response)
 
     def _forced(self, message: int) -> int | None:
-        """The response that a planted fault gives."""
+        """Return the response forced by the fault plan, or None."""
         faults = self.chip.faults
         if faults.smu_busy > 0:
             faults.smu_busy -= 1
@@ -212,7 +215,7 @@ class Smu(Block):
         return faults.smu_responses.get(message)
 
     def _response(self, box: _Mailbox) -> int:
-        """Show a response; once that to Mode1Reset was read the reset is due."""
+        """Return a response; once the answer to Mode1Reset has been read, schedule the reset."""
         value = self.get(box.response)
         if value and box is self._resetting:
             self._resetting = None
@@ -234,7 +237,7 @@ class Smu(Block):
         return _OK, None
 
     def _enable_domain(self, domain: int) -> Answer:
-        """Enable what is allowed in a domain of power, FEATURE_PWR_DOMAIN_e."""
+        """Enable the allowed features of a power domain (FEATURE_PWR_DOMAIN_e)."""
         names = constants(self.chip.facts.smu.tables)
         if domain >= names.FEATURE_PWR_DOMAIN_COUNT:
             return _FAILED, None
@@ -246,7 +249,7 @@ class Smu(Block):
         return _OK, None
 
     def _to_dram(self, argument: int) -> Answer:
-        """Write a table for the driver; of the many, three are made here."""
+        """Write a table for the driver; this model provides three of the firmware's tables."""
         names, wanted = constants(self.chip.facts.smu.tables), argument & 0xFFFF
         makers: dict[int, Callable[[], bytes]] = {
             names.TABLE_SMU_METRICS: self.metrics.table,
@@ -262,14 +265,14 @@ class Smu(Block):
         return (_FAILED if fault else _OK), None
 
     def _from_dram(self, argument: int) -> Answer:
-        """Take a table of the driver's; read it, so that a bad address shows."""
+        """Accept a table from the driver; read its first bytes, so that a bad address fails."""
         if not self._dram or self._dram % _TABLE_ALIGNMENT:
             return _PREREQUISITE, None
         _, fault = self.chip.mm.read(0, self._dram, 64, _CLIENT)
         return (_FAILED if fault else _OK), None
 
     def _limit(self, argument: int, *, lowest: bool) -> Answer:
-        """Bound a clock; the power manager has to run for that."""
+        """Set a clock's bound, which requires at least one enabled feature."""
         if not self.features:
             return _PREREQUISITE, None
         return (_OK if self.clocks.limit(argument, lowest=lowest) else _FAILED), None
@@ -290,7 +293,7 @@ class Smu(Block):
         return _OK, None
 
     def _mode2(self) -> Answer:
-        """Reset, then answer: the kernel loads IMU once it has read the answer (smu_v13_0_10.c)."""
+        """Reset, then answer: the kernel loads IMU after reading the answer (smu_v13_0_10.c)."""
         if not self.chip.faults.mode2_ignored:
             self.features &= ~self._graphics_features
             self.graphics.switch_on()
@@ -298,7 +301,7 @@ class Smu(Block):
         return _OK, None
 
     def _mode1(self, box: _Mailbox) -> Answer:
-        """Answer, then reset; a driver that reads late finds all ones instead of the answer."""
+        """Answer, then reset; a driver that reads late gets all ones instead of the answer."""
         self._resetting = box
         self.chip.scheduler.after(_MODE1_UNREAD, self.chip.mode1_reset)
         return _OK, None

@@ -1,4 +1,4 @@
-"""Measurements of the virtual SMU: plausible values that follow the load and always change.
+"""Metrics of the virtual SMU: plausible values that follow the load and always change.
 
 Facts: SmuMetricsExternal_t in smu13_driver_if_v13_0_0.h.
 """
@@ -28,8 +28,8 @@ class Load:
         self._clock = clock
         self._lock = threading.Lock()
         self._running = 0
-        self._busy = 0.0  # seconds of work since the last question
-        self._since = clock()  # when what runs now began, or was last counted
+        self._busy = 0.0  # seconds of work since the last query
+        self._since = clock()  # when the running work began or was last counted
         self._asked = clock()
 
     def _count(self) -> float:
@@ -41,7 +41,7 @@ class Load:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Count the time inside as busy. May be entered from several threads."""
+        """Count the time spent in the context as busy. Several threads may enter at once."""
         with self._lock:
             self._count()
             self._running += 1
@@ -53,7 +53,7 @@ class Load:
                 self._running -= 1
 
     def take(self) -> float:
-        """Return the busy share, 0 to 1, of the time since the last call."""
+        """Return the busy fraction, 0 to 1, of the time since the last call."""
         with self._lock:
             now = self._count()
             passed, busy = now - self._asked, self._busy
@@ -62,10 +62,10 @@ class Load:
 
 
 class Metrics:
-    """Makes the table, from the load and the clocks."""
+    """Build the metrics table from the load and the clocks."""
 
     def __init__(self, chip: Board, clocks: Clocks, gfxoff: Callable[[], bool]) -> None:
-        """gfxoff: whether the graphics core has no power."""
+        """gfxoff: returns whether the graphics core has no power."""
         self._chip = chip
         self._clocks = clocks
         self._gfxoff = gfxoff
@@ -76,23 +76,23 @@ class Metrics:
         self._counter = 0
         self._edge = 34.0
         self.throttling: dict[int, int] = {}  # percent by throttler
-        self.planted: int | None = None  # a temperature of the hottest place, see Thermal
+        self.planted: int | None = None  # forced hotspot temperature, see Thermal
 
     @property
     def hotspot(self) -> int:
-        """Degrees Celsius of the hottest place."""
+        """Hotspot temperature in degrees Celsius."""
         if self.planted is not None:
             return self.planted
         return round(self._edge + 6 + 12 * self._heat)
 
     def reset(self) -> None:
-        """Start from cold."""
+        """Reset to a cold chip."""
         self._heat = 0.0
         self._energy = 0.0
         self._counter = 0
 
     def table(self) -> bytes:
-        """Make a SmuMetricsExternal_t of this moment."""
+        """Build a SmuMetricsExternal_t for the current state."""
         self._counter += 1
         activity = self.load.take()
         self._heat += 0.2 * (activity - self._heat)
@@ -104,7 +104,7 @@ class Metrics:
         metrics = external.SmuMetrics
         for clock in range(13):
             metrics.CurrClock[clock] = self._clocks.current(clock, activity)
-        # UNSURE: a core without power has no clock; what a board's table has then is not public.
+        # UNSURE: a core without power has no clock; a board's values for this case are not public.
         frequency = 0 if self._gfxoff() else self._clocks.current(GFX, activity)
         metrics.CurrClock[GFX] = frequency
         for name in ("Target", "PreDs", "PostDs"):

@@ -1,9 +1,9 @@
-"""The thermal controller: limits, and the interrupts of a chip that gets too hot.
+"""The thermal controller: temperature limits and over-temperature interrupts.
 
 Facts: Linux 6.12 smu_v13_0.c (smu_v13_0_set_irq_state: limits, masks and enables;
 smu_v13_0_irq_process: clients and sources), thm_13_0_2 register header, soc15_ih_clientid.h. The
-headers do not say what the bits THERM_*_SET and THERM_*_CLR of THM_THERMAL_INT_ENA do: Linux writes
-all of the latter to switch the interrupts on and 0 to switch them off, and so does this model.
+headers do not define the bits THERM_*_SET and THERM_*_CLR of THM_THERMAL_INT_ENA. Linux writes all
+of the latter to switch the interrupts on, and 0 to switch them off; this model follows Linux.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 _CLIENTS = constants("soc15_ih_clientid")
 _LOW_TO_HIGH, _HIGH_TO_LOW, _GPIO_19 = 0, 1, 83
-_SHUTDOWN_S = 0.25  # from the critical fault to the board's power; our choice
+_SHUTDOWN_S = 0.25  # from the critical fault until the board cuts the power; our choice
 
 
 class Thermal(Block):
-    """Compares the hottest place of the chip with two limits; an interrupt tells of each crossing.
+    """Compare the chip's hotspot temperature with two limits; each crossing raises an interrupt.
 
-    `heat` plants a temperature, `cool` takes it back, `critical` is the board's last resort.
+    `heat` forces a temperature, `cool` removes it, and `critical` makes the board cut the power.
     """
 
     def __init__(self, chip: Board, metrics: Metrics, power_off: Callable[[], None]) -> None:
@@ -41,25 +41,25 @@ class Thermal(Block):
         self.on_read("CG_MULT_THERMAL_STATUS", self._temperature)
 
     def reset(self, scope: Reset) -> None:
-        """Forget the limits. The heat stays: no reset cools a chip."""
+        """Clear the limits. A forced temperature stays: a reset does not cool a chip."""
         self._enabled = self._above = self._below = False
 
     # ---- faults -------------------------------------------------------------------------------
 
     def heat(self, celsius: int) -> None:
-        """Plant a temperature of the hottest place, which holds until `cool`."""
+        """Force the hotspot temperature until `cool` is called."""
         with self.chip.lock:
             self._metrics.planted = celsius
             self._compare()
 
     def cool(self) -> None:
-        """Let the temperature follow the load again."""
+        """Make the temperature follow the load again."""
         with self.chip.lock:
             self._metrics.planted = None
             self._compare()
 
     def critical(self) -> None:
-        """Meet the critical temperature fault: the chip tells it, and the board cuts the power."""
+        """Raise the critical temperature fault: the chip reports it, the board cuts the power."""
         with self.chip.lock:
             self.chip.ih.raise_interrupt(_CLIENTS.SOC15_IH_CLIENTID_ROM_SMUIO, _GPIO_19)
             self.chip.scheduler.after(_SHUTDOWN_S, self._power_off, outside=True)
@@ -79,7 +79,7 @@ class Thermal(Block):
         self._compare()
 
     def _compare(self) -> None:
-        """Tell of limits that were crossed since the last look."""
+        """Raise interrupts for limits crossed since the last comparison."""
         control = self.fields("THM_THERMAL_INT_CTRL")
         if not (self._enabled and control.THERM_IH_HW_ENA):
             return

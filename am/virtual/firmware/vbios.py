@@ -1,10 +1,11 @@
 """The board's ROM: a video BIOS in ATOM format, data tables only, read through ROM_INDEX/ROM_DATA.
 
-Made here; there is no code in it, as the board is posted when a driver meets it. Facts: Linux 6.12
-atomfirmware.h (layout of the tables), atom.h (fixed places of the image), amdgpu_bios.c (reading it
-through SMUIO), amdgpu_atombios.c (the scratch register that says the board was posted); PCI
-Firmware Specification (signature, size, checksum, PCIR structure). UNSURE: which revisions of
-gfx_info and vram_info boards of this chip have; a dump of one settles it.
+This module generates the image. It contains no code, because the board is already posted when a
+driver attaches. Facts: Linux 6.12 atomfirmware.h (layout of the tables), atom.h (fixed offsets in
+the image), amdgpu_bios.c (reading it through SMUIO), amdgpu_atombios.c (the scratch register that
+shows that the board was posted); PCI Firmware Specification (signature, size, checksum, PCIR
+structure). UNSURE: which revisions of gfx_info and vram_info boards of this chip have; a dump of
+one would settle it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _VERSION = b"ATOMBIOSBK-AMD VER022.001.002.000.000001\0"
 _TEN_KILOHERTZ = 10_000
 _GDDR6 = 0x70
 POSTED = 0x200  # ATOM_S7_ASIC_INIT_COMPLETE_MASK, in BIOS_SCRATCH_7
-# Places in atom_master_list_of_data_tables_v2_1.
+# Entry indices in atom_master_list_of_data_tables_v2_1.
 _DATA_TABLES = 35
 _BOARD_INFO, _FIRMWARE_INFO, _SMU_INFO, _GFX_INFO, _INDIRECT_IO, _VRAM_INFO = 2, 4, 8, 14, 23, 28
 
@@ -38,7 +39,7 @@ def _table(major: int, minor: int, layout: str, *values: int) -> bytes:
 
 
 def _firmware_info(facts: ChipFacts, scratch: int) -> bytes:
-    """atom_firmware_info_v3_4."""
+    """Build atom_firmware_info_v3_4."""
     return _table(
         3, 4, "<6I4H2B2x2I4B2H3I4H8I",
         0x0016_0001, 50_000, 125_000, 0, 0, scratch,  # clocks at power-on in 10 kHz
@@ -50,7 +51,7 @@ def _firmware_info(facts: ChipFacts, scratch: int) -> bytes:
 
 
 def _gfx_info(chip: Board) -> bytes:
-    """atom_gfx_info_v3_0, up to the clock; the rest of its 136 bytes is zero."""
+    """Build atom_gfx_info_v3_0, up to the clock; the rest of its 136 bytes is zero."""
     options, channels = chip.options, chip.facts.board.channels
     return _table(
         3, 0, "<8B8I92x",
@@ -61,17 +62,17 @@ def _gfx_info(chip: Board) -> bytes:
 
 
 def _smu_info() -> bytes:
-    """atom_smu_info_v3_6: the reference clock; the other fields are zero."""
+    """Build atom_smu_info_v3_6: the reference clock; the other fields are zero."""
     return _table(3, 6, "<4B4HI220x", 13, 13, 0, 0, 0, 0, 0, 0, 10_000)
 
 
 def _board_info(facts: ChipFacts) -> bytes:
-    """atom_smc_dpm_info_table_13_0_0: a BoardTable_t, which this SMU does not look at."""
+    """Build atom_smc_dpm_info_table_13_0_0: a BoardTable_t, which this SMU does not read."""
     return _table(5, 0, f"{structs(facts.smu.tables).BoardTable_t.size}x")
 
 
 def _vram_info(channels: int) -> bytes:
-    """atom_vram_info_header_v3_0 with one module."""
+    """Build atom_vram_info_header_v3_0 with one module."""
     head = _table(
         3, 0, "<8H8B9I",
         0, 0, 0, 0, 0, 0, 0, 0, 1, 8, 8, 0, _GDDR6, channels, 4, 0,
@@ -83,14 +84,14 @@ def _vram_info(channels: int) -> bytes:
 
 
 def build_vbios(chip: Board) -> bytes:
-    """Make the image; its bytes add up to zero."""
+    """Build the image; its bytes sum to zero."""
     facts = chip.facts
     text = _TEXT.format(facts.title.upper(), facts.title).encode("ascii")
     scratch = chip.space.index("nbio", "BIF_BX0_BIOS_SCRATCH_0")
     image = bytearray(SIZE)
     image[0:3] = bytes([0x55, 0xAA, SIZE // 512])
     struct.pack_into("<H", image, 0x18, _PCI_DATA)
-    image[0x2F] = 4  # strings before the name
+    image[0x2F] = 4  # number of strings before the name
     image[0x30:0x3A] = b" 761295520"
     struct.pack_into("<H", image, 0x48, _HEADER)
     image[0x50:0x5E] = b"01/02/23 03:04"
@@ -105,7 +106,7 @@ def build_vbios(chip: Board) -> bytes:
     commands, data = _HEADER + 0x28, _TABLES
     header = struct.pack("<HBB4s14HI", 40, 2, 2, b"ATOM", *[0] * 11, commands, data, 0, 0)
     image[_HEADER : _HEADER + len(header)] = header
-    struct.pack_into("<HBB", image, commands, 4, 2, 1)  # a list without commands
+    struct.pack_into("<HBB", image, commands, 4, 2, 1)  # an empty command list
     place = data + 4 + 2 * _DATA_TABLES
     offsets = [0] * _DATA_TABLES
     for number, table in (
@@ -126,7 +127,7 @@ def build_vbios(chip: Board) -> bytes:
 
 
 class Rom(Block):
-    """SMUIO's window on the ROM. IFWI leaves the index counting up by itself."""
+    """SMUIO's window on the ROM. IFWI leaves auto-increment of the index enabled."""
 
     def __init__(self, chip: Board) -> None:
         super().__init__(chip, "smuio")
@@ -134,7 +135,7 @@ class Rom(Block):
         self.on_read("ROM_DATA", self._read)
 
     def reset(self, scope: Reset) -> None:
-        """Take the state that IFWI leaves."""
+        """Enter the state that IFWI leaves."""
         self.set("ROM_CNTL", ROM_INDEX_ADDRESS_AUTO_INCREASE=1)
 
     def _read(self) -> int:

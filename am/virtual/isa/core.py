@@ -31,7 +31,7 @@ from hcq.emu.memory import Abort, place_of
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
 _PACKAGE = Path(__file__).parent
 _KERNEL = "ugpu_kernel"
-_LOOK_S = 1e-4  # between looks whether waves have noted where they are
+_LOOK_S = 1e-4  # interval of checks whether waves have stored their snapshots
 _Key = tuple[int, int, int, bool, int]  # address, registers, lanes, whole waves, output modifiers
 
 
@@ -44,13 +44,13 @@ class Kernel:
     address: int
 
     def shown(self, offset: int) -> list[int]:
-        """Return the vector registers that a look at a wave there stores (flow.poll_abort)."""
+        """Return the vector registers that a wave's snapshot there stores (flow.poll_abort)."""
         return numbers(needed(self.program).get(offset, 0))
 
 
 @cache
 def _runtime(folder: Path | None) -> jit.Loaded:
-    """Compile the functions that all kernels share and make their names known to the linker."""
+    """Compile the functions that all kernels share, and register their names with the linker."""
     return compiled(_PACKAGE, folder, "runtime", (
         *LANE_MEMORY, atomics.part(PREFIX, context.IO, flat.ATOMIC_SIZES),
         (flat.flat_ir, flat.names()), (matrix.matrix_ir, matrix.names()), emu_math.part(PREFIX),
@@ -61,10 +61,11 @@ def _runtime(folder: Path | None) -> jit.Loaded:
 class GfxCore:
     """All compute units of the chip; a `ShaderCore`.
 
-    workers: host threads to spread workgroups over (default: one a host CPU). cache: folder for
-    compiled code, shared by processes; None keeps it in memory only. debugger: halts waves, all of
-    which one thread runs then. keep_registers: a wave finds in vector registers what others left
-    there, as in hardware, which is slower; else zeros. LDS keeps its content always.
+    workers: host threads that run workgroups (default: one per host CPU). cache: folder for
+    compiled code, shared by processes; None keeps it in memory only. debugger: halts waves; with a
+    debugger, one thread runs all waves. keep_registers: a wave's vector registers start with the
+    values that earlier waves left, as in hardware, which is slower; otherwise with zeros. LDS
+    always keeps its content.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class GfxCore:
         self._launch = LAUNCH(_runtime(cache).address(wave.NAME))
 
     def run(self, dispatch: Dispatch, memory: ShaderMemory, abort: Abort) -> Outcome:
-        """Run a dispatch to its end. Called by one thread at a time."""
+        """Run a dispatch to completion. Called by one thread at a time."""
         try:
             launch = Launch.of(dispatch)
         except BadDispatch as bad:
@@ -129,7 +130,7 @@ class GfxCore:
         self._crew.close()
 
     def _worker_count(self, dispatch: Dispatch, launch: Launch, kernel: Kernel) -> int:
-        """Return how many threads to use: scratch has room for some number of waves only."""
+        """Return how many threads to use; the scratch size limits the number of waves."""
         if self._pace.alone(kernel.address, launch.total_groups, launch.waves):
             return 1
         count = min(len(self._crew.workers), launch.total_groups)
@@ -138,7 +139,7 @@ class GfxCore:
         return count
 
     def _work(self, worker: Worker, number: int, kernel: Kernel, run: Run) -> Outcome:
-        """Run workgroups on this thread until none is left or a wave cannot go on."""
+        """Run workgroups on this thread until none is left or a wave cannot continue."""
         try:
             worker.prepare(run, number * run.launch.waves, kernel.program.base)
             worker.shown = kernel.shown
@@ -151,7 +152,7 @@ class GfxCore:
         finally:
             worker.rest()
         if outcome.ending is not Ending.DONE:
-            run.stop[0] = 1  # waves on other threads stop too
+            run.stop[0] = 1  # also stops waves on other threads
         return outcome
 
     def _run_groups(self, worker: Worker, kernel: Kernel, run: Run) -> Outcome:
@@ -197,7 +198,7 @@ class GfxCore:
             self._kernels.put(key, kernel)
 
     def _extended(self, kernel: Kernel, root: int, launch: Launch, memory: ShaderMemory) -> Kernel:
-        """Return the kernel with the code at an indirect jump's target translated too."""
+        """Return the kernel extended by the code at an indirect jump's target."""
         program = kernel.program
         with self._lock:
             roots = frozenset({root, *(program.base + offset for offset in program.roots)})
@@ -249,7 +250,7 @@ def _signed(value: int) -> int:
 
 
 def _halted(worker: Worker, program: Program, code: int, dispatch: Dispatch) -> Outcome:
-    """Describe a wave that could not go on."""
+    """Describe a wave that could not continue."""
     offset = _signed(worker.quad(layout.HALT_PC))
     group = worker.quad(context.HALT_GROUP)
     x, y, _ = dispatch.groups

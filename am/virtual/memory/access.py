@@ -8,7 +8,7 @@ from hcq.emu.memory import Access
 
 
 class Fault(NamedTuple):
-    """One access that was refused. latched: it is the one that registers and interrupt tell of."""
+    """One refused access. latched: True if the registers and the interrupt report this fault."""
 
     address: int
     access: Access

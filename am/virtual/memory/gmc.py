@@ -1,7 +1,7 @@
-"""The memory hubs (GFXHUB, MMHUB): from what a client asks for to the memory that answers.
+"""The memory hubs (GFXHUB, MMHUB): translate client accesses and carry them out.
 
 Facts: Linux 6.12 gfxhub_v3_0.c, mmhub_v3_0.c, gmc_v11_0.c, amdgpu_vm.h; gc_11_0_0 and mmhub_3_0_0
-register headers. All methods take the chip's lock by themselves.
+register headers. All methods acquire the chip's lock themselves.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ ENGINES = 18
 _PERMISSION = {Access.READ: READ, Access.WRITE: WRITE, Access.EXECUTE: EXECUTE}
 _ALL = READ | WRITE | EXECUTE
 _VA_END = 1 << 48
-_NOT_IN_APERTURE = 3  # SYSTEM_ACCESS_MODE: translate what is not in the aperture
+_NOT_IN_APERTURE = 3  # SYSTEM_ACCESS_MODE: translate addresses outside the aperture
 
 
 class Piece(NamedTuple):
-    """Addresses [start, end) lie at host address `host` on; host 0: nothing answers, all ones."""
+    """Addresses [start, end), stored from host address `host` on.
+
+    host 0: nothing answers, and reads give all ones.
+    """
 
     start: int
     end: int
@@ -41,7 +44,7 @@ class Piece(NamedTuple):
 
 
 class _View(NamedTuple):
-    """Configuration of untranslated addresses in the registers; ends are exclusive."""
+    """Register configuration of untranslated addresses; ends are exclusive."""
 
     l1_enabled: bool
     aperture: tuple[int, int]  # empty unless SYSTEM_ACCESS_MODE lets it bypass the tables
@@ -63,11 +66,11 @@ _VIEW_REGISTERS = (
 
 
 class Hub(Block):
-    """One hub. `prefix` is GC or MM as in GCVM_CONTEXT0_CNTL; `name` the register block.
+    """One hub. prefix: GC or MM, as in GCVM_CONTEXT0_CNTL. block: name of the register block.
 
-    `read`, `write` and `pieces` serve engines (firmware, CP, SDMA, IH); `shader_memory` the shader
-    cores. Client ids are those of the fault status register (e.g. GFXHUB: 4 CPF, 5 CPC, 8 TCP,
-    9 SQC instruction, 13 SDMA0; MMHUB: 6 MP0, 7 MP1, 15 OSSSYS, 16 HDP).
+    `read`, `write` and `pieces` serve engines (firmware, CP, SDMA, IH); `shader_memory` serves the
+    shader cores. Client ids are those of the fault status register (e.g. GFXHUB: 4 CPF, 5 CPC,
+    8 TCP, 9 SQC instruction, 13 SDMA0; MMHUB: 6 MP0, 7 MP1, 15 OSSSYS, 16 HDP).
     """
 
     def __init__(self, chip: Board, block: str, prefix: str) -> None:
@@ -94,7 +97,7 @@ class Hub(Block):
             self.chip.space.read_only(self.block, name + "ACK")
 
     def reset(self, scope: Reset) -> None:
-        """Forget translations, faults and semaphores."""
+        """Clear cached translations, faults and semaphores."""
         self.caches.clear()
         self._pending.clear()
         self._semaphores.clear()
@@ -102,7 +105,7 @@ class Hub(Block):
         self.faults.reset()
 
     def locate_frame_buffer(self, base: int, size: int) -> None:
-        """Do what the board's firmware does: say where VRAM lies among MC addresses."""
+        """Set the location of VRAM among MC addresses, as the board's firmware does."""
         self.set(self.mc + "FB_LOCATION_BASE", base >> 24)
         self.set(self.mc + "FB_LOCATION_TOP", (base + size - 1) >> 24)
         self._view = None
@@ -133,8 +136,9 @@ class Hub(Block):
     ) -> tuple[list[tuple[int, int]], Fault | None]:
         """Translate [address, address + size) into (host address, bytes) runs, in order.
 
-        Host address 0: that run faulted. The first fault is returned; all are latched and reported.
-        The host addresses are valid until the next call under the lock.
+        Host address 0 marks a run that faulted, -1 one that nothing answers. Only the first fault
+        is returned, but all are raised. The host addresses are valid until the next call under the
+        lock.
         """
         if not size:
             return [], None
@@ -145,7 +149,7 @@ class Hub(Block):
     def _runs(
         self, piece: Piece | Fault, vmid: int, address: int, size: int, access: Access, client: int
     ) -> tuple[list[tuple[int, int]], Fault | None]:
-        """Go on from `piece`, which is where `address` lies."""
+        """Collect the runs of a range, starting with `piece`, which contains `address`."""
         runs: list[tuple[int, int]] = []
         fault: Fault | None = None
         end = address + size
@@ -164,7 +168,7 @@ class Hub(Block):
         return runs, fault
 
     def read(self, vmid: int, address: int, size: int, client: int) -> tuple[bytes, Fault | None]:
-        """Read memory; what faulted reads as zeros, what the bus refuses as ones."""
+        """Read memory; bytes that fault read as zeros, bytes that the bus refuses as ones."""
         if not size:
             return b"", None
         with self.chip.lock:
@@ -183,7 +187,7 @@ class Hub(Block):
     def write(
         self, vmid: int, address: int, data: bytes | bytearray | memoryview, client: int
     ) -> Fault | None:
-        """Write memory; what faulted or was refused vanishes."""
+        """Write memory; bytes that fault or are refused are dropped."""
         content = bytes(data)
         if not content:
             return None
@@ -201,8 +205,10 @@ class Hub(Block):
         return fault
 
     def mapped(self, vmid: int, address: int, size: int, permissions: int = 0) -> int:
-        """Return how many of the bytes from `address` on are mapped with these permissions; faults
-        nowhere."""
+        """Return how many bytes from `address` on are mapped with these permissions.
+
+        Does not raise faults.
+        """
         at, end = address, address + size
         with self.chip.lock:
             view = self._view or self._look()
@@ -217,7 +223,7 @@ class Hub(Block):
         return at - address
 
     def shader_memory(self, vmid: int) -> HubShaderMemory:
-        """One VMID as the shader cores see it; the same object each time."""
+        """Return one VMID's memory as the shader cores see it; always the same object."""
         with self.chip.lock:
             memory = self._memories.get(vmid)
             if memory is None:
@@ -227,7 +233,7 @@ class Hub(Block):
     # ---- translation --------------------------------------------------------------------------
 
     def resolve(self, vmid: int, address: int, access: Access, client: int) -> Piece | Fault:
-        """Translate one address, with everything around it that lies in one piece. Lock held."""
+        """Translate one address and the contiguous range around it. The lock is held."""
         view = self._view or self._look()
         if not view.l1_enabled:
             self._flag(f"{self.block}: access to {address:#x} before the L1 TLB is enabled")
@@ -261,7 +267,7 @@ class Hub(Block):
     def _reach(
         self, entry: Entry, vmid: int, address: int, access: Access, client: int
     ) -> Piece | Fault:
-        """Find the memory behind an entry, as far as it goes in one piece around `address`."""
+        """Find the memory behind an entry, as far as it is contiguous around `address`."""
         start, end = entry.virtual, entry.virtual + (1 << entry.shift)
         physical = entry.physical + address - start
         if entry.system:
@@ -284,13 +290,13 @@ class Hub(Block):
         return Piece(start, end, host, entry.permissions)
 
     def _direct(self, view: _View, address: int, bounds: tuple[int, int]) -> Piece:
-        """An untranslated address: local memory, AGP, or nothing."""
+        """Resolve an untranslated address: local memory, AGP, or nothing."""
         first = address & -PAGE
         base, top = view.frame_buffer
         if base <= address < top:
             start, end = max(bounds[0], base), min(bounds[1], top)
             tmr = self.chip.tmr
-            if tmr is not None:  # a run ends where the TMR begins, or begins where it ends
+            if tmr is not None:  # the piece stops where the TMR begins, or starts where it ends
                 offset = address - base
                 if offset < tmr[0]:
                     end = min(end, base + tmr[0])
@@ -307,7 +313,7 @@ class Hub(Block):
         return Piece(first, first + PAGE, 0, 0)
 
     def frame_buffer(self) -> tuple[int, int]:
-        """Return the MC addresses of VRAM: first, and the one past the last."""
+        """Return the MC address range of VRAM: the first address and the one past the last."""
         return (self._view or self._look()).frame_buffer
 
     def _flag(self, text: str) -> None:
@@ -332,11 +338,17 @@ class Hub(Block):
         self._pending[engine] = (value, self._random.randrange(3))
 
     def _has_semaphores(self) -> bool:
-        """Linux 6.12 gmc_v11_0_use_invalidate_semaphore: MMHUB only."""
+        """Return whether the hub has semaphores: MMHUB only.
+
+        See Linux 6.12 gmc_v11_0_use_invalidate_semaphore.
+        """
         return self.block == "mmhub"
 
     def _acknowledge(self, engine: int) -> int:
-        """Answer a poll; the work is done by then: who does not wait keeps stale entries."""
+        """Answer a poll. The invalidation happens before the ACK is shown.
+
+        A driver that does not wait for the ACK keeps using stale entries.
+        """
         pending = self._pending.get(engine)
         ack = f"{self.vm}INVALIDATE_ENG{engine}_ACK"
         if pending is None or self.block in self.chip.faults.tlb_no_ack:
@@ -368,7 +380,7 @@ class Hub(Block):
         self.caches.clear(l1=bool(value & 1), l2=bool(value & 2))
 
     def _take_semaphore(self, engine: int) -> int:
-        """A read that gives 1 takes the semaphore; now and then it is busy."""
+        """Answer a read of the semaphore: 1 acquires it; 0 means busy, which happens at random."""
         if engine in self._semaphores or self._random.random() < 0.25:
             return 0
         self._semaphores.add(engine)

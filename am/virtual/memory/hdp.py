@@ -1,4 +1,4 @@
-"""The host data path: CPU writes to VRAM wait in it until they are flushed.
+"""The host data path, which buffers CPU writes to VRAM until they are flushed.
 
 Facts: Linux 6.12 hdp_v6_0.c, nbio_v4_3.c (remapped flush register, GPU_HDP_FLUSH_REQ/DONE).
 """
@@ -13,12 +13,13 @@ from am.virtual.block import Block, Reset
 if TYPE_CHECKING:
     from am.virtual.board import Board
 
-# Bytes that may wait; older writes drain by themselves. A board holds a few KB, who knows how long.
+# Capacity in bytes; beyond it the oldest writes drain without a flush. A board holds a few KB, for
+# an unknown time.
 _CAPACITY = 16 << 20
 
 
 class Hdp(Block):
-    """The write buffer behind BAR0. `flush` makes what was written visible to the engines."""
+    """The write buffer behind BAR0. `flush` makes written data visible to the engines."""
 
     def __init__(self, chip: Board) -> None:
         super().__init__(chip, "hdp")
@@ -27,7 +28,7 @@ class Hdp(Block):
         self.flushes = 0
 
     def write(self, address: int, data: bytes) -> None:
-        """Take a CPU write to VRAM."""
+        """Buffer a CPU write to VRAM."""
         if self.chip.is_protected(address, len(data)):
             self.chip.fault(f"CPU write to {address:#x} inside the TMR")
             return
@@ -37,7 +38,7 @@ class Hdp(Block):
             self._drain_one()
 
     def read(self, address: int, size: int) -> bytes:
-        """Answer a CPU read of VRAM; it pushes the writes before it."""
+        """Answer a CPU read of VRAM; earlier writes are drained first."""
         self.drain()
         if self.chip.is_protected(address, size):
             self.chip.fault(f"CPU read at {address:#x} inside the TMR")
@@ -51,11 +52,11 @@ class Hdp(Block):
 
     @property
     def waits(self) -> bool:
-        """Some write has not reached VRAM."""
+        """Whether a write has not reached VRAM yet."""
         return bool(self._waiting)
 
     def drain(self) -> None:
-        """Let what waits reach VRAM."""
+        """Write all pending writes to VRAM."""
         while self._waiting:
             self._drain_one()
 
@@ -65,6 +66,6 @@ class Hdp(Block):
         self.chip.vram.write(address, data)
 
     def reset(self, scope: Reset) -> None:
-        """Lose what waits."""
+        """Discard pending writes."""
         self._waiting.clear()
         self._size = 0

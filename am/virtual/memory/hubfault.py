@@ -14,11 +14,12 @@ from hcq.emu.memory import Access
 if TYPE_CHECKING:
     from am.virtual.memory.gmc import Hub
 
-# soc15_ih_clientid.h (SOC21): who reports a fault of which hub; source id 0.
+# Interrupt client that reports each hub's faults (soc15_ih_clientid.h, SOC21); source id 0.
 _CLIENT_VMC, _CLIENT_GFX = 0x12, 0x0A
 _STATUS = "L2_PROTECTION_FAULT_STATUS"
 _CONTROL = "L2_PROTECTION_FAULT_CNTL"
-# Each client 0..15 has an interrupt enable in FAULT_CNTL, the others share one; all on at reset.
+# Clients 0..15 each have an interrupt enable in FAULT_CNTL; the others share one. All are on at
+# reset.
 _CONTROL_DEFAULT = 0x3FFF_FFFC
 
 
@@ -34,7 +35,7 @@ class FaultUnit:
             hub.chip.space.read_only(hub.block, f"{hub.vm}L2_PROTECTION_FAULT_{name}")
 
     def reset(self) -> None:
-        """Take the power-on state."""
+        """Enter the power-on state."""
         self._hub.set(self._hub.vm + _CONTROL, _CONTROL_DEFAULT)
         self.clear()
 
@@ -43,7 +44,7 @@ class FaultUnit:
         return 0 if stale else self._hub.get(self._hub.vm + _STATUS)
 
     def clear(self) -> None:
-        """Forget the latched fault."""
+        """Clear the latched fault."""
         self._stale = False
         for name in ("STATUS", "ADDR_LO32", "ADDR_HI32"):
             self._hub.set(f"{self._hub.vm}L2_PROTECTION_FAULT_{name}", 0)

@@ -28,10 +28,10 @@ class HubShaderMemory:
         self._hub = hub
         self._vmid = vmid
         self._dummy = DummyPages()
-        self.cut = False  # the waves that use it were killed, and have not noticed yet
+        self.cut = False  # the waves that use it were killed but have not stopped yet
 
     def new_tlb(self) -> NDArray[np.uint64]:
-        """Make a table for one worker thread."""
+        """Create a table for one worker thread."""
         with self._hub.chip.lock:
             return self._hub.caches.new_native(self._vmid)
 

@@ -13,10 +13,10 @@ READ, WRITE, EXECUTE = 1, 2, 4  # permission bits of an entry
 
 
 class Entry(NamedTuple):
-    """A naturally aligned block of 2^shift bytes, all of it translated by one page table entry.
+    """A naturally aligned block of 2^shift bytes, translated by one page table entry.
 
-    physical: where it begins, aligned to a page at least; negative where a fragment's claim begins
-    before memory does.
+    physical: start address of the block, at least page-aligned; negative where a fragment claims a
+    range that begins before the start of memory.
     """
 
     virtual: int
@@ -35,7 +35,7 @@ class EntryCache:
         self._shifts: list[int] = []
 
     def find(self, address: int) -> Entry | None:
-        """Look an address up; larger blocks first."""
+        """Look up an address, trying larger blocks first."""
         for shift in self._shifts:
             entry = self._entries.get((shift, address >> shift))
             if entry is not None:
@@ -43,7 +43,7 @@ class EntryCache:
         return None
 
     def add(self, entry: Entry) -> None:
-        """Keep an entry."""
+        """Add an entry, dropping the oldest if the cache is full."""
         if entry.shift not in self._shifts:
             self._shifts.append(entry.shift)
             self._shifts.sort(reverse=True)
@@ -52,13 +52,13 @@ class EntryCache:
         self._entries[entry.shift, entry.virtual >> entry.shift] = entry
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all entries."""
         self._entries.clear()
         self._shifts.clear()
 
 
 class Caches:
-    """All caches of a hub: L1 per client, L2 and directories per VMID, the shader cores'."""
+    """All caches of a hub: L1 per client, L2 and directories per VMID, and the shader cores'."""
 
     L1_CAPACITY = 64
     L2_CAPACITY = 8192
@@ -70,7 +70,7 @@ class Caches:
         self._native: dict[int, list[NDArray[np.uint64]]] = {}
 
     def l1(self, vmid: int, client: int) -> EntryCache:
-        """One client's own cache."""
+        """Return one client's own cache."""
         clients = self._l1.setdefault(vmid, {})
         cache = clients.get(client)
         if cache is None:
@@ -78,24 +78,24 @@ class Caches:
         return cache
 
     def l2(self, vmid: int) -> EntryCache:
-        """The cache that all clients share."""
+        """Return the cache that all clients share."""
         cache = self._l2.get(vmid)
         if cache is None:
             cache = self._l2[vmid] = EntryCache(self.L2_CAPACITY)
         return cache
 
     def directories(self, vmid: int) -> dict[tuple[int, int], int]:
-        """Directory entries by (level, page number >> what the entry covers)."""
+        """Return the directory entries by (level, page number >> log2 of pages per entry)."""
         return self._directories.setdefault(vmid, {})
 
     def new_native(self, vmid: int) -> NDArray[np.uint64]:
-        """Make a shader core's table; see am.virtual.shader. It counts as an L1."""
+        """Create a shader core's table; see am.virtual.shader. It counts as an L1."""
         table = new_table()
         self._native.setdefault(vmid, []).append(table)
         return table
 
     def invalidate(self, vmid: int, *, l1: bool, l2: bool, levels: frozenset[int]) -> None:
-        """Forget entries of a VMID: of the L1s, of L2, of the directory levels named."""
+        """Drop a VMID's entries from the L1s, from L2 and from the given directory levels."""
         if l1:
             self._l1.pop(vmid, None)
             clear(self._native.get(vmid, ()))
@@ -107,11 +107,11 @@ class Caches:
                 del kept[key]
 
     def clear(self, *, l1: bool = True, l2: bool = True) -> None:
-        """Forget everything of all VMIDs, in the L1s, in L2 and the directories."""
+        """Drop the entries of all VMIDs from the L1s, and from L2 and the directories."""
         for vmid in range(16):
             self.invalidate(vmid, l1=l1, l2=l2, levels=frozenset((1, 2, 3)) if l2 else frozenset())
 
     def revoke_native(self) -> None:
-        """Make the shader cores translate anew: host memory behind their entries goes away."""
+        """Drop the shader cores' entries, because host memory behind them is going away."""
         for tables in self._native.values():
             clear(tables)

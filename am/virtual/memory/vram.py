@@ -11,18 +11,21 @@ import numpy as np
 
 from hcq.errors import OutOfMemory
 
-_MAP_NORESERVE = 0x4000  # Linux; mmap names it from Python 3.13 on
+_MAP_NORESERVE = 0x4000  # Linux; module mmap defines it from Python 3.13 on
 _NOISE_TILE = 1 << 20
 
 
 class Vram:
     """Video memory as the engines see it. Addresses are offsets; sizes are bytes.
 
-    CPU writes through BAR0 reach it only by way of `Hdp`. Out-of-range access is the caller's bug.
+    CPU writes through BAR0 reach it only through `Hdp`. Out-of-range access is the caller's bug.
     """
 
     def __init__(self, size: int, *, shared: bool = False) -> None:
-        """`shared`: in a file without a name, `descriptor`, that other processes can map."""
+        """Reserve the memory. shared: back it by an unnamed file that other processes can map.
+
+        `descriptor` is that file's descriptor, or -1.
+        """
         self.size = size
         self.descriptor = -1
         flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -40,22 +43,22 @@ class Vram:
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
     def host_address(self, address: int) -> int:
-        """Return where `address` lies in this process."""
+        """Return the address in this process of VRAM offset `address`."""
         assert 0 <= address < self.size
         return self._base + address
 
     def read(self, address: int, size: int) -> bytes:
-        """Read as an engine does."""
+        """Read directly, as an engine does."""
         assert address >= 0 and address + size <= self.size
         return ctypes.string_at(self._base + address, size)
 
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
-        """Write as an engine does."""
+        """Write directly, as an engine does."""
         assert address >= 0 and address + len(data) <= self.size
         self._memory[address : address + len(data)] = data
 
     def close(self) -> None:
-        """Give the memory back to the host; reads give zeros from now on."""
+        """Return the memory to the host; later reads give zeros."""
         self._forget()
         if self.descriptor >= 0:
             os.close(self.descriptor)
@@ -65,8 +68,10 @@ class Vram:
         self._memory.madvise(mmap.MADV_DONTNEED if self.descriptor < 0 else mmap.MADV_REMOVE)
 
     def scramble(self, seed: int, noise: int, poison: int | None = None) -> None:
-        """Lose the contents: `noise` bytes from the start become noise, the rest zero (sparse).
-        poison: a 32-bit word that stands there in place of noise."""
+        """Discard the contents: the first `noise` bytes become noise, the rest zeros (sparse).
+
+        poison: a 32-bit word that fills these bytes instead of noise.
+        """
         self._forget()
         if poison is None:
             tile = np.random.default_rng(seed).bytes(_NOISE_TILE)
@@ -78,7 +83,7 @@ class Vram:
 
 
 def _sealed_file(size: int) -> int:
-    """Memory as a file whose length never changes: who maps it can rely on that."""
+    """Return a memory file whose length is sealed, so that mappings of it always stay valid."""
     descriptor = os.memfd_create("vram", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, size)
     seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

@@ -1,8 +1,8 @@
-"""The page table walker of a hub: gfx11 entries, directory cache, every reserved bit minded.
+"""The page table walker of a hub: gfx11 entries, a directory cache, checks of reserved bits.
 
-Facts: Linux 6.12 amdgpu_vm.h (entry bits), gmc_v11_0.c, gfxhub_v3_0.c; GCVM_CONTEXT0_CNTL. Which
-WALKER_ERROR number stands for which level is not public; UNSURE: 1 is "context off or out of
-range", 2 to 5 an entry of PDB2 to PTB. What a board reports would settle it.
+Facts: Linux 6.12 amdgpu_vm.h (entry bits), gmc_v11_0.c, gfxhub_v3_0.c; GCVM_CONTEXT0_CNTL. The
+meaning of WALKER_ERROR numbers is not public. UNSURE: 1 is "context off or out of range", 2 to 5
+are entries of PDB2 to PTB. A board's reports would settle it.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Refusal(NamedTuple):
 
 
 class Walker:
-    """Walks the tables of one hub, through its directory cache."""
+    """Walks the tables of one hub, using its directory cache."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
 
     def walk(self, vmid: int, address: int) -> Entry | Refusal:
-        """Translate `address` by the tables of the context."""
+        """Translate `address` with the context's tables."""
         hub = self._hub
         name = f"{hub.vm}CONTEXT{vmid}_"
         control = hub.fields(name + "CNTL")
@@ -65,7 +65,7 @@ class Walker:
     def _descend(
         self, vmid: int, address: int, page: int, depth: int, block: int, root: int
     ) -> Entry | Refusal:
-        """Go from the lowest cached directory entry, or the root, down to a leaf."""
+        """Walk from the lowest cached directory entry, or the root, down to a leaf."""
         directories = self._hub.caches.directories(vmid)
 
         def covers(level: int) -> int:  # log2 of the pages below one entry of a level
@@ -83,7 +83,7 @@ class Walker:
                 return Refusal(walker=min(error, 5), permission=1)
             shift = covers(level)
             slot = page >> shift
-            if level != depth:  # the root is as long as the context's range asks for
+            if level != depth:  # the root has as many entries as the context's range requires
                 slot &= (1 << (block if level == 0 else _TABLE_BITS)) - 1
             entry = self._load(table, slot)
             if entry is None:
@@ -111,15 +111,16 @@ class Walker:
             | (EXECUTE if entry & _EXECUTABLE else 0)
         )
         start = address >> shift << shift
-        # What lies below the entry is added to its address, which need not be aligned: Linux takes
-        # level and fragment from virtual address and length alone (amdgpu_vm_pt.c), and tinygrad
-        # mapped all VRAM of boards by 2 MiB entries whose memory was aligned to 4 KiB. A fragment
-        # larger than the entry's own block begins as far before it in memory as in addresses.
+        # The offset within the entry's block is added to the entry's address, which need not be
+        # aligned: Linux derives level and fragment only from the virtual address and length
+        # (amdgpu_vm_pt.c), and tinygrad mapped all VRAM of boards with 2 MiB entries whose memory
+        # was aligned to 4 KiB. If a fragment is larger than the entry's own block, it begins before
+        # the block, by the same distance in memory as in virtual addresses.
         base = physical - (leaf - start)
         return Entry(start, shift, base, bool(entry & _SYSTEM), permissions)
 
     def _load(self, table: int, slot: int) -> int | None:
-        """Read one entry of a table; None where there is no memory."""
+        """Read one entry of a table; None if there is no memory at its address."""
         chip = self._hub.chip
         at = (table & _TABLE) + 8 * slot
         if table & _SYSTEM:

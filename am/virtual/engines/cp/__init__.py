@@ -1,1 +1,1 @@
-"""The command processor: micro-engines, queue slots and queues; what runs packets is in pm4."""
+"""The command processor: micro-engines, queue slots and queues; package pm4 runs packets."""

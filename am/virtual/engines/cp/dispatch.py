@@ -1,4 +1,4 @@
-"""Turn the COMPUTE_* registers of a queue into a launch of shader waves, or say why SPI cannot.
+"""Turn a queue's COMPUTE_* registers into a launch of shader waves, or report why SPI cannot.
 
 Sources: Linux 6.12 gc_11_0_0_sh_mask.h (fields), RDNA3 ISA document section 3 (wave state, register
 allocation), LLVM AMDGPUUsage (COMPUTE_PGM_RSRC1..3 of gfx11: granules of VGPRs and LDS, user
@@ -15,25 +15,25 @@ from am.virtual.engines.cp.pm4.packets import SH_REGISTERS
 from am.virtual.shader import Dispatch
 from hcq.fields import Register, RegisterMap
 
-GC_SEGMENT0 = 0x1260  # base of the SH registers; SET_SH_REG's numbering implies it
+GC_SEGMENT0 = 0x1260  # base of the SH registers, implied by SET_SH_REG's numbering
 SH_COUNT = len(SH_REGISTERS)
 USER_DATA_COUNT = 16
 SHADER_ENGINES = 6
 
 MAXIMUM_THREADS = 1024
 LDS_GRANULE = 512
-LDS_LIMIT = 65536  # bytes of one workgroup
+LDS_LIMIT = 65536  # bytes per workgroup
 SCRATCH_GRANULE = 256
-# Vector registers of a lane and SIMD -> granule of their allocation, wave32; both half of that in
-# wave64 (LLVM AMDGPUBaseInfo.cpp, getVGPRAllocGranule; gfx1100 and gfx1101 have the larger file).
+# Vector registers per lane of a SIMD -> allocation granule, wave32; both are halved in wave64
+# (LLVM AMDGPUBaseInfo.cpp, getVGPRAllocGranule; gfx1100 and gfx1101 have the larger file).
 GRANULES = {1536: 24, 1024: 16}
 SIMD_WAVES = 16
 SIMDS = {False: 2, True: 4}  # CU mode, WGP mode
-MEMORY = 4096  # sound settings remembered
+MEMORY = 4096  # number of valid register settings that are cached
 
 
 class BadDispatch(Exception):
-    """The launch never happens: SPI waits for ever for resources that cannot exist."""
+    """The launch never happens: SPI waits forever for resources that cannot exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ class ShadowRegister:
 
 
 class ShRegisters:
-    """Where the compute registers lie inside SH space (0x2C00 to 0x2FFF); shared by all queues.
+    """Locations of the compute registers in SH space (0x2C00 to 0x2FFF); shared by all queues.
 
-    A queue's own values are a plain list of SH_COUNT integers, indexed like `SET_SH_REG` does.
+    A queue's own values are a list of SH_COUNT integers, indexed as in `SET_SH_REG`.
     """
 
     def __init__(self, table: RegisterMap) -> None:
         self.known: dict[int, ShadowRegister] = {}
-        self.undefined = [0xFFFF_FFFF] * SH_COUNT  # bits that a write must leave zero
+        self.undefined = [0xFFFF_FFFF] * SH_COUNT  # bits that must be written as zero
         self._at: dict[str, int] = {}
         for name in table:
             if not name.startswith("COMPUTE_") or "DESTINATION_EN" in name:
@@ -75,11 +75,11 @@ class ShRegisters:
         return self._at[name]
 
     def items(self) -> Mapping[str, int]:
-        """All compute registers: name to index."""
+        """Return all compute registers as a mapping of name to index."""
         return self._at
 
     def power_on(self) -> list[int]:
-        """Return a queue's SH state after reset: all CUs on, else zero (gc_11_0_0_default.h)."""
+        """Return a queue's SH state after reset: zeros, with all CUs on (gc_11_0_0_default.h)."""
         values = [0] * SH_COUNT
         for engine in range(8):
             values[self._at[f"COMPUTE_STATIC_THREAD_MGMT_SE{engine}"]] = 0xFFFF_FFFF
@@ -87,8 +87,7 @@ class ShRegisters:
 
 
 class Shape(NamedTuple):
-    """Properties of a launch from registers that passed the checks, besides its grid and
-    addresses."""
+    """Properties of a launch from checked registers, except its grid and addresses."""
 
     threads: tuple[int, int, int]
     wave32: bool
@@ -98,7 +97,7 @@ class Shape(NamedTuple):
 
 
 class Launcher:
-    """Builds the Dispatch of a queue; knows the places of the registers."""
+    """Build the Dispatch of a queue from its registers, whose indices it looks up once."""
 
     def __init__(self, registers: ShRegisters, vector_registers: int) -> None:
         self._vector_registers = vector_registers
@@ -119,7 +118,7 @@ class Launcher:
         self._initiator_at = at("COMPUTE_DISPATCH_INITIATOR")
         self._dim_at = at("COMPUTE_DIM_X")
         self._restart_at = at("COMPUTE_RESTART_X")
-        # All that `_check` looks at lies in two runs, once the code address is among it.
+        # The registers that `_check` reads, with the code address, form two contiguous ranges.
         self._last_at = at("COMPUTE_RESTART_Z") + 1
         self._more_at = at("COMPUTE_STATIC_THREAD_MGMT_SE4")
         self._more_last = at("COMPUTE_STATIC_THREAD_MGMT_SE7") + 1
@@ -136,7 +135,7 @@ class Launcher:
         shared_aperture: int,
         private_aperture: int,
     ) -> Dispatch | None:
-        """Latch dims and initiator into `sh`; return the launch, None if nothing is to run.
+        """Latch dims and initiator into `sh`; return the launch, or None if there are no waves.
 
         dims: payload of DISPATCH_DIRECT. Apertures are base addresses. Raises BadDispatch.
         """
@@ -171,7 +170,7 @@ class Launcher:
         )
 
     def _check(self, sh: list[int], initiator: int) -> Shape:
-        """Check all but the grid."""
+        """Check all registers except the grid."""
         flags = self._initiator.decode(initiator)
         if not flags.COMPUTE_SHADER_EN:
             raise BadDispatch(

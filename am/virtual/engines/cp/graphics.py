@@ -1,4 +1,4 @@
-"""The graphics engine as far as rings need it: ME 0, two queues, mapped by KIQ or scheduler.
+"""The parts of the graphics engine that rings need: ME 0 with two queues, mapped by KIQ or MES.
 
 Facts: Linux 6.12 gfx_v11_0.c (halt bits, doorbell range, queue descriptor, interrupts),
 v11_structs.h (struct v11_gfx_mqd), gc_11_0_0_{sh_mask,default}.h.
@@ -28,7 +28,7 @@ NO_UPDATE, NON_PRIVILEGED = 1 << 27, 1 << 15  # of CP_GFX_HQD_CNTL
 
 
 class Graphics(Block):
-    """A unit of two queue slots: the kernel's, and one that the scheduler may fill."""
+    """A unit of two queue slots: the kernel's, and one that the scheduler may use."""
 
     name = "graphics"
     needs_eop = False
@@ -41,26 +41,26 @@ class Graphics(Block):
         self.on_read("CP_GFX_HQD_ACTIVE", self._active)
 
     def reset(self, scope: Reset) -> None:
-        """Halt the engine and lose the queue."""
+        """Halt the engine and discard its queues."""
         for slot in self.slots:
             slot.reset()
         self.set("CP_ME_CNTL", HALTED)
         self.set("CP_RB_DOORBELL_RANGE_UPPER", 0x108)
 
     def running(self, pipe: int) -> bool:
-        """ME and PFP execute their firmware."""
+        """Return whether ME and PFP execute their firmware."""
         return not self.get("CP_ME_CNTL") & HALTS and self.mec.rlc_ready()
 
     def executor(self, queue: ComputeQueue) -> Runner:
-        """A graphics queue takes PM4 with packets of its own."""
+        """Create an executor for PM4 with the additional packets of a graphics queue."""
         return GraphicsExecutor(queue)
 
     def interrupt_control(self, pipe: int) -> str:
-        """The register that enables the interrupts of the ring."""
+        """Return the name of the register that enables the ring's interrupts."""
         return "CP_INT_CNTL_RING0"
 
     def doorbell(self, dword: int, value: int) -> bool:
-        """Take a doorbell write; False if it does not belong to a graphics queue."""
+        """Handle a doorbell write; False if it does not belong to a graphics queue."""
         for slot in self.slots:
             if slot.active is not None and slot.doorbell_dword() == dword:
                 slot.active.ring(value)
@@ -73,7 +73,7 @@ class Graphics(Block):
                 slot.active.worker.wake()
 
     def _active(self) -> int:
-        """Read CP_GFX_HQD_ACTIVE behind GRBM_GFX_CNTL."""
+        """Read CP_GFX_HQD_ACTIVE of the slot selected by GRBM_GFX_CNTL."""
         select = self.mec.gfx.select
         if select.MEID or select.PIPEID or select.QUEUEID >= QUEUES:
             return 0
@@ -104,26 +104,26 @@ class GraphicsSlot:
         self.sh = self.mec.sh_registers.power_on()
 
     def doorbell_dword(self) -> int:
-        """Return the dword of the doorbell, -1 without one."""
+        """Return the dword index of the doorbell, or -1 if the queue has none."""
         return self._doorbell >> 2 & 0x3FF_FFFF if self._doorbell >> 30 & 1 else -1
 
     def connect(self) -> None:
-        """Do nothing: `map` has read the descriptor."""
+        """Do nothing: `map` has already read the descriptor."""
 
     def running(self) -> bool:
-        """The engine executes its firmware."""
+        """Return whether the engine executes its firmware."""
         return self.unit.running(0)
 
     def executor(self, queue: ComputeQueue) -> Runner:
-        """Make what runs the queue's packets."""
+        """Create the executor that runs the queue's packets."""
         return self.unit.executor(queue)
 
     def error(self, field: str) -> None:
-        """Note a fetch that failed; no register of this queue tells."""
+        """Record a failed fetch; no register of this queue reports it."""
         self.mec.chip.fault(f"{self.name}: {field}")
 
     def map(self, mqd: int, wptr: int, vmid: int = 0) -> None:
-        """Activate the queue of a descriptor in `vmid`; the addresses are of VMID 0."""
+        """Activate a descriptor's queue in `vmid`; both addresses are in VMID 0."""
         hub = self.mec.chip.gc
         data, fault = hub.read(0, mqd, 4 * MQD_DWORDS, CLIENT_CPC)
         pointer, wptr_fault = hub.read(0, wptr, 8, CLIENT_CPC)
@@ -164,7 +164,7 @@ class GraphicsSlot:
         )
 
     def unmap(self, *, reset: bool) -> None:
-        """Take the queue out: drained, or at once."""
+        """Unmap the queue: drained, or with `reset` at once."""
         if self.active is None:
             return
         if reset:
@@ -173,7 +173,7 @@ class GraphicsSlot:
             self.active.drain_out()
 
     def drained(self, queue: ComputeQueue) -> None:
-        """The queue's thread has drained it."""
+        """Finish the unmapping of a queue that its thread has drained."""
         queue.worker.stop()
         self.mec.retired_one(queue)
         self.active = None

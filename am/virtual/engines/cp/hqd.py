@@ -1,4 +1,4 @@
-"""Hardware queue descriptors: the registers of each queue slot, and what makes a queue of them.
+"""Hardware queue descriptors: the registers of each queue slot, and the activation of queues.
 
 Facts: Linux 6.12 gc_11_0_0_{offset,sh_mask,default}.h, v11_structs.h (where the MQD mirrors
 registers), gfx_v11_0.c (values of a compute MQD, order of activation).
@@ -21,8 +21,8 @@ MQD_LAST_HQD = 183
 MQD_RPTR, MQD_WPTR = 138, 182
 POINTERS = ("CP_HQD_PQ_RPTR", "CP_HQD_PQ_WPTR_LO", "CP_HQD_PQ_WPTR_HI")
 
-# The MQD keeps a queue's compute registers; CP loads them when it connects the queue. Dword of the
-# MQD of each (v11_structs.h). Those a dispatch sets anew are left out.
+# MQD dwords that hold a queue's compute registers (v11_structs.h). CP loads them when it connects
+# the queue. Registers that each dispatch sets are omitted.
 MQD_COMPUTE = {
     "COMPUTE_STATIC_THREAD_MGMT_SE0": 23,
     "COMPUTE_STATIC_THREAD_MGMT_SE1": 24,
@@ -72,15 +72,15 @@ class Unit(Protocol):
     needs_eop: bool  # its queues have a buffer for end-of-pipe events
 
     def running(self, pipe: int) -> bool:
-        """The pipe executes its firmware."""
+        """Return whether the pipe executes its firmware."""
         ...
 
     def executor(self, queue: ComputeQueue) -> Runner:
-        """Make what runs the packets of a queue of this unit."""
+        """Create the executor that runs the packets of a queue of this unit."""
         ...
 
     def interrupt_control(self, pipe: int) -> str:
-        """The register that enables the interrupts of a pipe."""
+        """Return the name of the register that enables a pipe's interrupts."""
         ...
 
 
@@ -93,7 +93,7 @@ class Slot:
         self.me = me
         self.pipe = pipe
         self.queue = queue
-        self.ring_id = me << 2 | pipe | queue << 4  # as interrupt entries name it
+        self.ring_id = me << 2 | pipe | queue << 4  # the slot's id in interrupt entries
         self.name = f"{unit.name} queue {me}.{pipe}.{queue}"
         self.values: dict[str, int] = {}
         self.sh: list[int] = []
@@ -104,7 +104,7 @@ class Slot:
         return f"Slot({self.me}.{self.pipe}.{self.queue}, {self.active!r})"
 
     def reset(self) -> None:
-        """Stop the queue and take the power-on state."""
+        """Stop the queue and enter the power-on state."""
         if self.active is not None:
             self.active.kill()
             self.mec.retired_one(self.active)
@@ -126,15 +126,15 @@ class Slot:
         return self.values.get(low, 0) | self.values.get(high, 0) << 32
 
     def running(self) -> bool:
-        """The slot's pipe executes its firmware."""
+        """Return whether the slot's pipe executes its firmware."""
         return self.unit.running(self.pipe)
 
     def executor(self, queue: ComputeQueue) -> Runner:
-        """Make what runs the packets of the slot's queue."""
+        """Create the executor that runs the packets of the slot's queue."""
         return self.unit.executor(queue)
 
     def doorbell_dword(self) -> int:
-        """Return the dword of the doorbell, -1 without one."""
+        """Return the dword index of the doorbell, or -1 if the queue has none."""
         control = self.values.get("CP_HQD_PQ_DOORBELL_CONTROL", 0)
         return control >> 2 & 0x3FF_FFFF if control >> 30 & 1 else -1
 
@@ -280,14 +280,14 @@ class Slot:
         return self._wide("CP_MQD_BASE_ADDR", "CP_MQD_BASE_ADDR_HI")
 
     def connect(self) -> None:
-        """Load the compute state from the MQD, when the queue's first work has come.
+        """Load the compute state from the MQD when the queue's first work arrives.
 
-        Not at the write of CP_HQD_ACTIVE: tinygrad's AM driver flushes the MQD out of the HDP after
-        that write, and its queues run on boards.
+        The write of CP_HQD_ACTIVE does not load it: tinygrad's AM driver flushes the MQD out of the
+        HDP after that write, and its queues run on boards.
         """
         address = self._mqd_address()
         if address == 0 or address & 0xFF:
-            return  # said at activation
+            return  # reported at activation
         vmid = self._field("CP_MQD_CONTROL", "VMID")
         data, fault = self.mec.chip.gc.read(vmid, address, 4 * MQD_DWORDS, CLIENT_CPC)
         if fault is not None:
@@ -301,7 +301,7 @@ class Slot:
             self.sh[self.mec.sh_registers.at(name)] = mqd[dword]
 
     def _save_mqd(self) -> None:
-        """Disconnect: keep the pointers in the MQD."""
+        """Save the pointers in the MQD when the queue is disconnected."""
         address = self._mqd_address()
         vmid = self._field("CP_MQD_CONTROL", "VMID")
         hub = self.mec.chip.gc
@@ -313,11 +313,11 @@ class Slot:
     # ---- dequeue ------------------------------------------------------------------------------
 
     def unmap(self, *, reset: bool) -> None:
-        """Take the queue out, as KIQ and MES do: drained, or with its waves reset."""
+        """Remove the queue, as KIQ and MES do: drain it, or with `reset` reset its waves."""
         self._dequeue(2 if reset else 1)
 
     def _dequeue(self, request: int) -> None:
-        """Take a DEQUEUE_REQ: 1 drains, 2 resets the waves; both finish later."""
+        """Handle a DEQUEUE_REQ: 1 drains, 2 resets the waves; both finish later."""
         queue = self.active
         if queue is None or request == 0 or self.mec.chip.faults.dequeue_never:
             return
@@ -331,7 +331,7 @@ class Slot:
             self._fault(f"DEQUEUE_REQ {request} (save for later) is not modelled")
 
     def drained(self, queue: ComputeQueue) -> None:
-        """The queue's thread has drained it."""
+        """Finish the dequeue of a queue that its thread has drained."""
         queue.worker.stop()
         self.mec.later(lambda: self._dequeued(queue))
 
@@ -339,13 +339,13 @@ class Slot:
         if self.active is not queue:
             return
         if not queue.worker.join(0):
-            self.mec.later(lambda: self._dequeued(queue))  # its waves are not dead yet
+            self.mec.later(lambda: self._dequeued(queue))  # its waves have not ended yet
             return
         self.retire()
         self._save_mqd()
 
     def retire(self) -> None:
-        """Take the queue out of the slot; its pointers stay in the registers."""
+        """Remove the queue from the slot; its pointers stay in the registers."""
         queue = self.active
         assert queue is not None
         for name in POINTERS:

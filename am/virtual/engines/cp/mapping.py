@@ -1,6 +1,6 @@
-"""Put queues that a descriptor in memory describes into slots, and take them out again.
+"""Map queues, given by descriptors in memory, to slots, and unmap them.
 
-The kernel interface queue and the scheduler both do that. Facts: Linux 6.12 gfx_v11_0.c
+Used by the kernel interface queue and the scheduler. Facts: Linux 6.12 gfx_v11_0.c
 (gfx11_kiq_map_queues), nvd.h, mes_v11_api_def.h.
 """
 
@@ -24,7 +24,7 @@ SCHEDULER_PIPE, KIQ_PIPE = 0, 1  # of ME 3, the scheduler (mes.py)
 
 
 class Kind(enum.IntEnum):
-    """The kinds of queue that are mapped; the first three by the scheduler's numbers."""
+    """Kinds of queue that can be mapped; the first three have the scheduler's numbers."""
 
     GRAPHICS = 0
     COMPUTE = 1
@@ -33,7 +33,7 @@ class Kind(enum.IntEnum):
 
 
 class CannotMap(Exception):
-    """The request names a queue that is not there."""
+    """The request cannot be carried out, for example because its queue does not exist."""
 
 
 def slot_of(mec: Mec, kind: Kind, pipe: int, queue: int) -> KernelSlot:
@@ -48,7 +48,7 @@ def slot_of(mec: Mec, kind: Kind, pipe: int, queue: int) -> KernelSlot:
 
 
 def by_doorbell(mec: Mec, doorbell: int) -> KernelSlot:
-    """Find the slot whose queue listens to a doorbell (a dword index). Raises CannotMap."""
+    """Find the slot whose queue uses a doorbell (a dword index). Raises CannotMap."""
     slots: list[KernelSlot] = [
         *(slot for pipe in mec.slots for slot in pipe),
         *mec.scheduler.slots,
@@ -61,7 +61,7 @@ def by_doorbell(mec: Mec, doorbell: int) -> KernelSlot:
 
 
 def map_queue(slot: KernelSlot, doorbell: int, mqd: int, wptr: int) -> None:
-    """Activate the queue of a descriptor; its doorbell must be the one the request names."""
+    """Activate the queue of a descriptor. Raises CannotMap unless its doorbell is `doorbell`."""
     slot.map(mqd, wptr)
     if slot.active is not None and slot.doorbell_dword() != doorbell:
         raise CannotMap(
@@ -71,7 +71,7 @@ def map_queue(slot: KernelSlot, doorbell: int, mqd: int, wptr: int) -> None:
 
 
 def unmapped(around: ComputeQueue, slot: AnySlot, *, reset: bool) -> None:
-    """Take a slot's queue out and wait until it has gone."""
+    """Unmap a slot's queue and wait until it has left the slot."""
     with around.mec.chip.lock:
         if isinstance(slot, SdmaSlot):
             slot.unmap()

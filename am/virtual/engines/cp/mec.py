@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 ME = 1  # GRBM_GFX_CNTL.MEID of the first MEC; 0 is the graphics engine
 PIPES = 4
 QUEUES = 4
-DOORBELL_PAGE = 0xFFC  # ranges look at the place in a page of doorbells
+DOORBELL_PAGE = 0xFFC  # ranges compare the byte offset within a page of doorbells
 DEQUEUE_S = 60e-6  # from a request to CP_HQD_ACTIVE = 0
 RS64_HALTED = 0x4000_0000  # CP_MEC_RS64_CNTL at power-on (gc_11_0_0_default.h)
 SOURCE_STRAY_DOORBELL = 200
 
 
 class Mec(Block):
-    """Owns the queue slots. `gfx` holds the selects and knows whether the RLC is up."""
+    """The MEC, which owns the queue slots. `gfx` holds the selects and the RLC's state."""
 
     name = "compute"
     needs_eop = True
@@ -47,7 +47,7 @@ class Mec(Block):
         self.memory_written = MemoryWritten()
         self.sh_registers = ShRegisters(gfx.table)
         self.launcher = Launcher(self.sh_registers, self.chip.facts.board.vector_registers)
-        self.retired: list[ComputeQueue] = []  # to be joined at close
+        self.retired: list[ComputeQueue] = []  # queues to join at close
         self.slots = [
             [Slot(self, self, ME, pipe, queue) for queue in range(QUEUES)] for pipe in range(PIPES)
         ]
@@ -71,7 +71,7 @@ class Mec(Block):
         for name, at in self.sh_registers.items().items():
             self.on_read(name, partial(self._read_sh, at))
             self.on_write(name, partial(self._write_sh, at))
-        # The MQD mirrors two dwords of this block that no header names; writing them does nothing.
+        # The MQD mirrors two dwords of this block that no header names; writes have no effect.
         for dword in (144, 178):
             index = self.index("CP_MQD_BASE_ADDR") + dword - 128
             if self.chip.space.owner(index) is None:
@@ -84,7 +84,7 @@ class Mec(Block):
         self.on_read("CP_CPC_STATUS", self._cpc_status)
 
     def reset(self, scope: Reset) -> None:
-        """Lose all queues; the pipes are halted."""
+        """Discard all queues and halt the pipes."""
         self.chip.faults.mec_crashed = False
         for slot in self._all():
             slot.reset()
@@ -94,12 +94,12 @@ class Mec(Block):
         self._was_reset = [False] * PIPES
         self.set("CP_MEC_RS64_CNTL", RS64_HALTED)
         if scope is not Reset.GFX:
-            # GRBM_SOFT_RESET leaves the range: tinygrad's AM driver resets the MEC so at each warm
-            # start, never writes the range again, and its doorbells arrive on boards.
+            # GRBM_SOFT_RESET keeps the range: tinygrad's AM driver resets the MEC this way at each
+            # warm start, never writes the range again, and its doorbells arrive on boards.
             self.set("CP_MEC_DOORBELL_RANGE_LOWER", 0x110)
             self.set("CP_MEC_DOORBELL_RANGE_UPPER", 0xFFC)
-        # The header's default is 0, yet queues take doorbells on bare metal without this ever being
-        # written: the CP's own firmware enables them.
+        # The header's default is 0, but on bare metal queues accept doorbells even if this register
+        # is never written: the CP's own firmware enables them.
         self.set("CP_PQ_STATUS", DOORBELL_ENABLE=1)
 
     def stop(self) -> None:
@@ -120,20 +120,20 @@ class Mec(Block):
         return [slot for pipe in self.slots for slot in pipe] + self.scheduler.slots
 
     def executor(self, queue: ComputeQueue) -> Runner:
-        """A compute queue takes PM4 packets."""
+        """Create an executor for the PM4 packets of a compute queue."""
         return Executor(queue)
 
     def retired_one(self, queue: ComputeQueue) -> None:
-        """Keep a queue that left its slot until its thread has ended."""
+        """Keep a queue that has left its slot until its thread has ended."""
         self.retired = [other for other in self.retired if other.worker.alive]
         self.retired.append(queue)
 
     def later(self, callback: Callable[[], None]) -> None:
-        """Do what the MEC's firmware does a moment after it was asked."""
+        """Schedule a firmware action that completes a moment after its request."""
         self.chip.scheduler.after(DEQUEUE_S, callback)
 
     def rlc_ready(self) -> bool:
-        """The RLC has loaded the CP's firmware."""
+        """Return whether the RLC has loaded the CP's firmware."""
         return self.gfx.rlc.booted
 
     # ---- selects ------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class Mec(Block):
     # ---- pipes --------------------------------------------------------------------------------
 
     def running(self, pipe: int) -> bool:
-        """The pipe executes its firmware."""
+        """Return whether the pipe executes its firmware."""
         control = self.get("CP_MEC_RS64_CNTL")
         halted = control >> 30 & 1
         return bool(
@@ -190,15 +190,15 @@ class Mec(Block):
         )
 
     def _starts_right(self, pipe: int) -> bool:
-        """The pipe begins where its firmware does: counters are in instructions of 4 bytes."""
+        """Return whether the pipe starts at its firmware's start (counted in 4-byte units)."""
         return self._program_start[pipe] == MEC_START >> 2
 
     def polls(self) -> bool:
-        """Write pointers are polled from memory."""
+        """Return whether write pointers are polled from memory."""
         return bool(self.get("CP_PQ_WPTR_POLL_CNTL") >> 31)
 
     def interrupt_control(self, pipe: int) -> str:
-        """The register that enables the interrupts of a pipe."""
+        """Return the name of the register that enables a pipe's interrupts."""
         return f"CP_ME1_PIPE{pipe}_INT_CNTL"
 
     def _start_address(self, value: int) -> None:
@@ -239,7 +239,7 @@ class Mec(Block):
             slot.active.abort.set()
 
     def _reset_vmids(self, value: int) -> None:
-        """Reset the queues of the VMIDs in RESET_REQUEST; the register reads 0 when it is done."""
+        """Reset the queues of the VMIDs in RESET_REQUEST; the register reads 0 when done."""
         for slot in self._all():
             if slot.active is not None and value >> slot.active.vmid & 1:
                 slot.active.kill()
@@ -254,10 +254,10 @@ class Mec(Block):
     # ---- doorbells ----------------------------------------------------------------------------
 
     def doorbell(self, dword: int, value: int) -> bool:
-        """Take a doorbell write; see block.DoorbellTarget."""
+        """Handle a doorbell write; see board.DoorbellTarget."""
         byte = dword * 4 & DOORBELL_PAGE
         compute = self._in_range(byte, "MEC")
-        # A graphics queue that the scheduler mapped rings in the MEC's range (mes_v11_0.c).
+        # A graphics queue mapped by the scheduler uses the MEC's doorbell range (mes_v11_0.c).
         if (compute or self._in_range(byte, "RB")) and self.graphics.doorbell(dword, value):
             return True
         if not compute or not self.fields("CP_PQ_STATUS").DOORBELL_ENABLE:
@@ -274,7 +274,7 @@ class Mec(Block):
         return hit
 
     def rival(self, slot: Slot) -> Slot | None:
-        """Find another active queue with the doorbell of `slot`: each write would ring both."""
+        """Find another active queue that shares the doorbell of `slot`: a write would ring both."""
         dword = slot.doorbell_dword()
         found = (one for one in self._all() if one.active is not None and one is not slot)
         return next((one for one in found if one.doorbell_dword() == dword != -1), None)
@@ -283,21 +283,21 @@ class Mec(Block):
         lower = self.get(f"CP_{unit}_DOORBELL_RANGE_LOWER") & DOORBELL_PAGE
         return lower <= byte <= self.get(f"CP_{unit}_DOORBELL_RANGE_UPPER") & DOORBELL_PAGE
 
-    # ---- what queues report -------------------------------------------------------------------
+    # ---- reports from queues ------------------------------------------------------------------
 
     def drained(self, queue: ComputeQueue) -> None:
-        """A queue's thread has finished a drain."""
+        """Handle the end of a drain, reported by the queue's thread."""
         with self.chip.lock:
             if queue.slot.active is queue:
                 queue.slot.drained(queue)
 
     def queues(self) -> list[ComputeQueue]:
-        """All active queues."""
+        """Return all active queues."""
         graphics = [slot.active for slot in self.graphics.slots if slot.active is not None]
         return [slot.active for slot in self._all() if slot.active is not None] + graphics
 
     def interrupt(self, queue: ComputeQueue, source: int, enable: str, data: int) -> None:
-        """Raise a CP interrupt if CP_ME1_PIPEn_INT_CNTL enables it; CPC_INT_STATUS notes it."""
+        """Raise a CP interrupt if CP_ME1_PIPEn_INT_CNTL enables it; set its CPC_INT_STATUS bit."""
         self.set("CPC_INT_STATUS", **{f"{enable}_STATUS": 1})
         control = self.fields(queue.slot.unit.interrupt_control(queue.slot.pipe))
         if control[f"{enable}_ENABLE"]:
@@ -306,7 +306,7 @@ class Mec(Block):
             )
 
     def busy(self) -> bool:
-        """Some queue has work or hangs."""
+        """Return whether any queue has work or is hung."""
         return any(queue.busy for queue in self.queues())
 
     def _cpc_status(self) -> int:

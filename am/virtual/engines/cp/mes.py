@@ -1,8 +1,8 @@
 """The micro-engine scheduler: ME 3, whose pipe 0 schedules queues and whose pipe 1 is the KIQ.
 
-Both serve one queue with the registers of a compute queue. The kernel interface queue takes PM4
-(pm4/kernel.py), the scheduler takes frames of its own (mes_frames.py). Facts: Linux 6.12
-mes_v11_0.c (start of the pipes, versions, queue registers), gc_11_0_0_{sh_mask,default}.h.
+Each pipe serves one queue with the registers of a compute queue. The kernel interface queue accepts
+PM4 (pm4/kernel.py), the scheduler accepts frames in its own format (mes_frames.py). Facts: Linux
+6.12 mes_v11_0.c (start of the pipes, versions, queue registers), gc_11_0_0_{sh_mask,default}.h.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ ME = 3
 PIPES = 2
 HALTED = 0x4000_0000  # CP_MES_CNTL at power-on
 
-FIRMWARE = ("MES", "MES_KIQ")  # what the PSP must have loaded for each pipe
+FIRMWARE = ("MES", "MES_KIQ")  # firmware that the PSP must have loaded for each pipe
 
-# What each pipe's firmware reports in CP_MES_GP3_LO: bits 11:0 its version, 23:12 that of
-# its interface (amdgpu_mes.h). From 0x47 on it maps the kernel's queues itself. UNSURE: made up
-# apart from that; from interface 2 on write pointers are MC addresses.
+# Value that each pipe's firmware reports in CP_MES_GP3_LO: bits 11:0 are its version, 23:12 the
+# version of its interface (amdgpu_mes.h). From 0x47 on it maps the kernel's queues itself. UNSURE:
+# otherwise invented; from interface 2 on write pointers are MC addresses.
 VERSIONS = (2 << 12 | 0x4B, 2 << 12 | 0x4B)
 
 
 class Mes(Block):
-    """A unit of queue slots; `slots` has one per pipe. The MEC looks after their doorbells."""
+    """A unit of queue slots; `slots` has one per pipe. The MEC handles their doorbells."""
 
     name = "scheduler"
     needs_eop = False  # the kernel gives these queues no end-of-pipe buffer
@@ -60,7 +60,10 @@ class Mes(Block):
         self.set("CP_MES_CNTL", HALTED)
 
     def running(self, pipe: int) -> bool:
-        """The pipe executes its firmware, from where that begins (in instructions of 4 bytes)."""
+        """Return whether the pipe executes its firmware, started at the firmware's start address.
+
+        Start addresses count 4-byte instructions.
+        """
         control = self.get("CP_MES_CNTL")
         return bool(
             control >> (26 + pipe) & 1
@@ -72,13 +75,13 @@ class Mes(Block):
         )
 
     def executor(self, queue: ComputeQueue) -> Runner:
-        """The scheduler takes frames, the KIQ takes PM4 with packets of its own."""
+        """Create an executor: frames for the scheduler, PM4 with additional packets for the KIQ."""
         if queue.slot.pipe == SCHEDULER_PIPE:
             return FrameExecutor(queue, self)
         return KernelExecutor(queue)
 
     def interrupt_control(self, pipe: int) -> str:
-        """The register that enables the interrupts of a pipe."""
+        """Return the name of the register that enables a pipe's interrupts."""
         return f"CP_ME2_PIPE{pipe}_INT_CNTL"
 
     def _start_address(self, value: int) -> None:

@@ -1,7 +1,7 @@
-"""Commands of the scheduler: frames of 64 dwords in its ring, each with a fence of its own.
+"""Commands of the scheduler: frames of 64 dwords in its ring, each with its own fence.
 
-Gangs, their priorities and time slices are not there: see mes_processes.py. Facts: Linux 6.12
-mes_v11_api_def.h (layouts, packed to 4 bytes), mes_v11_0.c (what is sent).
+Gangs, their priorities and time slices are not modelled: see mes_processes.py. Facts: Linux 6.12
+mes_v11_api_def.h (layouts, packed to 4 bytes), mes_v11_0.c (which commands are sent).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAMES = {
     13: "SET_DEBUG_VMID", 15: "UPDATE_ROOT_PAGE_TABLE", 16: "AMD_LOG", 19: "SET_HW_RSRC_1",
 }  # fmt: skip
 
-# ADD_QUEUE: dwords of its fields, and flags.
+# ADD_QUEUE: dword indices of its fields, and flags.
 _ADD_DOORBELL, _ADD_MQD, _ADD_WPTR, _ADD_TYPE, _ADD_FLAGS, _ADD_STATUS = 18, 19, 21, 27, 36, 37
 _ADD_PIPE, _ADD_QUEUE = 48, 49
 _ADD_CONTEXT_CONTROL = 35
@@ -51,7 +51,7 @@ POLL_S = 1e-4
 
 
 class FrameExecutor:
-    """Runs the scheduler's frames; one per activation of its queue, on the queue's own thread."""
+    """Run the scheduler's frames on its queue's thread; one executor per queue activation."""
 
     depth = 0
 
@@ -69,9 +69,9 @@ class FrameExecutor:
         }
 
     def run(self, words: Sequence[int]) -> int:
-        """Execute the whole frames in `words`; return how many dwords were consumed.
+        """Execute the complete frames in `words`; return how many dwords were consumed.
 
-        Raises BadPacket with `consumed` at the frame.
+        Raises BadPacket, leaving `consumed` at the bad frame.
         """
         at = 0
         while at + FRAME_DWORDS <= len(words):
@@ -116,7 +116,7 @@ class FrameExecutor:
         self._scheduler.processes = Processes(self._queue.mec, resources)
 
     def _query(self, frame: Sequence[int], header: int) -> None:
-        """Only the fence is wanted."""
+        """Do nothing: the query only requests its fence."""
 
     def _add_queue(self, frame: Sequence[int], header: int) -> None:
         kind = _QUEUE_KINDS.get(frame[_ADD_TYPE])
@@ -161,7 +161,7 @@ class FrameExecutor:
         unmapped(self._queue, slot, reset=False)
 
     def _processes(self) -> Processes:
-        assert self._scheduler.processes is not None  # `_frame` has looked
+        assert self._scheduler.processes is not None  # checked by `_frame`
         return self._scheduler.processes
 
     def _misc(self, frame: Sequence[int], header: int) -> None:

@@ -1,7 +1,7 @@
-"""Queues of processes, as the scheduler keeps them: each process in a VMID, each queue in a slot.
+"""Queues of processes under the scheduler: each process has a VMID, each queue has a slot.
 
-Every queue has its slot from ADD_QUEUE to REMOVE_QUEUE: nothing is scheduled by time, and when the
-slots or VMIDs are used up a queue is refused (a board would take turns). Facts: Linux 6.12
+Every queue keeps its slot from ADD_QUEUE to REMOVE_QUEUE. There are no time slices, and a queue is
+refused when all slots or VMIDs are in use (a board would time-share them). Facts: Linux 6.12
 mes_v11_0.c, mes_v11_api_def.h, gfxhub_v3_0.c (registers of a context).
 """
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 VMIDS = 16
 PAGE_SHIFT = 12
-ROOT_VALID = 1  # the request names the bare address of the root directory
+ROOT_VALID = 1  # added here: the request contains only the address of the root directory
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources from SET_HW_RSRC: masks of VMIDs, and per pipe or engine of queues."""
+    """Resources from SET_HW_RSRC: a mask of VMIDs, and masks of queues per pipe or engine."""
 
     vmids: int
     compute: tuple[int, ...]
@@ -34,10 +34,10 @@ class Resources:
 
 @dataclass(frozen=True)
 class Process:
-    """A process and its address space: root directory as a context register takes it, bytes."""
+    """A process and its address space in bytes. table: root directory as in a context register."""
 
     number: int  # PASID
-    context: int  # the address of what the scheduler keeps of it; names the process
+    context: int  # address of the scheduler's data for the process; identifies the process
     table: int
     start: int
     end: int
@@ -45,7 +45,7 @@ class Process:
 
 
 class Processes:
-    """All methods run with the chip's lock held."""
+    """The scheduler's processes and queues. All methods run with the chip's lock held."""
 
     def __init__(self, mec: Mec, resources: Resources) -> None:
         self._mec = mec
@@ -68,7 +68,7 @@ class Processes:
         self._queues[doorbell] = (process.context, slot)
 
     def remove(self, doorbell: int) -> AnySlot:
-        """Forget a queue; the caller empties its slot. Raises CannotMap."""
+        """Remove a queue and return its slot, which the caller unmaps. Raises CannotMap."""
         if doorbell not in self._queues:
             raise CannotMap(f"no process has a queue with doorbell {doorbell:#x}")
         context, slot = self._queues.pop(doorbell)
@@ -77,7 +77,7 @@ class Processes:
         return slot
 
     def _slots(self, kind: Kind) -> Iterator[AnySlot]:
-        """Slots of a kind that the scheduler may use."""
+        """Yield the slots of a kind that the scheduler may use."""
         units: Sequence[Sequence[AnySlot]]
         if kind is Kind.COMPUTE:
             units, masks = self._mec.slots, self._resources.compute
@@ -89,7 +89,7 @@ class Processes:
             yield from (slot for number, slot in enumerate(slots) if mask >> number & 1)
 
     def _vmid(self, process: Process) -> int:
-        """Find the VMID of a process, or give it one and program its context."""
+        """Return the VMID of a process; assign one and program its context if it has none."""
         if process.context in self._vmids:
             return self._vmids[process.context]
         taken = set(self._vmids.values())

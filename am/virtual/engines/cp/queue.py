@@ -1,7 +1,7 @@
-"""One active queue: fetches its ring, runs packets, keeps pointers, hangs as it may.
+"""One active queue: it fetches its ring, runs packets, maintains pointers, and can hang.
 
-A queue lives from CP_HQD_ACTIVE 0 -> 1 until it is dequeued or reset. It has a thread of its own,
-so a queue that waits for memory holds up no other (the MEC switches queues there). Sources: Linux
+A queue exists from CP_HQD_ACTIVE 0 -> 1 until it is dequeued or reset. It has its own thread, so a
+queue that waits for memory does not delay others (where the MEC switches queues). Sources: Linux
 6.12 gfx_v11_0.c (MQD values, rptr report), v11_structs.h, gc_11_0_0_sh_mask.h;
 kfd_int_process_v11.c (SQ interrupt words); irqsrcs_gfx_11_0_0.h.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # Client ids of the graphics hub (Linux 6.12 gfxhub_v3_0.c).
 CLIENT_CPF = 4  # fetches rings and buffers
-CLIENT_CPC = 5  # everything else the MEC touches
+CLIENT_CPC = 5  # all other accesses of the MEC
 
 # Interrupt clients and sources (soc15_ih_clientid.h, irqsrcs_gfx_11_0_0.h).
 GRBM_CP = 0x14
@@ -45,24 +45,24 @@ POLL_S = 1e-3  # CP_PQ_WPTR_POLL_CNTL.PERIOD is far shorter on the chip
 
 
 class Hang(Exception):
-    """The queue stops for good: only a reset of its waves or of its pipe frees it."""
+    """The queue stops permanently: only a reset of its waves or of its pipe frees it."""
 
 
 class Runner(Protocol):
     """Interpreter of a ring's words: PM4 packets, or frames of the MES."""
 
-    consumed: int  # dwords of the ring that have been read; counts for ever
-    stale: str  # since when the shader caches may be behind memory
+    consumed: int  # dwords read from the ring; never wraps
+    stale: str  # the event since which shader caches may be stale; "" if they are not
     depth: int  # 1 inside an indirect buffer
 
     def run(self, words: Sequence[int]) -> int:
-        """Execute what is whole; see Executor.run."""
+        """Execute the complete packets; see Executor.run."""
         ...
 
 
 @dataclass(frozen=True)
 class QueueSetup:
-    """Values of the HQD registers latched at activation. Addresses virtual, sizes in dwords."""
+    """HQD register values latched at activation. Addresses are virtual, sizes in dwords."""
 
     vmid: int
     base: int
@@ -77,7 +77,7 @@ class QueueSetup:
 
 
 class ComputeQueue:
-    """Implements Surroundings; all but `ring`, `drain_out`, `kill` runs on its own thread."""
+    """Implement Surroundings; all methods but `ring`, `drain_out`, `kill` run on its own thread."""
 
     def __init__(
         self, mec: Mec, slot: Slot | GraphicsSlot, setup: QueueSetup, rptr: int, wptr: int
@@ -89,11 +89,11 @@ class ComputeQueue:
         self.vmid = setup.vmid
         self.may_choose_vmid = setup.kernel
         self.privileged = setup.privileged or setup.vmid == 0
-        self.wptr = wptr  # dwords, counts for ever
-        self.hung = ""  # why, once it hangs
-        self.wave: Outcome | None = None  # the halted wave, if that is why
+        self.wptr = wptr  # dwords, never wraps
+        self.hung = ""  # the reason, once the queue hangs
+        self.wave: Outcome | None = None  # the halted wave, if it caused the hang
         self.wave_place = WavePlace(0, 0, 0, 0)  # of the halted wave
-        self.executing = False  # the packet that was read last, perhaps
+        self.executing = False  # the last packet read may still be executing
         self.draining = False
         self.done = False  # a drain was completed
         self.abort = Abort()
@@ -115,18 +115,18 @@ class ComputeQueue:
 
     @property
     def rptr(self) -> int:
-        """Dwords read from the ring; counts for ever. Moves packet by packet."""
+        """Dwords read from the ring; never wraps. Advances packet by packet."""
         return self._executor.consumed
 
     @property
     def busy(self) -> bool:
-        """There is work left, or it hangs."""
+        """Whether the queue has work left or is hung."""
         return bool(self.hung or self.executing or self._pending or self.rptr != self.wptr)
 
     # ---- from outside, with the chip's lock held ----------------------------------------------
 
     def ring(self, wptr: int) -> None:
-        """Take a new write pointer."""
+        """Set a new write pointer."""
         if wptr < self.wptr:
             self._violation(f"wptr moved back from {self.wptr:#x} to {wptr:#x}")
         elif wptr - self.rptr > self.setup.size:
@@ -138,15 +138,15 @@ class ComputeQueue:
         self.worker.wake()
 
     def drain_out(self) -> None:
-        """Stop after the packet and the waves at hand (DEQUEUE_REQ 1)."""
+        """Stop after the current packet and waves (DEQUEUE_REQ 1)."""
         self.draining = True
         self.worker.wake()
 
     def kill(self) -> None:
         """Abort the waves and stop at once; the thread ends by itself.
 
-        From here on the queue touches neither memory nor registers: whatever its thread does to
-        them it does under the chip's lock, after a look whether it was stopped.
+        From then on the queue accesses neither memory nor registers: its thread accesses them only
+        under the chip's lock, after checking whether it was stopped.
         """
         self.abort.set()
         self.mec.array.cut(self.abort)
@@ -172,8 +172,8 @@ class ComputeQueue:
             self._executor.stale = "the host's doorbell"
         while self.rptr != self.wptr and not self.draining:
             self.worker.check()
-            # RACE: asked after the look at the write pointer, so that no work runs that came after
-            # the firmware stopped.
+            # RACE: checked after reading the write pointer, so that work that arrived after the
+            # firmware stopped does not run.
             if not self.slot.running():
                 return None
             if not self._execute_some():
@@ -188,7 +188,7 @@ class ComputeQueue:
         return None
 
     def _connect(self) -> None:
-        """Take the queue's state from its descriptor, once."""
+        """Load the queue's state from its descriptor, once."""
         if self._connected:
             return
         with self._chip.lock:
@@ -197,7 +197,7 @@ class ComputeQueue:
         self._connected = True
 
     def _execute_some(self) -> bool:
-        """Run what is in the ring; False if only an incomplete packet is left."""
+        """Run packets from the ring; False if only an incomplete packet is left."""
         setup, wptr = self.setup, self.wptr
         if not 0 <= wptr - self.rptr <= setup.size:  # a bad wptr: the chip's pointers are modular
             self._executor.consumed = wptr - (wptr - self.rptr) % setup.size
@@ -249,7 +249,7 @@ class ComputeQueue:
     # ---- Surroundings: memory and registers ---------------------------------------------------
 
     def fetch(self, vmid: int, address: int, dwords: int) -> tuple[int, ...]:
-        """Read packets. Raises Hang after a fault: the fetcher has nothing to go on with."""
+        """Read packets. Raises Hang after a fault, because there is nothing left to execute."""
         with self._chip.lock:
             self.worker.check()
             data, fault = self._chip.gc.read(vmid, address, 4 * dwords, CLIENT_CPF)
@@ -260,20 +260,20 @@ class ComputeQueue:
         return struct.unpack(f"<{dwords}I", data)
 
     def load(self, vmid: int, address: int, size: int) -> bytes:
-        """Read memory; a fault, which the hub reports, reads as zeros."""
+        """Read memory; bytes that fault read as zeros, and the hub reports the fault."""
         with self._chip.lock:
             self.worker.check()
             return self._chip.gc.read(vmid, address, size, CLIENT_CPC)[0]
 
     def store(self, vmid: int, address: int, data: bytes) -> None:
-        """Write memory and let engines that wait for memory look again."""
+        """Write memory and wake engines that wait for memory."""
         with self._chip.lock:
             self.worker.check()
             self._chip.gc.write(vmid, address, data, CLIENT_CPC)
         self.mec.memory_written.notify()
 
     def copy(self, vmid: int, source: int, destination: int, size: int) -> None:
-        """Copy; overlapping ranges leave poison, as their result is undefined."""
+        """Copy memory; overlapping ranges leave poison, because their result is undefined."""
         if transfer.overlaps(source, destination, size):
             self._fault(f"copy of {size} bytes at {source:#x} overlaps itself")
             self.fill(vmid, destination, transfer.POISON, size)
@@ -282,7 +282,7 @@ class ComputeQueue:
         transfer.copy(hub, vmid, source, destination, size, CLIENT_CPC, check)
 
     def fill(self, vmid: int, destination: int, pattern: bytes, size: int) -> None:
-        """Fill with a repeated pattern."""
+        """Fill memory with a repeated pattern."""
         hub, check = self._chip.gc, self.worker.check
         transfer.fill(hub, vmid, destination, pattern, size, CLIENT_CPC, check)
 
@@ -299,7 +299,7 @@ class ComputeQueue:
             self._chip.space.write(index, value)
 
     def check_sh(self, offset: int, values: Sequence[int]) -> None:
-        """Note writes to SH registers that a compute queue has not got."""
+        """Record writes to SH registers that a compute queue does not have."""
         undefined = self.mec.sh_registers.undefined
         for number, value in enumerate(values, offset):
             if value & undefined[number]:
@@ -314,7 +314,7 @@ class ComputeQueue:
             self.forgive(f"{known.name}: undefined bits {bits:#x} written as ones", True)
 
     def forgive(self, text: str, accepted: bool) -> None:
-        """Record what the MEC ignores in a packet, as a note where proven drivers write it."""
+        """Record packet contents that the MEC ignores; see Surroundings.forgive."""
         with self._chip.lock:
             if accepted:
                 self._chip.note(text)
@@ -322,14 +322,14 @@ class ComputeQueue:
                 self._violation(text)
 
     def pause(self, seconds: float) -> None:
-        """Wait for a change of memory, at most `seconds`. Raises Stopped."""
+        """Wait for a change of memory, for at most `seconds`. Raises Stopped."""
         with self.mec.memory_written.watching(self.worker):
             self.worker.pause(seconds)
 
     # ---- Surroundings: waves and events -------------------------------------------------------
 
     def dispatch(self, vmid: int, dims: Sequence[int], initiator: int) -> None:
-        """Queue a launch; what SPI cannot launch hangs the queue."""
+        """Queue a launch; a launch that SPI cannot start hangs the queue."""
         shared, private = self.mec.apertures(vmid)
         try:
             launch = self.mec.launcher.build(self.sh, dims, initiator, shared, private)
@@ -340,14 +340,14 @@ class ComputeQueue:
             self._pending.append((launch, vmid))
 
     def unacquired(self, since: str) -> None:
-        """Note a launch whose waves may read stale caches."""
+        """Record a launch whose waves may read stale caches."""
         self._violation(f"launch without ACQUIRE_MEM of GLK, GLV and GL1 since {since}")
 
     def drain(self) -> bool:
-        """Run all launches to their end: the newest first, as nothing but a wait orders them.
+        """Run all launches to completion, newest first, because only a wait orders them.
 
-        A board starts them in order and lets them overlap, so that what a launch needs of an
-        earlier one may be missing; here it always is. `options.launch_in_order` is milder.
+        A board starts them in order but overlaps them, so a launch may run before the results of an
+        earlier one exist. Here it always does, unless `options.launch_in_order` is set.
         """
         in_order = self._chip.options.launch_in_order
         any_pending = bool(self._pending)
@@ -359,7 +359,7 @@ class ComputeQueue:
                 continue
             if outcome.ending is Ending.ABORTED:
                 self.worker.check()
-                self.abort.clear()  # SPI reset the waves; the queue itself goes on
+                self.abort.clear()  # SPI reset the waves; the queue itself continues
                 continue
             self._wave_failed(outcome, launch, vmid)
         return any_pending
@@ -387,10 +387,10 @@ class ComputeQueue:
         raise Hang(f"{outcome.ending.value} at pc {outcome.pc:#x} {outcome.detail}".rstrip())
 
     def end_of_pipe(self, address: int, data: bytes) -> None:
-        """Write the entry that end-of-pipe processing keeps in the EOP buffer."""
+        """Write the entry of an end-of-pipe event to the EOP buffer."""
         setup = self.setup
         if not setup.eop_base:
-            return  # a graphics queue has no such buffer
+            return  # a graphics queue does not have an EOP buffer
         entry = struct.pack("<Q8s16x", address, data)
         place = setup.eop_base + self.eop_wptr
         with self._chip.lock:

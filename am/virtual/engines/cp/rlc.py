@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 SAFE_MODE_S = 20e-6
 CP_LOADING = 0x8000_8000  # CP_STAT while firmware is loaded: CP_BUSY, PFP_BUSY
 
-# GB_ADDR_CONFIG as IMU leaves it (Linux 6.12 imu_v11_0.c); a driver takes zero for an error.
+# GB_ADDR_CONFIG as IMU leaves it (Linux 6.12 imu_v11_0.c); a driver treats zero as an error.
 ADDRESS_CONFIG = 0x545
 
 
 class Rlc(Block):
-    """`booted` once AUTOLOAD_RLC has brought all graphics firmware up; lost with the GFX block.
+    """The RLC. booted: AUTOLOAD_RLC has started all graphics firmware; cleared by a GFX reset.
 
-    safe: the driver has put it into safe mode.
+    safe: the driver has put the RLC into safe mode.
     """
 
     def __init__(self, gfx: Gfx) -> None:
@@ -45,14 +45,14 @@ class Rlc(Block):
             self.chip.space.read_only("gc", name)
 
     def reset(self, scope: Reset) -> None:
-        """Forget the firmware: the next AUTOLOAD_RLC starts over."""
+        """Discard the firmware: the next AUTOLOAD_RLC starts again."""
         self.booted = False
         self.loading = False
         self.safe = False
         self.set("RLC_CNTL", 1)
 
     def autoload(self) -> None:
-        """Begin the autoload (PSP command AUTOLOAD_RLC); it takes a while."""
+        """Start the autoload (PSP command AUTOLOAD_RLC), which ends after a delay."""
         self.loading = True
         self.booted = False
         delay = self.chip.options.delays.autoload
@@ -81,7 +81,7 @@ class Rlc(Block):
         return CP_LOADING if self.loading else 0
 
     def _safe_mode(self, value: int) -> None:
-        """CMD with MESSAGE 1 enters safe mode, with 0 leaves it; a running RLC clears CMD."""
+        """Handle CMD: MESSAGE 1 enters safe mode, 0 leaves it; a running RLC clears CMD."""
         ready = self.booted and self.get("RLC_CNTL") & 1
         if value & 1 and ready and not self.chip.faults.safe_mode_never:
             self.chip.scheduler.after(SAFE_MODE_S, self._acknowledge)
@@ -92,7 +92,8 @@ class Rlc(Block):
         self.set("RLC_SAFE_MODE", CMD=0, RESPONSE=mode.MESSAGE)
 
     def _gating(self, name: str, _value: int) -> None:
-        """Drivers change clock gating in safe mode (gfx_v11_0.c, update_gfx_clock_gating)."""
+        """Note a change of clock gating outside safe mode, which drivers use for it
+        (gfx_v11_0.c, update_gfx_clock_gating)."""
         if not self.safe:
             self.chip.note(f"{name} written outside RLC safe mode")
 

@@ -1,1 +1,1 @@
-"""The copy engines: registers, queue slots, rings, packets."""
+"""The copy engines: registers, queue slots, rings and packets."""

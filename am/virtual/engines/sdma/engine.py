@@ -1,4 +1,4 @@
-"""One SDMA engine: its registers, its eight queue slots, resets and interrupts.
+"""One SDMA engine: its registers, eight queue slots, resets and interrupts.
 
 Facts: Linux 6.12 sdma_v6_0.c (order of set-up, interrupt words), gc_11_0_0_{sh_mask,default}.h,
 irqsrcs_gfx_11_0_0.h.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 GFX_CLIENT = 0x0A  # SDMA reports under the GFX client (soc15_ih_clientid.h, SOC21)
 SOURCE_REGISTER_WRITE, SOURCE_HANG = 50, 55
-HANG_UNIT_S = 0.1  # WATCHDOG_CNTL.QUEUE_HANG_COUNT
+HANG_UNIT_S = 0.1  # unit of WATCHDOG_CNTL.QUEUE_HANG_COUNT
 
 POWER_ON = {
     "CNTL": 0x00002440,
@@ -31,18 +31,18 @@ POWER_ON = {
 }
 QUEUES = 8
 # UTCL1_PAGE.RD_L2_POLICY and WR_L2_POLICY of proven drivers: NOA and BYPASS, which sdma_common.h
-# calls the defaults. There is no GL2 here whose stale lines would show.
+# calls the defaults. The model does not have a GL2, so stale lines would not show.
 L2_POLICIES = (2, 3)
 
 
 class Sdma(Block):
-    """`chip.sdma[instance]`."""
+    """One copy engine, `chip.sdma[instance]`."""
 
     def __init__(self, chip: Board, instance: int, memory_written: MemoryWritten) -> None:
         super().__init__(chip, "gc")
         self.memory_written = memory_written
         self.instance = instance
-        self.client = 13 + instance  # of the graphics hub (Linux 6.12 gfxhub_v3_0.c)
+        self.client = 13 + instance  # client of the graphics hub (Linux 6.12 gfxhub_v3_0.c)
         self.retired: list[SdmaQueue] = []
         self._halted = True
         prefix = f"SDMA{instance}_"
@@ -66,17 +66,17 @@ class Sdma(Block):
         return self.fields(self._name(name))
 
     def flag(self, text: str) -> None:
-        """Record what boards forgive."""
+        """Record a violation: an access that boards tolerate."""
         self.chip.violation(f"SDMA{self.instance}: {text}")
 
     def fault(self, text: str) -> None:
-        """Record what a board fails at."""
+        """Record a fault: an access that fails on a board."""
         self.chip.fault(f"SDMA{self.instance}: {text}")
 
     # ---- life ---------------------------------------------------------------------------------
 
     def reset(self, scope: Reset) -> None:
-        """Lose the queues; the engine is halted."""
+        """Discard the queues and halt the engine."""
         self.chip.faults.sdma_crashed = False
         for register in self._registers:
             self.set(register, 0)
@@ -106,30 +106,30 @@ class Sdma(Block):
         return self.slots[0].queue
 
     def rival(self, slot: SdmaSlot) -> SdmaSlot | None:
-        """Find another enabled queue with the doorbell of `slot`: each write would ring both."""
+        """Find another enabled queue that shares the doorbell of `slot`; a write rings both."""
         dword = slot.doorbell_dword()
         found = (one for one in self.slots if one.queue is not None and one is not slot)
         return next((one for one in found if one.doorbell_dword() == dword != -1), None)
 
     def queues(self) -> list[SdmaQueue]:
-        """All queues that are enabled."""
+        """Return all enabled queues."""
         return [slot.queue for slot in self.slots if slot.queue is not None]
 
     def retire(self, queue: SdmaQueue) -> None:
-        """Keep a queue that left its slot until its thread has ended."""
+        """Keep a queue that has left its slot until its thread has ended."""
         self.retired = [other for other in self.retired if other.worker.alive]
         self.retired.append(queue)
 
     def busy(self) -> bool:
-        """There is work left."""
+        """Return whether work is left."""
         return any(queue.busy for queue in self.queues())
 
     def doorbell(self, dword: int, value: int) -> bool:
-        """Take a doorbell write; see block.DoorbellTarget."""
+        """Handle a doorbell write; see board.DoorbellTarget."""
         return any(slot.doorbell(dword, value) for slot in self.slots)
 
     def running(self) -> bool:
-        """The engine executes its firmware."""
+        """Return whether the engine executes its firmware."""
         crashed = self.chip.faults.sdma_crashed
         return not (self._halted or crashed or self.value("FREEZE").FREEZE)
 
@@ -151,15 +151,15 @@ class Sdma(Block):
             queue.worker.wake()
 
     def _freeze(self, value: int) -> None:
-        """FREEZE stops between packets; FROZEN says that it has."""
+        """Handle FREEZE, which stops the engine between packets; FROZEN acknowledges it."""
         freeze = bool(self.value("FREEZE").FREEZE)
         self.set(self._name("FREEZE"), FROZEN=int(freeze))
         if not freeze:
             self._wake()
 
     def _queue_reset(self, value: int) -> None:
-        """Reset the queues of the bits set; the requests clear when it is done (Linux 6.12
-        mes_v11_0.c, mes_v11_0_reset_queue_mmio). The engine's firmware does it."""
+        """Reset the queues whose bits are set, as the engine's firmware does; the request bits
+        clear when it is done (Linux 6.12 mes_v11_0.c, mes_v11_0_reset_queue_mmio)."""
         if self._halted or self.chip.faults.sdma_crashed:
             return
         for slot in self.slots:
@@ -179,16 +179,16 @@ class Sdma(Block):
     def interrupt(
         self, source: int, vmid: int, data: tuple[int, int, int, int], queue: int = 0
     ) -> None:
-        """Raise an entry: queue in ring_id [3:0], instance in [7:4]."""
+        """Raise an interrupt entry: ring_id has the queue in [3:0], the instance in [7:4]."""
         self.chip.ih.raise_interrupt(
             GFX_CLIENT, source, ring_id=self.instance << 4 | queue, vmid=vmid, data=data
         )
 
     def hung(self, queue: SdmaQueue) -> None:
-        """A queue stopped at a bad packet: report it, and let the watchdog bite later.
+        """Report a queue that stopped at a bad packet, and schedule its watchdog interrupt.
 
-        UNSURE: source 50 is named after register writes; older chips report illegal packets by its
-        like (Linux 6.12 sdma_v3_0.c). A bad packet on a board would settle it.
+        UNSURE: source 50 is named after register writes; older chips report illegal packets with a
+        similar source (Linux 6.12 sdma_v3_0.c). A bad packet on a board would settle it.
         """
         number = queue.slot.number
         self.interrupt(SOURCE_REGISTER_WRITE, queue.vmid, (queue.bad_header, 0, 0, 0), number)

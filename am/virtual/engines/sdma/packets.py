@@ -1,8 +1,9 @@
-"""Decode and execute the packets of an SDMA queue, strictly.
+"""Decode and execute the packets of an SDMA queue, with strict checks.
 
 Sources: Linux 6.12 drivers/gpu/drm/amd/amdgpu/sdma_v6_0_0_pkt_open.h (layouts) and sdma_v6_0.c
-(what the kernel emits: counts are bytes - 1, an indirect buffer packet ends on 8 dwords, HDP flush
-by poll); ROCr's use of retry count 0xfff as "for ever" and of fill size 2 for dwords.
+(packets that the kernel emits: counts are bytes - 1, an indirect buffer packet ends on a multiple
+of 8 dwords, HDP flush by poll); ROCr's use of retry count 0xfff as "forever" and of fill size 2 for
+dwords.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ RETRY_S = 1e-6  # one retry of a bounded poll
 
 
 class BadSdmaPacket(Exception):
-    """A packet the engine cannot execute; the queue stops at it."""
+    """A packet that the engine cannot execute; the queue stops at it."""
 
     def __init__(self, reason: str, header: int) -> None:
         super().__init__(reason)
@@ -39,7 +40,7 @@ class BadSdmaPacket(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SdmaFormat:
-    """A fixed part of `size` dwords, header included. reserved: bits that must be zero."""
+    """A packet's fixed part. size: dwords, with the header. reserved: bits that must be zero."""
 
     name: str
     size: int
@@ -48,13 +49,13 @@ class SdmaFormat:
 
 def _free(*allowed: tuple[int, int]) -> int:
     mask = 0
-    for lsb, width in ((0, 16), *allowed):  # every header has op and sub-op
+    for lsb, width in ((0, 16), *allowed):  # every header contains op and sub-op
         mask |= ((1 << width) - 1) << lsb
     return 0xFFFF_FFFF & ~mask
 
 
 _HI = 0xFFFF_0000  # 48-bit addresses
-_COPY_PARAMETER = 0xFFFF_FFFF & ~(7 << 18 | 7 << 26)  # cache policies; swapping is not modelled
+_COPY_PARAMETER = 0xFFFF_FFFF & ~(7 << 18 | 7 << 26)  # cache policies; byte swap not modelled
 
 FORMATS = {
     (COPY, 0): SdmaFormat("COPY", 7, (_free(), 0xC000_0000, _COPY_PARAMETER, 0, _HI, 0, _HI)),
@@ -92,7 +93,7 @@ class SdmaSurroundings(Protocol):
 
     @property
     def indirect_enabled(self) -> bool:
-        """Indirect buffers are enabled."""
+        """Whether indirect buffers are enabled."""
         ...
 
     def fetch(self, vmid: int, address: int, dwords: int) -> tuple[int, ...]:
@@ -104,7 +105,7 @@ class SdmaSurroundings(Protocol):
         ...
 
     def store(self, vmid: int, address: int, data: bytes) -> None:
-        """Write memory; a fault loses the data."""
+        """Write memory; after a fault the data is lost."""
         ...
 
     def copy(self, vmid: int, source: int, destination: int, size: int) -> None:
@@ -136,19 +137,19 @@ class SdmaSurroundings(Protocol):
         ...
 
     def pause(self, seconds: float) -> None:
-        """Wait a while, or until another engine wrote memory. Raises Stopped."""
+        """Wait `seconds`, or until another engine writes memory. Raises Stopped."""
         ...
 
 
 class SdmaExecutor:
-    """Runs packets; one per enabled queue, used by the engine's thread alone."""
+    """Run packets; one executor per enabled queue, used only by the queue's thread."""
 
     def __init__(self, around: SdmaSurroundings) -> None:
         self.around = around
         self.vmid = around.vmid
-        self.inside = False  # an indirect buffer
+        self.inside = False  # inside an indirect buffer
         self.skip = 0
-        self.consumed = 0  # dwords of the ring that have been read; counts for ever
+        self.consumed = 0  # dwords read from the ring; never wraps
         self.packets = 0
         self.position = 0  # dword index in the ring of words[0]; the ring is a multiple of 8 dwords
         self._handlers: dict[int, Callable[[Sequence[int], int], int]] = {
@@ -168,10 +169,10 @@ class SdmaExecutor:
         }
 
     def run(self, words: Sequence[int]) -> int:
-        """Execute the whole packets in `words`; return how many dwords were consumed.
+        """Execute the complete packets in `words`; return how many dwords were consumed.
 
-        `consumed` moves beyond each packet of the ring before the packet takes effect; an exception
-        leaves it at the packet.
+        `consumed` advances past each packet of the ring before the packet takes effect. After an
+        exception, it is at the packet that raised it.
         """
         in_ring, base = not self.inside, self.consumed
         end = len(words)
@@ -206,7 +207,7 @@ class SdmaExecutor:
         return at
 
     def _length(self, words: Sequence[int], at: int, end: int) -> int | None:
-        """Check the packet at words[at]; return its dwords, None while it is incomplete."""
+        """Check the packet at words[at]; return its size in dwords, None if it is incomplete."""
         header = words[at]
         entry = FORMATS.get((header & 0xFF, header >> 8 & 0xFF))
         if entry is None:
@@ -264,7 +265,7 @@ class SdmaExecutor:
         return 0
 
     def _page_table(self, words: Sequence[int], at: int) -> int:
-        """Write page table entries: an address that grows, and flags that do not."""
+        """Write page table entries with an increasing address and constant flags."""
         place, flags, first, step = (
             words[at + number] | words[at + number + 1] << 32 for number in (1, 3, 5, 7)
         )
@@ -335,7 +336,7 @@ class SdmaExecutor:
             raise BadSdmaPacket("INDIRECT must have at least 1 dword, got 0", header)
         if (self.position + at + 6) % 8:
             raise BadSdmaPacket("INDIRECT must end on an 8-dword boundary of the ring", header)
-        # Only a kernel's ring names VMIDs: a process's buffer lies where its ring does.
+        # Only a kernel's ring selects VMIDs: a process's buffer is in the VMID of its ring.
         vmid = header >> 16 & 0xF if self.around.privileged else self.around.vmid
         self.inside, self.vmid = True, vmid
         try:
@@ -349,7 +350,7 @@ class SdmaExecutor:
         return 0
 
     def _wait(self, met: Callable[[], bool], retries: int) -> bool:
-        """Wait until `met`; False after `retries`."""
+        """Wait until `met()` is true; False after `retries` failed attempts."""
         pause = FIRST_POLL_S if retries == RETRY_FOREVER else RETRY_S
         left = retries
         while not met():
@@ -385,7 +386,7 @@ class SdmaExecutor:
                 retries,
             )
         else:
-            # Registers are named by byte offset. With HDP_FLUSH the first is DONE, the second REQ.
+            # Registers are given by byte offset. With HDP_FLUSH the first is DONE, the second REQ.
             if flush:
                 around.write_register(words[at + 2] >> 2, value)
             elif words[at + 2]:

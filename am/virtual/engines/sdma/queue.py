@@ -1,4 +1,4 @@
-"""An enabled SDMA ring: the thread that fetches it, moves memory and keeps the pointers."""
+"""An enabled SDMA ring: its thread fetches packets, moves memory and maintains the pointers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ SOURCE_TRAP, SOURCE_REGISTER_WRITE, SOURCE_EMPTY, SOURCE_POLL, SOURCE_PAGE = 49,
 
 @dataclass(frozen=True)
 class SdmaSetup:
-    """Values latched when the ring was enabled. Addresses virtual, sizes in bytes; rptr_report 0:
-    none."""
+    """Values latched when the ring was enabled. Addresses are virtual, sizes in bytes.
+
+    rptr_report 0: the read pointer is not reported.
+    """
 
     vmid: int
     base: int
@@ -31,7 +33,7 @@ class SdmaSetup:
 
 
 class SdmaQueue:
-    """Implements SdmaSurroundings; all but `ring` and `kill` runs on its own thread."""
+    """Implement SdmaSurroundings; all methods but `ring` and `kill` run on its own thread."""
 
     def __init__(self, slot: SdmaSlot, setup: SdmaSetup, rptr: int) -> None:
         self.slot = slot
@@ -40,7 +42,7 @@ class SdmaQueue:
         self.vmid = setup.vmid
         self.privileged = setup.privileged
         self.wptr = rptr
-        self.executing = False  # the packet that was read last, perhaps
+        self.executing = False  # the last packet read may still be executing
         self.hung = ""
         self.bad_header = 0
         self.copied = 0  # bytes, for telemetry
@@ -59,23 +61,23 @@ class SdmaQueue:
 
     @property
     def rptr(self) -> int:
-        """Bytes read from the ring; counts for ever. Moves packet by packet."""
+        """Bytes read from the ring; never wraps. Advances packet by packet."""
         return 4 * self._executor.consumed
 
     @property
     def busy(self) -> bool:
-        """There is work left, or it hangs."""
+        """Whether the queue has work left or is hung."""
         return bool(self.hung or self.executing or self.rptr != self.wptr)
 
     @property
     def indirect_enabled(self) -> bool:
-        """IB_CNTL.IB_ENABLE."""
+        """Whether indirect buffers are enabled (IB_CNTL.IB_ENABLE)."""
         return bool(self.slot.value("IB_CNTL").IB_ENABLE)
 
     # ---- from outside, with the chip's lock held ----------------------------------------------
 
     def ring(self, wptr: int) -> None:
-        """Take a new write pointer, in bytes."""
+        """Set a new write pointer, in bytes."""
         size = self.setup.size
         if wptr & 3:
             self.slot.flag(f"wptr {wptr:#x} is not a multiple of 4 bytes")
@@ -90,7 +92,7 @@ class SdmaQueue:
         self.worker.wake()
 
     def kill(self) -> None:
-        """Stop at once; the thread ends by itself and touches nothing more (see ComputeQueue)."""
+        """Stop at once; the thread ends by itself, without further accesses (see ComputeQueue)."""
         self.worker.stop()
 
     # ---- the thread ---------------------------------------------------------------------------
@@ -163,7 +165,7 @@ class SdmaQueue:
         return self._read(vmid, address, size)[0]
 
     def store(self, vmid: int, address: int, data: bytes) -> None:
-        """Write memory and let engines that wait for memory look again."""
+        """Write memory and wake engines that wait for memory."""
         with self._chip.lock:
             self.worker.check()
             if self._chip.gc.write(vmid, address, data, self.engine.client) is not None:
@@ -171,7 +173,7 @@ class SdmaQueue:
         self.engine.memory_written.notify()
 
     def copy(self, vmid: int, source: int, destination: int, size: int) -> None:
-        """Copy; overlapping ranges leave poison, as their result is undefined."""
+        """Copy memory; overlapping ranges leave poison, because their result is undefined."""
         if transfer.overlaps(source, destination, size):
             self.slot.fault(
                 f"copy of {size} bytes from {source:#x} to {destination:#x} overlaps itself"
@@ -184,7 +186,7 @@ class SdmaQueue:
         self.copied += size
 
     def fill(self, vmid: int, destination: int, pattern: bytes, size: int) -> None:
-        """Fill with a repeated pattern of 1, 2 or 4 bytes."""
+        """Fill memory with a repeated pattern of 1, 2 or 4 bytes."""
         hub, check = self._chip.gc, self.worker.check
         for fault in transfer.fill(
             hub, vmid, destination, pattern, size, self.engine.client, check
@@ -214,21 +216,21 @@ class SdmaQueue:
             self.engine.interrupt(source, vmid, data, self.slot.number)
 
     def poll_timeout(self, address: int) -> None:
-        """A bounded poll ran out: report it and go on."""
+        """Report a bounded poll that ran out of retries; the queue continues."""
         self._interrupt(SOURCE_POLL, self.vmid, (address & 0xFFFF_FFFF, address >> 32, 0, 0))
 
     def refused_register(self, index: int) -> None:
-        """An unprivileged queue wrote a register: the write is dropped and reported."""
+        """Report a register write by an unprivileged queue; the write is dropped."""
         self._interrupt(SOURCE_REGISTER_WRITE, self.vmid, (index, 0, 0, 0))
 
     def _page_fault(self, vmid: int, address: int) -> None:
-        """The hub has latched and reported the fault; SDMA adds its own entry if it is told to."""
+        """Add SDMA's own interrupt entry, if enabled, for a fault that the hub has reported."""
         if self.engine.value("CNTL").PAGE_FAULT_INT_ENABLE:
             page = address >> 12
             self._interrupt(SOURCE_PAGE, vmid, (page & 0xFFFF_FFFF, page >> 32, 0, 0))
 
     def pause(self, seconds: float) -> None:
-        """Wait for a change of memory, at most `seconds`. Raises Stopped."""
+        """Wait for a change of memory, for at most `seconds`. Raises Stopped."""
         watching = self.engine.memory_written
         with watching.watching(self.worker):
             self.worker.pause(seconds)

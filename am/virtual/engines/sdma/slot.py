@@ -1,6 +1,6 @@
-"""One of the eight queue slots of an SDMA engine: its registers, its ring, its doorbell.
+"""One of the eight queue slots of an SDMA engine: its registers, ring and doorbell.
 
-Units of every pointer are bytes. Facts: Linux 6.12 sdma_v6_0.c (order of set-up, byte units),
+All pointers are in bytes. Facts: Linux 6.12 sdma_v6_0.c (order of set-up, byte units),
 v11_structs.h (struct v11_sdma_mqd), gc_11_0_0_{sh_mask,default}.h.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 POWER_ON = {"RB_CNTL": 0x00040800, "IB_CNTL": 0x00000100, "CONTEXT_STATUS": 0x00000804}
 SETUP_REGISTERS = ("RB_BASE", "RB_BASE_HI", "RB_RPTR_ADDR_LO", "RB_RPTR_ADDR_HI")
 
-# Which registers a queue descriptor holds, by dword; RB_CNTL, dword 0, comes last.
+# Registers in a queue descriptor, by dword; RB_CNTL, dword 0, is written last.
 DESCRIPTOR = {
     1: "RB_BASE", 2: "RB_BASE_HI", 3: "RB_RPTR", 4: "RB_RPTR_HI", 7: "RB_RPTR_ADDR_HI",
     8: "RB_RPTR_ADDR_LO", 9: "IB_CNTL", 17: "DOORBELL", 19: "DOORBELL_OFFSET",
@@ -28,7 +28,7 @@ DESCRIPTOR_DWORDS = 128
 
 
 class SdmaSlot:
-    """All methods run with the chip's lock held."""
+    """One queue slot. All methods run with the chip's lock held."""
 
     def __init__(self, engine: Sdma, number: int) -> None:
         self.engine = engine
@@ -65,39 +65,39 @@ class SdmaSlot:
         return self.engine.fields(self._name(name))
 
     def flag(self, text: str) -> None:
-        """Record what boards forgive."""
+        """Record a violation: an access that boards tolerate."""
         self.engine.flag(f"queue {self.number}: {text}" if self.number else text)
 
     def fault(self, text: str) -> None:
-        """Record what a board fails at."""
+        """Record a fault: an access that fails on a board."""
         self.engine.fault(f"queue {self.number}: {text}" if self.number else text)
 
     def reset(self) -> None:
-        """Lose the queue; registers as at power-on (the engine has cleared them)."""
+        """Discard the queue; registers have power-on values (the engine has cleared them)."""
         self.drop()
         for name, value in POWER_ON.items():
             self._set(name, value)
 
     def drop(self) -> None:
-        """Take the queue out at once."""
+        """Remove the queue at once."""
         if self.queue is not None:
             self.queue.kill()
             self.engine.retire(self.queue)
             self.queue = None
 
-    # ---- queues that a descriptor describes ---------------------------------------------------
+    # ---- queues given by a descriptor ---------------------------------------------------------
 
     @property
     def active(self) -> SdmaQueue | None:
-        """The queue, as slots of other engines call it."""
+        """The queue, under the name that other engines' slots use."""
         return self.queue
 
     def doorbell_dword(self) -> int:
-        """Return the dword of the doorbell, -1 without one."""
+        """Return the dword index of the doorbell, or -1 if the queue has none."""
         return self.value("DOORBELL_OFFSET").OFFSET if self.value("DOORBELL").ENABLE else -1
 
     def map(self, mqd: int, wptr: int, vmid: int) -> None:
-        """Enable the ring of a descriptor in `vmid`; the addresses are of VMID 0."""
+        """Enable a descriptor's ring in `vmid`; both addresses are in VMID 0."""
         hub, chip = self.engine.chip.gc, self.engine.chip
         data, fault = hub.read(0, mqd, 4 * DESCRIPTOR_DWORDS, self.engine.client)
         pointer, wptr_fault = hub.read(0, wptr, 8, self.engine.client)
@@ -116,7 +116,7 @@ class SdmaSlot:
         chip.space.write(self.engine.index(self._name("RB_CNTL")), control)
 
     def unmap(self) -> None:
-        """Take the queue out, as the scheduler does: between packets."""
+        """Unmap the queue between packets, as the scheduler does."""
         self.drop()
         self._set("RB_CNTL", POWER_ON["RB_CNTL"])
         self._set("DOORBELL", 0)
@@ -138,8 +138,8 @@ class SdmaSlot:
         return self._wide("RB_WPTR", "RB_WPTR_HI")
 
     def _status(self) -> int:
-        """CONTEXT_STATUS: IDLE is 0 while the queue has work, or hangs (Linux 6.12
-        amdgpu_amdkfd_gfx_v11.c, hqd_sdma_destroy_v11, waits for it)."""
+        """Read CONTEXT_STATUS: IDLE is 0 while the queue has work or is hung (Linux 6.12
+        amdgpu_amdkfd_gfx_v11.c, hqd_sdma_destroy_v11, waits for IDLE)."""
         layout = self.engine.chip.space.register("gc", self._name("CONTEXT_STATUS"))
         idle = self.queue is None or not self.queue.busy
         return layout.insert(POWER_ON["CONTEXT_STATUS"], {"IDLE": int(idle)})
@@ -199,7 +199,7 @@ class SdmaSlot:
         return written
 
     def doorbell(self, dword: int, value: int) -> bool:
-        """Take a doorbell write; see block.DoorbellTarget."""
+        """Handle a doorbell write; see board.DoorbellTarget."""
         if self.doorbell_dword() != dword:
             return False
         self.engine.set(self._name("DOORBELL"), CAPTURED=1)

@@ -26,10 +26,11 @@ LONGEST = 16  # bytes; no instruction that we decode is longer
 def decode(code: bytes, offset: int = 0, lanes: int = 32) -> Instruction:
     """Decode the instruction at byte `offset` (a multiple of 4); `pc` is that offset.
 
-    lanes: of the wave, 32 or 64. In a wave of 64 lane masks are pairs of scalar registers, sums of
-    matrices take half as many vector registers, and there are no pairs of operations (VOPD).
+    lanes: lanes of the wave, 32 or 64. In a wave of 64, lane masks are pairs of scalar registers,
+    sums of matrices use half as many vector registers, and pairs of operations (VOPD) do not exist.
 
-    Raises UnknownInstruction for anything that is not a known instruction, truncated ones included.
+    Raises UnknownInstruction for anything that is not a known instruction, including truncated
+    ones.
     """
     words = Words(code, offset, lanes)
     first = words.first
@@ -60,7 +61,7 @@ def decode(code: bytes, offset: int = 0, lanes: int = 32) -> Instruction:
 def decode_all(
     code: bytes, offset: int = 0, end: int | None = None, lanes: int = 32
 ) -> list[Instruction]:
-    """Decode from `offset` to `end` (default: the end of the code), one after the other."""
+    """Decode all instructions from `offset` to `end` (default: the end of the code)."""
     found = []
     while offset < (len(code) if end is None else end):
         found.append(decode(code, offset, lanes))

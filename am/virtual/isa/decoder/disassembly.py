@@ -1,7 +1,7 @@
 """Show a decoded instruction in LLVM's assembly syntax (LLVM 22, gfx1100, true16).
 
-Used in reports of illegal instructions, traces and tests. Immediates that LLVM spells out in words
-(s_delay_alu, s_waitcnt_depctr, messages, hardware registers, swizzles) stay numbers here.
+Used in reports of illegal instructions, traces and tests. Immediates that LLVM prints as words
+(s_delay_alu, s_waitcnt_depctr, messages, hardware registers, swizzles) are numbers here.
 """
 
 from __future__ import annotations

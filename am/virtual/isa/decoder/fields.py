@@ -19,7 +19,7 @@ _BRAINS = (Type.BF16, Type.PK_BF16)
 
 
 class Named(Protocol):
-    """Anything that an opcode table holds."""
+    """An entry of an opcode table."""
 
     @property
     def name(self) -> str: ...
@@ -29,16 +29,16 @@ Found = TypeVar("Found", bound=Named)
 
 
 def sized(name: str) -> Type:
-    """Return the type that an opcode table names."""
+    """Return the operand type for a name in an opcode table."""
     return _TYPES[name]
 
 
 class Words:
-    """The instruction at one place of the code: its words as they are asked for.
+    """The instruction at one offset of the code, whose words are read on demand.
 
-    lanes: of the wave that executes it, 32 or 64. mask: the type of its lane masks.
+    lanes: lanes of the wave that executes it, 32 or 64. mask: the type of its lane masks.
 
-    Every method raises UnknownInstruction when the code ends too early or a field is invalid.
+    Every method raises UnknownInstruction if the code ends too early or a field is invalid.
     """
 
     def __init__(self, code: bytes, pc: int, lanes: int = 32) -> None:
@@ -51,7 +51,7 @@ class Words:
         self.first = self.next()
 
     def next(self) -> int:
-        """Take one more word."""
+        """Read the next word."""
         at = self.pc + 4 * len(self.taken)
         if at < 0 or at + 4 > len(self.code):
             raise self.unknown("truncated instruction")
@@ -60,13 +60,13 @@ class Words:
         return word
 
     def literal(self) -> int:
-        """Take the literal; an instruction has at most one, which its operands share."""
+        """Read the literal; an instruction has at most one, which its operands share."""
         if self.literal_value is None:
             self.literal_value = self.next()
         return self.literal_value
 
     def unknown(self, reason: str) -> UnknownInstruction:
-        """Make the error for this instruction."""
+        """Create the error for this instruction."""
         return UnknownInstruction(self.pc, tuple(self.taken), reason)
 
     def look_up(self, table: Mapping[int, Found], opcode: int) -> Found:
@@ -76,9 +76,9 @@ class Words:
             raise self.unknown("unknown opcode")
         return found
 
-    # Any: the fields of Instruction have many types; it checks none of them at run time.
+    # Any: the fields of Instruction have many types, which it does not check at run time.
     def finish(self, encoding: Format, shape: Named, opcode: int, **fields: Any) -> Instruction:
-        """Make the instruction from all the words taken."""
+        """Create the instruction from all the words read."""
         return Instruction(
             pc=self.pc,
             size=4 * len(self.taken),
@@ -96,9 +96,9 @@ class Words:
         return Operand(Kind.VGPR, index, width, kind)
 
     def scalar_register(self, code: int, width: int, kind: Type) -> Operand | None:
-        """Return the register (or pair, ...) that a 7-bit scalar code names; None if none does.
+        """Return the register (or pair, ...) of a 7-bit scalar code; None if it is not a register.
 
-        Pairs begin at even registers, anything wider at multiples of four.
+        Pairs begin at even registers, wider operands at multiples of four.
         """
         if width > 1 and code % min(width + (width & 1), 4) and code != 124:
             raise self.unknown("scalar registers not aligned")
@@ -128,7 +128,7 @@ class Words:
 
 
 def literal_bits(value: int, kind: Type, signed: bool) -> int:
-    """Return what an operand of a type sees of the literal word."""
+    """Return the value of the literal word for an operand of a type."""
     if kind in _FLOAT64:
         return value << 32
     if kind.bits == 16:
@@ -151,9 +151,9 @@ def _float_bits(code: int, kind: Type) -> int:
 
 
 def scalar_source(words: Words, code: int, kind: Type, signed: bool = False) -> Operand:
-    """Return the operand of an 8-bit scalar source code; takes the literal if it is one.
+    """Return the operand of an 8-bit scalar source code; reads the literal if the code is one.
 
-    signed: a literal of a 64-bit integer is sign-extended (the names that end in i64).
+    signed: sign-extend a literal of a 64-bit integer (for names that end in i64).
     """
     width = max(1, kind.bits // 32)
     if code < 128:

@@ -1,4 +1,4 @@
-"""The decoded instruction: every field of every gfx1100 encoding under one roof.
+"""The decoded instruction: one class with the fields of all gfx1100 encodings.
 
 Names are LLVM's mnemonics (LLVM 22, gfx1100) without the _e32, _e64, _dpp suffix: the encoding is
 in `Instruction.format` and `Instruction.dpp`. Source: RDNA3 ISA document, "Microcode formats".
@@ -73,21 +73,21 @@ class Dpp8:
 class Instruction:
     """One instruction. `pc` and `branch_target` are byte offsets into the code.
 
-    dst: vector, or scalar for SOP*, SMEM and the readlane family; None when nothing is written.
+    dst: vector, or scalar for SOP*, SMEM and the readlane family; None if nothing is written.
     For memory operations dst is the returned data (None for stores and atomics without return).
     sdst: the lane mask of VOPC (VCC, a scalar register, or EXEC for v_cmpx) and the carry or flag
     of VOP3SD and of the carry forms of VOP2 (VCC).
-    srcs: in LLVM's textual order. Literals of fmaak/fmamk included; a VCC that the text shows
+    srcs: in LLVM's textual order. Literals of fmaak/fmamk are included; a VCC that the text shows
     (v_cndmask_b32, v_add_co_ci_u32, ...) is the last source. Accumulators that are tied to dst
     (v_fmac, v_dot2acc) and the VCC read by v_div_fmas are not listed. For SMEM: (sbase,). Empty for
     vector memory, whose operands are named below.
 
     omod: 0 none, 1 times 2, 2 times 4, 3 divided by 2. clamp: as encoded.
     op_sel, op_sel_hi, neg_lo, neg_hi: VOP3P, one bit per source (v_fma_mix*: also as type, `high`,
-    `neg` and `absolute` of its operands, which is all there is to look at). VOP3 op_sel appears as
+    `neg` and `absolute` of its operands, which are sufficient). VOP3 op_sel appears as
     `Operand.high` and also raw in `op_sel` (bit 3 of VOP3: the destination's half).
     addr, data, data1, saddr: vector memory. addr is None for "off". saddr None for "off".
-    srsrc, soffset: MUBUF; soffset also SMEM (None when absent).
+    srsrc, soffset: MUBUF; soffset also SMEM (None if absent).
     offset: bytes, signed where the encoding is. offset0, offset1: DS pairs, in elements.
     x, y: the halves of a VOPD, each an Instruction of format VOPD with its own dst and srcs.
     """
@@ -144,9 +144,9 @@ class Instruction:
 
 
 class UnknownInstruction(Exception):
-    """Words that are not a known gfx1100 instruction, or that the code ends within.
+    """Words that are not a known gfx1100 instruction, or an instruction that is truncated.
 
-    pc: byte offset. words: what there was (at most four).
+    pc: byte offset. words: the words found (at most four).
     """
 
     def __init__(self, pc: int, words: tuple[int, ...], reason: str) -> None:

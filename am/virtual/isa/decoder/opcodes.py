@@ -9,7 +9,7 @@ from am.virtual.isa.decoder import opcodes_memory, opcodes_scalar, opcodes_vecto
 
 
 class Shape(NamedTuple):
-    """An opcode's name and the types of what it writes and reads ("" for no destination)."""
+    """An opcode's name and the types of its destination and sources ("" for no destination)."""
 
     name: str
     dst: str
@@ -115,7 +115,7 @@ def vinterp() -> dict[int, Shape]:
 
 @cache
 def vop3() -> dict[int, Shape]:
-    """Return the opcodes of VOP3 and VOP3SD, those shared with VOPC, VOP2 and VOP1 included."""
+    """Return the opcodes of VOP3 and VOP3SD, including those shared with VOPC, VOP2 and VOP1."""
     return {
         **vopc(),
         **{256 + number: shape for number, shape in vop2().items() if _in_vop3(shape)},

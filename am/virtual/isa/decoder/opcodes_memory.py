@@ -22,7 +22,7 @@ SMEM = """
 33 s_dcache_inv - -
 """
 
-# opcode, name, a when there is an address, destination, first data, second data
+# opcode, name, a if there is an address, destination, first data, second data
 DS = """
 0 ds_add_u32 a - 1 -
 1 ds_sub_u32 a - 1 -
@@ -144,7 +144,7 @@ DS = """
 """
 
 # opcode, name without its segment, segments (f flat, g global, s scratch), destination, data.
-# Atomics return their destination only when GLC is set.
+# Atomics return their destination only if GLC is set.
 FLAT = """
 16 load_u8 fgs 1 -
 17 load_i8 fgs 1 -

@@ -341,7 +341,7 @@ VINTERP = """
 5 v_interp_p2_rtz_f16_f32 f16 f16 f32 f32
 """
 
-# VOPC: base opcode, operand type, suffix, conditions in order from the base ("." where none is).
+# VOPC: base opcode, operand type, suffix, conditions in order from the base ("." for none).
 # v_cmpx is the same plus 128.
 VOPC = """
 0 f16 f16 f lt eq le gt lg ge o u nge nlg ngt nle neq nlt t

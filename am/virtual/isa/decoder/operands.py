@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 class Kind(enum.Enum):
-    """Where an operand lives."""
+    """Kind of location or constant of an operand."""
 
     SGPR = "sgpr"  # s[index : index + width]
     VGPR = "vgpr"  # v[index : index + width]
@@ -31,8 +31,7 @@ class Kind(enum.Enum):
 
 
 class Type(enum.Enum):
-    """Interpretation of an operand by an instruction. The value is the suffix that LLVM's names
-    use."""
+    """Interpretation of an operand by an instruction. The value is the suffix in LLVM's names."""
 
     B16 = "b16"
     B32 = "b32"
@@ -48,8 +47,8 @@ class Type(enum.Enum):
     PK_F16 = "pk_f16"  # two halves in one register
     PK_BF16 = "pk_bf16"
     PK_B16 = "pk_b16"
-    MASK = "mask"  # one bit a lane of a wave of 32: a scalar register
-    MASK64 = "mask64"  # one bit a lane of a wave of 64: a pair
+    MASK = "mask"  # one bit per lane of a wave of 32: a scalar register
+    MASK64 = "mask64"  # one bit per lane of a wave of 64: a pair
 
     @property
     def bits(self) -> int:
@@ -69,12 +68,12 @@ class Operand:
     """One source or destination.
 
     index: register number (see `Kind`). width: 32-bit registers it covers (1 for a 16-bit value).
-    value: for INTEGER, FLOAT and LITERAL the bits that the instruction sees, already converted to
+    value: for INTEGER, FLOAT and LITERAL the bits that the instruction uses, already converted to
     the operand's `type` (1.0 is 0x3C00 in an F16 operand, 0x3FF0000000000000 in an F64 one;
     integers are sign-extended to the type's size; a literal of a 64-bit float is its high half).
-    high: a 16-bit operand is bits 16..31 of its register (true16 encodings and VOP3 op_sel alike).
-    neg, absolute: VOP3 and DPP source modifiers (absolute is taken first). Packed instructions keep
-    theirs in `Instruction.neg_lo`, `neg_hi`, `op_sel`, `op_sel_hi`.
+    high: a 16-bit operand is bits 16..31 of its register (for true16 encodings and VOP3 op_sel).
+    neg, absolute: VOP3 and DPP source modifiers (absolute is applied first). Modifiers of packed
+    instructions are in `Instruction.neg_lo`, `neg_hi`, `op_sel`, `op_sel_hi`.
     """
 
     kind: Kind
@@ -88,7 +87,7 @@ class Operand:
 
     @property
     def is_constant(self) -> bool:
-        """Return whether `value` is all there is to know."""
+        """Return whether the operand is the constant `value`."""
         return self.kind in (Kind.INTEGER, Kind.FLOAT, Kind.LITERAL)
 
     @property

@@ -16,7 +16,7 @@ _CARRIES = {
     "v_add_co_ci_u32", "v_sub_co_ci_u32", "v_subrev_co_ci_u32", "v_add_co_u32", "v_sub_co_u32",
     "v_subrev_co_u32", "v_div_scale_f32", "v_div_scale_f64", "v_mad_u64_u32", "v_mad_i64_i32",
 }  # fmt: skip
-# VOP3P opcodes whose op_sel_hi picks f16 (1) or f32 (0) for each source, and neg_hi its absolute.
+# VOP3P opcodes where op_sel_hi selects f16 (1) or f32 (0) per source, and neg_hi |source|.
 _MIXED = ("v_fma_mix_f32", "v_fma_mixlo_f16", "v_fma_mixhi_f16")
 
 
@@ -25,12 +25,12 @@ def _width(kind: Type) -> int:
 
 
 def _mask(words: Words, kind: Kind) -> Operand:
-    """Return VCC or EXEC, all lanes of it."""
+    """Return all lanes of VCC or EXEC."""
     return Operand(kind, 0, _width(words.mask), words.mask)
 
 
 def _vector(words: Words, index: int, kind: Type, halves: bool) -> Operand:
-    """Return a vector register; halves: bit 7 of a 16-bit operand picks the upper half."""
+    """Return a vector register; halves: bit 7 of a 16-bit operand selects the upper half."""
     if halves and kind.bits == 16:
         return Operand(Kind.VGPR, index & 0x7F, 1, kind, high=bool(index >> 7))
     return words.vector(index, _width(kind), kind)
@@ -49,7 +49,7 @@ def _modified(operand: Operand, absolute: int, neg: int) -> Operand:
 
 
 def _dpp_control(words: Words, code: int) -> tuple[Dpp16 | Dpp8, int]:
-    """Take the DPP word; return the control and the word (source register and modifiers)."""
+    """Read the DPP word; return the control and the word (source register and modifiers)."""
     word = words.next()
     if code == _DPP16:
         control = word >> 8 & 0x1FF
@@ -148,7 +148,7 @@ def decode_vopc(words: Words) -> Instruction:
 def _long_sources(
     words: Words, shape: Shape, second: int
 ) -> tuple[list[Operand], Dpp16 | Dpp8 | None]:
-    """Decode the up to three 9-bit sources of the 64-bit encodings, without their modifiers."""
+    """Decode up to three 9-bit sources of the 64-bit encodings, without their modifiers."""
     codes = [second >> (9 * number) & 0x1FF for number in range(len(shape.srcs))]
     dpp: Dpp16 | Dpp8 | None = None
     register = 0

@@ -1,4 +1,4 @@
-"""Flat memory access: each lane's address may lie in local memory, in scratch or anywhere else."""
+"""Flat memory access: each lane's address may be in local memory, in scratch or elsewhere."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ spread.out:
 
 
 def _flat_access(store: bool, size: int) -> str:
-    """Define flat_<verb>_<size>: lanes in the apertures go to local memory or scratch."""
+    """Define flat_<verb>_<size>: lanes in the apertures access local memory or scratch."""
     verb = "store" if store else "load"
     rows, stride = rows_of(size)
     before = columns(size, True) if store else ""
     after = "" if store else columns(size, False)
-    # Scratch is interleaved by dwords, so wide accesses are done dword by dword.
+    # Scratch is interleaved by dwords, so wide accesses are made dword by dword.
     part = min(size, 4)
     return f"""
 define void @{PREFIX}flat_{verb}_{size}(ptr %context, <32 x i64> %addresses,
@@ -110,8 +110,9 @@ done:
 
 
 def _atomic_hosts(bits: int) -> str:
-    """Define atomic_hosts_<bits>(context, addresses, lanes, flat): where the enabled lanes make an
-    atomic access. Beyond local memory that is a place of the lane's own, which holds zero."""
+    """Define atomic_hosts_<bits>(context, addresses, lanes, flat), which returns the host addresses
+    of the enabled lanes' atomic accesses. Beyond the end of local memory, each lane gets its own
+    zeroed location."""
     return f"""
 define <32 x i64> @{PREFIX}atomic_hosts_{bits}(ptr %context, <32 x i64> %addresses, i32 %lanes,
     i1 %flat) noinline {{

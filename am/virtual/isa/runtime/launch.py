@@ -1,4 +1,4 @@
-"""Checked parameters of a dispatch from its registers, for the launcher.
+"""Checked parameters of a dispatch, derived from its registers for the launcher.
 
 Source: LLVM AMDGPUUsage, "compute_pgm_rsrc1/2/3 for GFX11" and "Initial kernel execution state".
 """
@@ -17,7 +17,7 @@ from am.virtual.shader import Dispatch
 MOST_THREADS = 1024
 LDS_GRANULE = 512
 MOST_LDS = 65536
-VGPR_GRANULES = {32: 8, 64: 4}  # by the lanes of a wave
+VGPR_GRANULES = {32: 8, 64: 4}  # by lanes per wave
 MXCSR_DEFAULT = 0x1F80  # all exceptions masked, round to nearest even, denormals kept
 _FLUSH_RESULTS = 0x8000
 _FLUSH_SOURCES = 0x0040
@@ -25,7 +25,7 @@ OMOD_F32, OMOD_OTHERS = 1, 2  # bits of Launch.omod
 
 
 class BadDispatch(Exception):
-    """The SPI cannot launch what the registers describe."""
+    """The SPI cannot launch the dispatch that the registers describe."""
 
 
 def _bits(value: int, low: int, count: int) -> int:
@@ -36,10 +36,10 @@ def _bits(value: int, low: int, count: int) -> int:
 class Launch:
     """A checked dispatch.
 
-    vgprs, lds_bytes: allocation of a wave and of a workgroup. lanes: of a wave, 32 or 64. full:
-    every wave has a thread for each lane.
-    slots: scalar register of each workgroup id, and of the group information. omod: of which
-    results the output modifier OMOD takes effect, OMOD_F32 or OMOD_OTHERS (f16 and f64) or both.
+    vgprs: allocation per wave. lds_bytes: allocation per workgroup. lanes: lanes per wave, 32 or
+    64. full: every wave has a thread for each lane.
+    slots: scalar register of each workgroup id, and of the group information. omod: the results for
+    which the output modifier OMOD takes effect, OMOD_F32 or OMOD_OTHERS (f16 and f64) or both.
     """
 
     vgprs: int
@@ -58,7 +58,7 @@ class Launch:
 
     @classmethod
     def of(cls, dispatch: Dispatch) -> Launch:
-        """Check a dispatch. Raises BadDispatch with what is wrong."""
+        """Check a dispatch. Raises BadDispatch with the reason."""
         threads = _check_shape(dispatch)
         lanes = 32 if dispatch.wave32 else 64
         waves = -(-threads // lanes)
@@ -115,7 +115,7 @@ def _check_scratch(dispatch: Dispatch, waves: int) -> None:
 def denormal_control(denormals: int) -> int:
     """Return the host's floating-point control for the denormal setting of 32-bit floats.
 
-    denormals: bit 0 keeps those of sources, bit 1 those of results (LLVM AMDGPUUsage, "Floating
+    denormals: bit 0 keeps denormal sources, bit 1 denormal results (LLVM AMDGPUUsage, "Floating
     Point Denorm Mode Enumeration Values").
     """
     results = 0 if denormals & 2 else _FLUSH_RESULTS
@@ -123,10 +123,10 @@ def denormal_control(denormals: int) -> int:
 
 
 def output_modifiers(denormals: int, *, ieee: bool) -> int:
-    """Return Launch.omod for MODE's four denormal bits: those of f32, then those of f16 and f64.
+    """Return Launch.omod for MODE's four denormal bits: two for f32, then two for f16 and f64.
 
-    OMOD is ignored in IEEE mode, and where denormal results are kept (RDNA3 ISA document, "Output
-    modifiers").
+    OMOD is ignored in IEEE mode, and for types whose denormal results are kept (RDNA3 ISA document,
+    "Output modifiers").
     """
     if ieee:
         return 0
@@ -136,8 +136,9 @@ def output_modifiers(denormals: int, *, ieee: bool) -> int:
 def _float_mode(mode: int) -> int:
     """Return the host's floating-point control for FLOAT_MODE.
 
-    Rounding other than to nearest even is refused. The denormal setting of 32-bit floats decides
-    for f64 too: the host has a single one. Conversions from and to f16 keep denormals always.
+    Rounding other than to nearest even is refused. The denormal setting of 32-bit floats also
+    applies to f64, because the host has a single setting. Conversions from and to f16 always keep
+    denormals.
     """
     if mode & 0xF:
         raise BadDispatch(f"FLOAT_MODE {mode:#x}: rounding other than to nearest even")
@@ -145,7 +146,7 @@ def _float_mode(mode: int) -> int:
 
 
 def _scalars(dispatch: Dispatch) -> tuple[NDArray[np.uint32], tuple[int, int, int, int]]:
-    """Return the initial scalar registers and where the workgroup ids go."""
+    """Return the initial scalar registers, and the registers for the workgroup ids."""
     count = _bits(dispatch.rsrc2, 1, 5)
     data = list(dispatch.user_data)
     if count > len(data):
@@ -162,7 +163,7 @@ def _scalars(dispatch: Dispatch) -> tuple[NDArray[np.uint32], tuple[int, int, in
 
 @lru_cache(maxsize=256)
 def _thread_ids(x: int, y: int, count: int, components: int) -> NDArray[np.uint32]:
-    """Return v0 of every lane of all waves: x | y << 10 | z << 20, as far as enabled."""
+    """Return v0 of every lane of all waves: x | y << 10 | z << 20 (enabled components only)."""
     linear = np.arange(count, dtype=np.uint32)
     packed = linear % np.uint32(x)
     if components >= 1:

@@ -1,13 +1,13 @@
 """Native matrix multiply-accumulate of 16x16x16 (v_wmma_*), for translated kernels.
 
-Operands come as addresses of registers that follow each other (COLUMN bytes from one to the next):
-those of the wave state, or IO columns. All are read before D is written, so that they may overlap.
-Lane l of A holds row l % 16, of B column l % 16, packed along K; lanes 16..31 repeat lanes 0..15,
-and only the latter are read. D's register r holds row 2r + l / 16 and column l % 16, so that 16
-rows of 16 columns lie one after another. Source: RDNA3 ISA document, "Wave matrix multiply
-accumulate".
-UNSURE: the products are summed in the order of k in f32, each rounded once with its sum; the chip's
-own order and rounding within one instruction are not documented, a run on the chip would tell.
+Operands are passed as addresses of consecutive registers (COLUMN bytes apart), in the wave state or
+in IO columns. All operands are read before D is written, so they may overlap D.
+Lane l of A holds row l % 16, lane l of B holds column l % 16, packed along K. Lanes 16..31 repeat
+lanes 0..15, and only lanes 0..15 are read. D's register r holds row 2r + l / 16 and column l % 16,
+so that 16 rows of 16 columns are stored one after another. Source: RDNA3 ISA document, "Wave matrix
+multiply accumulate".
+UNSURE: the products are summed in the order of k in f32, each rounded once with its sum. The chip's
+order and rounding within one instruction are not documented; a run on the chip would settle it.
 Integers are exact.
 """
 
@@ -22,7 +22,7 @@ from hcq.emu.text import Text
 ROW = "<16 x i32>"
 WIDE = "<32 x float>"
 COLUMN = context.IO_COLUMN
-AHEAD = 2  # registers of A
+AHEAD = 2  # registers of A that are unpacked ahead
 A_COLUMN, B_COLUMN, C_COLUMN = 0, 8, 16
 
 
@@ -30,8 +30,8 @@ A_COLUMN, B_COLUMN, C_COLUMN = 0, 8, 16
 class Shape:
     """One kind of multiplication.
 
-    registers: of A and of B. bits: of their elements. element: "half", "bfloat" or "" (integers).
-    result: element type of C and D.
+    registers: number of registers of A and of B. bits: size of their elements. element: "half",
+    "bfloat" or "" (integers). result: element type of C and D.
     """
 
     name: str
@@ -59,7 +59,7 @@ def _at(e: Text, pointer: str, offset: int) -> str:
 
 
 def _unpacked(e: Text, shape: Shape, register: str, signed: str) -> list[str]:
-    """Load 16 lanes of a register: one vector of floats or i32 for each of its elements."""
+    """Load 16 lanes of a register; return a vector of floats or i32 for each element of a lane."""
     if shape.element == "half":
         wide = _widened(e, register)
         picked = [", ".join(f"i32 {2 * lane + number}" for lane in range(16)) for number in (0, 1)]
@@ -72,7 +72,7 @@ def _unpacked(e: Text, shape: Shape, register: str, signed: str) -> list[str]:
 
 
 def _widened(e: Text, register: str) -> str:
-    """Load 16 lanes of a register of f16; a lane's elements stay neighbours."""
+    """Load 16 lanes of a register of f16; a lane's elements stay adjacent."""
     halves = e.value(f"load <32 x half>, ptr {register}, align 64")
     return e.value(f"fpext <32 x half> {halves} to {WIDE}")
 
@@ -105,7 +105,7 @@ def _product(e: Text, shape: Shape, a: str, b: str, total: str) -> str:
 
 
 def _spread_out(e: Text, shape: Shape, register: str, target: str) -> None:
-    """Unpack a register of A into memory, where its elements are at `_place`."""
+    """Unpack a register of A into memory; `_place` gives the offsets of its elements."""
     if shape.element == "half":
         e.do(f"store {WIDE} {_widened(e, register)}, ptr {target}, align 64")
         return
@@ -114,7 +114,7 @@ def _spread_out(e: Text, shape: Shape, register: str, target: str) -> None:
 
 
 def _place(shape: Shape, row: int, number: int) -> int:
-    """Return the offset of a lane's element in what `_spread_out` has stored."""
+    """Return the offset of a lane's element in the data stored by `_spread_out`."""
     return 4 * (2 * row + number) if shape.element == "half" else 4 * (16 * number + row)
 
 
@@ -125,9 +125,9 @@ def _indexed(e: Text, pointer: str, index: str, size: int) -> str:
 def _function(shape: Shape) -> tuple[str, set[str]]:
     """Define wmma_<kind>(a, b, c, d, signs, saturate).
 
-    A is unpacked to the stack, since its elements are wanted one by one; some registers ahead, so
-    that what is read has been written for a while. For each k, 16 rows of totals gain the product
-    of an element of A and a row of B.
+    A is unpacked to the stack, because its elements are read one by one. It is unpacked some
+    registers ahead, so that each element was written well before it is read. For each k, the
+    product of an element of A and a row of B is added to each of the 16 rows of totals.
     """
     e = Text()
     kind, each = shape.row, 32 // shape.bits

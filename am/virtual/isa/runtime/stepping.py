@@ -1,4 +1,4 @@
-"""Waves that a debugger halts: their registers, and the table that their code looks at."""
+"""Waves that a debugger halts: their registers, and the table that their code checks."""
 
 from __future__ import annotations
 
@@ -163,10 +163,10 @@ class SteppedWave:
 
 
 class Stepping(StepCall["Worker", "Run", SteppedCode]):
-    """Runs a core's waves under a debugger."""
+    """Run a core's waves under a debugger."""
 
     def enter(self, worker: Worker, run: Run, program: Program) -> None:
-        """Have the worker's waves halt in a program where the debugger wants it."""
+        """Make the worker's waves halt in a program where the debugger requests it."""
         code = SteppedCode(program)
         self.begin(worker, run, code)
         worker.set_quad(context.STEPS, code.stops.address)

@@ -26,7 +26,7 @@ from hcq.emu.worker import NativeWorker, aligned
 _SLOTS = (layout.SLOT_X, layout.SLOT_Y, layout.SLOT_Z, layout.SLOT_INFO)
 
 
-Shown = Callable[[int], Iterable[int]]  # vector registers that a look at a place has stored
+Shown = Callable[[int], Iterable[int]]  # code offset -> vector registers stored by a snapshot there
 
 
 def _nothing(offset: int) -> Iterable[int]:
@@ -36,8 +36,8 @@ def _nothing(offset: int) -> Iterable[int]:
 class Run:
     """State shared by all workers of one dispatch.
 
-    counter: the next workgroup to begin. stop: set when a wave has halted, so that the others end.
-    places: where arrays are that the context points to, by the field's offset.
+    counter: the next workgroup to start. stop: set when a wave has halted, so that the others end.
+    places: (offset of a context field, address of the array that it points to).
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Run:
 
 
 class Worker(NativeWorker):
-    """State used by the native code of one thread. Used by one thread at a time."""
+    """State of the native code of one thread. Only one thread may use it at a time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,14 +69,14 @@ class Worker(NativeWorker):
         self._words = memoryview(self.context.data).cast("B").cast("I")
         self._lds = aligned(LDS_SPACE + 64)
         self._states = aligned(0)
-        self._run: Run | None = None  # also keeps alive what the context points to
-        self._guard = threading.Lock()  # a launch begins or ends, or another thread looks
+        self._run: Run | None = None  # also keeps alive the arrays that the context points to
+        self._guard = threading.Lock()  # held where a launch begins or ends, and during `looked`
         self._tlb: NDArray[np.uint64] | None = None
         self._quads[context.REFILL // 8] = self.refill
         self._quads[context.SHARED // 8] = place_of(self._lds)
 
     def translate(self, address: int, access: Access) -> int:
-        """Return the host address of an address that the TLB lacks."""
+        """Return the host address of an address that is not in the TLB."""
         assert self._run is not None and self._tlb is not None
         return self._run.memory.refill(self._tlb, address, access, self._accessing)
 
@@ -89,7 +89,7 @@ class Worker(NativeWorker):
         """Return the GPU address and the text of the instruction that accesses memory."""
         assert self._run is not None
         pc = self.quad(layout.CODE_BASE) + self.word(layout.ACCESS_PC)
-        # It may end where the next page is not mapped: no more is fetched than there must be.
+        # The next page may not be mapped: fetch from it only if the instruction needs it.
         for size in (min(LONGEST, PAGE - pc % PAGE), LONGEST):
             code = self._run.memory.fetch(pc, size)
             if code is None:
@@ -100,7 +100,7 @@ class Worker(NativeWorker):
 
     def prepare(self, run: Run, first_wave: int, code_base: int) -> None:
         """Fill the context for a dispatch. first_wave: this worker's first scratch slot."""
-        tlb = self.tlb_for(run.memory)  # may wait for who looks meanwhile
+        tlb = self.tlb_for(run.memory)  # may wait for a thread that takes a snapshot
         with self._guard:
             self._prepare(run, first_wave, code_base, tlb)
 
@@ -152,13 +152,13 @@ class Worker(NativeWorker):
         self._quads[offset // 8] = value
 
     def state(self, wave: int) -> NDArray[np.uint8]:
-        """Return the state of a wave of the group at hand, of `layout`; it is not a copy."""
+        """Return the state of a wave of the current group, laid out as in `layout`; not a copy."""
         stride = self.quad(context.STATE_STRIDE)
         found: NDArray[np.uint8] = self._states[wave * stride : (wave + 1) * stride]
         return found
 
     def local(self, size: int) -> bytes:
-        """Return the first bytes of the memory that the group at hand shares."""
+        """Return the first `size` bytes of the current group's local memory."""
         return self._lds[:size].tobytes()
 
     @property
@@ -167,22 +167,26 @@ class Worker(NativeWorker):
         return self._run is not None
 
     def rest(self) -> None:
-        """The launch has ended here: nothing runs that could be looked at."""
+        """Mark that the launch has ended on this thread; snapshots find no waves from now on."""
         with self._guard:
             self._run = None
 
     def looked(self) -> list[ShaderWave]:
-        """The wave that runs, as it was when it was last looked at, and those of its group that
-        wait at a barrier. Called by another thread: what changes meanwhile is read once."""
+        """Return the running wave at its last snapshot, and waves of its group at a barrier.
+
+        Called by another thread: values that change meanwhile are read once.
+        """
         with self._guard:
             run = self._run
             if run is None or self.quad(context.HALT_GROUP) == context.NO_GROUP:
-                return []  # no wave has begun: the states are of waves before
+                return []  # no wave has started: the states belong to an earlier launch
             return self._seen(run, self.word(context.HALT_WAVE))
 
     def halted(self, wave: int, pc: int) -> ShaderWave:
-        """The wave that has halted at byte offset `pc`, with all its registers. Called by the
-        thread that ran it, before `rest`."""
+        """Return the wave that has halted at byte offset `pc`, with all its registers.
+
+        Called by the thread that ran it, before `rest`.
+        """
         assert self._run is not None
         return self._wave(self._run, wave, pc, range(self._run.launch.vgprs))
 
@@ -226,9 +230,9 @@ class Worker(NativeWorker):
         return found
 
     def resume_here(self, moved: int, waves: int) -> None:
-        """Make the next launch go on with the group that stopped.
+        """Make the next launch resume the group that stopped.
 
-        moved: bytes by which the base that code offsets count from has changed meanwhile.
+        moved: bytes by which the base of code offsets has changed meanwhile.
         """
         group = self.quad(context.HALT_GROUP)
         struct.pack_into("<Q", self.context.data, context.RESUME_GROUP, group)

@@ -1,4 +1,4 @@
-"""Backward analyses over a program's blocks: what is read from a place of it on."""
+"""Backward analyses over a program's blocks: the registers read from a point of the program on."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Callable
 from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.translator.program import Block, Program, Stop, exec_registers, ones_after
 
-# From what is read behind an instruction to what is read from it on; whether EXEC is all ones.
+# (instruction, set read after it, whether EXEC is all ones) -> set read from the instruction on.
 Before = Callable[[Instruction, int, bool], int]
 
 
 class Backward:
-    """Sets of registers, as numbers, that are read from places of a program on. before: of one
-    instruction. stopped: what is read behind a block where execution cannot go on."""
+    """Sets of registers, as bit masks, that are read from points of a program on.
+
+    before: effect of one instruction. stopped: set read after a block where execution cannot go on.
+    """
 
     def __init__(self, program: Program, before: Before, stopped: int) -> None:
         self._before, self._stopped = before, stopped
@@ -39,21 +41,23 @@ class Backward:
                 waiting += sources.get(start, [])
 
     def leaving(self, block: Block) -> int:
-        """Return what is read behind a block."""
+        """Return the registers read after a block."""
         live = 0 if block.stop is Stop.NONE else self._stopped
         for target in block.successors:
             live |= self._entering[target]
         return live
 
     def backward(self, block: Block) -> list[tuple[Instruction, bool]]:
-        """Return a block's instructions from its end on, and whether EXEC is all ones there."""
+        """Return a block's instructions, last first, each with whether EXEC is all ones there."""
         fulls = self._fulls[block.start]
         return list(zip(reversed(block.instructions), reversed(fulls), strict=True))
 
 
 def _fulls(block: Block, whole: frozenset[int]) -> list[bool]:
-    """Return, for each instruction of a block, whether EXEC, which is the scalar registers `whole`,
-    is known to be all ones there."""
+    """Return, for each instruction of a block, whether EXEC is known to be all ones there.
+
+    whole: the scalar registers that form EXEC.
+    """
     ones = set(whole) if block.full else set()
     found = []
     for instruction in block.instructions:

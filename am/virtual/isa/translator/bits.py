@@ -35,7 +35,7 @@ def _field_extract(signed: bool) -> Function:
 
 
 def _insert(e: Registers, v: tuple[str, ...]) -> str:
-    """Take bits of b where a is one, else of c."""
+    """Select bits of b where a has ones, and of c elsewhere."""
     difference = e.binary("xor", "i32", v[1], v[2])
     return e.binary("xor", "i32", e.binary("and", "i32", difference, v[0]), v[2])
 
@@ -53,7 +53,7 @@ def _align(bits: bool) -> Function:
 
 
 def _permute_bytes(e: Registers, v: tuple[str, ...]) -> str:
-    """Build four bytes picked from the eight of {a, b}, or sign fills and constants."""
+    """Build four bytes selected from the eight of {a, b}, sign fills and constants."""
     both = e.join(v[1], v[0])
     result = constant("i32", 0)
     for byte in range(4):
@@ -83,7 +83,7 @@ def _permute_bytes(e: Registers, v: tuple[str, ...]) -> str:
 
 
 def _zeros(intrinsic: str) -> Function:
-    """Count zeros from one end; -1 when there is nothing but zeros."""
+    """Count zeros from one end; -1 if all bits are zero."""
 
     def function(e: Registers, v: tuple[str, ...]) -> str:
         kind = e.vector
@@ -101,7 +101,7 @@ def _sign_bits(e: Registers, v: tuple[str, ...]) -> str:
 
 
 def _mask_count(upper: bool) -> Function:
-    """Count the mask bits of lanes below one's own, of the first 32 lanes or of those above."""
+    """Count the mask bits below each lane, among the first 32 lanes or among those above."""
     first = 32 if upper else 0
 
     def function(e: Registers, v: tuple[str, ...]) -> str:
@@ -123,7 +123,7 @@ def _field_mask(e: Registers, v: tuple[str, ...]) -> str:
 def _select(kind: str) -> Handler:
     def emit(e: Registers, i: Instruction) -> None:
         mask = e.mask_source(i.srcs[2])
-        element = "float" if kind == "i32" else "half"  # its modifiers are those of floats
+        element = "float" if kind == "i32" else "half"  # the sources have float modifiers
         a, b = e.source(i.srcs[0], element), e.source(i.srcs[1], element)
         chosen = e.select(mask, element, b, a)
         e.set_result(i, kind, e.convert("bitcast", element, kind, chosen))
@@ -150,7 +150,7 @@ def _inverted(kind: str) -> Function:
 
 
 def _reversed_shift(operation: str, kind: str) -> Function:
-    """The count comes first."""
+    """Shift with the count as the first source."""
     return lambda e, v: shift(e, operation, kind, v[1], v[0])
 
 

@@ -1,8 +1,8 @@
 """Untyped buffer loads, stores and atomics (MUBUF), and s_buffer_load, translated to LLVM IR.
 
 The four scalars of the resource: base address (48 bits), stride, number of records, flags. Only
-buffers without swizzling, index or thread id are translated, as raw buffers are: a lane whose
-bytes do not lie below the number of records reads zero and writes nothing.
+buffers without swizzling, index or thread id are translated, as raw buffers: a lane whose bytes are
+not all below the number of records reads zero and writes nothing.
 Source: RDNA3 ISA document, "Vector memory buffer instructions", table of the buffer resource.
 """
 
@@ -29,7 +29,7 @@ from hcq.emu.text import LANES, constant
 
 
 class Buffer:
-    """The addresses of one buffer access: base and offsets, and the lanes that are inside."""
+    """The addresses of one buffer access: base and offsets, and the lanes within bounds."""
 
     def __init__(self, e: Registers, i: Instruction, size: int) -> None:
         if i.srsrc is None or i.idxen or i.tfe:
@@ -57,7 +57,7 @@ class Buffer:
         self.lanes = e.as_bits(inside)
 
     def arguments(self, e: Registers) -> list[tuple[str, str]]:
-        """Return what the functions for near accesses are called with."""
+        """Return the arguments for the functions of near accesses."""
         return [("i64", self.base), (e.vector, self.offsets), (LANES, self.lanes)]
 
 
@@ -116,7 +116,7 @@ def _atomic(bits: int, operation: str) -> Handler:
 
 
 def _scalar_load(count: int) -> Handler:
-    """Each dword beyond the number of records reads zero."""
+    """Load scalars; each dword beyond the number of records reads zero."""
 
     def emit(e: Registers, i: Instruction) -> None:
         assert i.dst is not None

@@ -53,7 +53,7 @@ def _integer_compare(kind: str, predicate: str) -> Handler:
 
 
 def _class_test(kind: str) -> Handler:
-    """Test a float against the classes whose bits the second source has set."""
+    """Test a float against the classes selected by the bits of the second source."""
     fraction = {"half": 10, "float": 23, "double": 52}[kind]
     integer = integer_of(kind)
     bits = ELEMENT_BITS[kind]
@@ -109,7 +109,7 @@ def _comparisons() -> dict[str, Handler]:
 
 
 def to_integer(e: Registers, source: str, target: str, value: str, signed: bool) -> str:
-    """Convert floats to integers: rounded toward zero, saturating, NaN becomes 0."""
+    """Convert floats to integers, rounded toward zero and saturating; NaN becomes 0."""
     name = "fptosi" if signed else "fptoui"
     suffix = {"float": "f32", "double": "f64"}[source]
     return e.call(
@@ -242,7 +242,7 @@ def _pack_integers(signed: bool) -> Handler:
 
 
 def _pack_byte(e: Registers, i: Instruction) -> None:
-    """Convert to an unsigned byte and insert it into the third source at the second's byte."""
+    """Convert to an unsigned byte; insert it into source 3 at the byte selected by source 2."""
     value = e.source(i.srcs[0], "float")
     value = to_integer(e, "float", "i32", e.intrinsic("roundeven", "float", value), False)
     value = e.intrinsic("umin", "i32", value, constant("i32", 255))

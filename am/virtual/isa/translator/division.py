@@ -1,7 +1,8 @@
 """The steps of a division, translated to LLVM IR: v_div_scale, v_div_fmas, v_div_fixup.
 
-Source: RDNA3 ISA document, pseudocode of the VOP3 opcodes; where its tests for denormals cannot be
-meant literally, a division's correct result decides (LLVM expands fdiv into these steps).
+Source: RDNA3 ISA document, pseudocode of the VOP3 opcodes. Where its tests for denormals cannot be
+meant literally, the code follows the correct result of a division (LLVM expands fdiv into these
+steps).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def _or(e: Registers, a: str, b: str) -> str:
 
 
 def _div_scale(kind: str) -> Handler:
-    """Scale numerator or denominator of a division so that the quotient's steps stay normal."""
+    """Scale numerator or denominator of a division so that the division's steps stay normal."""
     far, step, tiny = (96, 64, 23) if kind == "float" else (768, 128, 53)
     factor = (127 + step) << 23 if kind == "float" else (1023 + step) << 52
     inverse = (127 - step) << 23 if kind == "float" else (1023 - step) << 52
@@ -60,18 +61,18 @@ def _div_scale(kind: str) -> Handler:
         wide_gap = e.compare("sge", "i32", gap, constant("i32", far))
         low_denormal = _is_denormal(e, kind, low)
         one = constant(kind, _ONE[kind])
-        # UNSURE: the ISA document takes the reciprocal in f64 even of an f32, where it is never
+        # UNSURE: the ISA document computes the reciprocal in f64 even for f32, where it is never
         # denormal; but then v_rcp_f32, which flushes, would make a division by 2**127 zero.
         inverse_denormal = _is_denormal(e, kind, e.binary("fdiv", kind, one, low))
         quotient_denormal = _is_denormal(e, kind, e.binary("fdiv", kind, top, low))
         both = _and(e, inverse_denormal, quotient_denormal)
         tiny_top = e.compare("sle", "i32", top_exponent, constant("i32", tiny))
-        # The first rule that applies decides; written from the last to the first.
+        # The first rule that applies decides, so the rules are applied from last to first.
         result = e.select(tiny_top, kind, up, value)
         result = e.select(quotient_denormal, kind, e.select(is_top, kind, up, value), result)
         result = e.select(inverse_denormal, kind, down, result)
-        # UNSURE: the ISA document scales the denominator up here, which overflows; down makes the
-        # quotient come out right. A division of huge numbers on silicon would settle it.
+        # UNSURE: the ISA document scales the denominator up here, which overflows; scaling it down
+        # gives the right quotient. A division of huge numbers on silicon would settle it.
         result = e.select(both, kind, e.select(is_low, kind, down, value), result)
         result = e.select(low_denormal, kind, up, result)
         result = e.select(wide_gap, kind, e.select(is_low, kind, up, value), result)
@@ -87,7 +88,7 @@ def _div_scale(kind: str) -> Handler:
 
 
 def _div_fmas(kind: str) -> Handler:
-    """Fused multiply-add, scaled back by the flag that v_div_scale left in VCC."""
+    """Fused multiply-add, scaled back according to the flag that v_div_scale left in VCC."""
     step, bias = (64, 127) if kind == "float" else (128, 1023)
     shift = 23 if kind == "float" else 52
 
@@ -97,7 +98,7 @@ def _div_fmas(kind: str) -> Handler:
         flag = e.as_mask(e.mask_register(layout.SGPR_VCC))
         large = e.compare("sgt", "i32", biased_exponent(e, kind, c), constant("i32", bias))
         up, down = constant(kind, (bias + step) << shift), constant(kind, (bias - step) << shift)
-        if kind == "float":  # scaled before the rounding, as the chip does
+        if kind == "float":  # scaled before rounding, as on the chip
             wide = [e.convert("fpext", "float", "double", value) for value in (a, b, c)]
             factor = e.convert("fpext", "float", "double", e.select(large, kind, up, down))
             exact = e.binary("fmul", "double", fma(e, "double", *wide), factor)
@@ -112,11 +113,11 @@ def _div_fmas(kind: str) -> Handler:
 
 
 def _steered(e: Registers, a: str, b: str, c: str, total: str) -> str:
-    """Move total = a * b + c by a unit in the last place towards its exact value, where scaling it
-    by 2**-128 to a denormal would otherwise round a second time to the wrong side.
+    """Move total = a * b + c by one unit in the last place towards its exact value if needed.
 
-    With two bits or more to drop the last bit must be set (rounding to odd). With one bit to drop
-    only a set last bit, a tie, is wrong.
+    It is needed where scaling by 2**-128 to a denormal would round a second time, to the wrong
+    side. If two or more bits are dropped, the last bit must be set (rounding to odd). If one bit is
+    dropped, only a set last bit, a tie, is wrong.
     """
     error = fma(e, "double", a, b, e.binary("fsub", "double", c, total))
     exponent = biased_exponent(e, "double", total)
@@ -135,7 +136,7 @@ def _steered(e: Registers, a: str, b: str, c: str, total: str) -> str:
 
 
 def _div_fixup(kind: str) -> Handler:
-    """Put the special cases of a division right: NaN, zero, infinity, sign."""
+    """Correct the special cases of a division: NaN, zero, infinity, sign."""
     shift = {"half": 10, "float": 23, "double": 52}[kind]
     infinity = {"half": 0x7C00, "float": 0x7F800000, "double": 0x7FF << 52}[kind]
     quiet = 1 << (shift - 1)
@@ -156,15 +157,15 @@ def _div_fixup(kind: str) -> Handler:
         limit, zero = constant(integer, infinity), constant(integer, 0)
         if kind == "half":
             low_zero, top_zero = (e.compare("eq", integer, v, zero) for v in (size_low, size_top))
-        else:  # as floats: where the mode takes denormals for zero, they are
+        else:  # compared as floats: denormals count as zero if the mode treats them as zero
             low_zero, top_zero = (
                 e.compare("oeq", kind, e.convert("bitcast", integer, kind, v), constant(kind, 0))
                 for v in (low, top)
             )
         low_inf, top_inf = (e.compare("eq", integer, v, limit) for v in (size_low, size_top))
         low_nan, top_nan = (e.compare("ugt", integer, v, limit) for v in (size_low, size_top))
-        # UNSURE: a quotient that overflows becomes NaN in the refinement steps; the ISA document
-        # does not say how it is mended, but such a division gives infinity on silicon.
+        # UNSURE: a quotient that overflows becomes NaN in the refinement steps. The ISA document
+        # does not say how it is corrected, but such a division gives infinity on silicon.
         result = magnitude(quotient)
         lost = e.compare("ugt", integer, result, limit)
         result = e.select(lost, integer, limit, result)

@@ -1,7 +1,7 @@
 """Vector floating-point arithmetic of 16, 32 and 64 bits, translated to LLVM IR.
 
-16-bit operations are done in 32 bits and rounded once more, which rounds single operations
-correctly; the fused multiply-add goes through `fused_half`.
+16-bit operations are computed in 32 bits and rounded once more, which is correct rounding for
+single operations; the fused multiply-add uses `fused_half`.
 Source: RDNA3 ISA document, chapters of the VOP1, VOP2 and VOP3 opcodes.
 """
 
@@ -22,9 +22,9 @@ _ONE = {"half": 0x3C00, "float": 0x3F800000, "double": 0x3FF0000000000000}
 
 
 def computed(kind: str, count: int, function: Function, accumulates: bool = False) -> Handler:
-    """Make an emitter; 16-bit sources are widened to f32 and the result is rounded to f16.
+    """Create an emitter; 16-bit sources are widened to f32 and the result is rounded to f16.
 
-    accumulates: the destination is the last source.
+    accumulates: the destination is also the last source.
     """
 
     def emit(e: Registers, i: Instruction) -> None:
@@ -50,7 +50,7 @@ def fma(e: Registers, kind: str, a: str, b: str, c: str) -> str:
 
 
 def narrow_to_odd(e: Registers, value: str) -> str:
-    """Round f64 to f32 to odd: rounding that once more, to f16, is as good as rounding once."""
+    """Round f64 to f32 to odd, so that rounding again, to f16, gives the same as rounding once."""
     near = e.convert("fptrunc", "double", "float", value)
     back = e.convert("fpext", "float", "double", near)
     inexact = e.compare("one", "double", back, value)
@@ -64,14 +64,14 @@ def narrow_to_odd(e: Registers, value: str) -> str:
 
 
 def fused_half(e: Registers, a: str, b: str, c: str) -> str:
-    """Fused multiply-add of halves, correctly rounded: exact enough in f64 and rounded to odd."""
+    """Fused multiply-add of halves, correctly rounded: computed in f64, then rounded to odd."""
     wide = [e.convert("fpext", "half", "double", value) for value in (a, b, c)]
     exact = fma(e, "double", *wide)
     return e.convert("fptrunc", "float", "half", narrow_to_odd(e, exact))
 
 
 def fused(kind: str, accumulates: bool = False, legacy: bool = False) -> Handler:
-    """v_fma, v_fmac, v_fmaak, v_fmamk. legacy: zero times anything is zero."""
+    """Create an emitter for v_fma, v_fmac, v_fmaak, v_fmamk. legacy: 0 times anything is 0."""
 
     def emit(e: Registers, i: Instruction) -> None:
         operands = [*i.srcs[:2], i.dst if accumulates else i.srcs[2]]
@@ -109,7 +109,7 @@ def _legacy_product(e: Registers, kind: str, v: tuple[str, ...]) -> str:
 
 
 def _mullit(e: Registers, kind: str, v: tuple[str, ...]) -> str:
-    """Multiply for specular lighting: the lowest float unless exponent and base make sense."""
+    """Multiply for specular lighting; the lowest float if exponent or base is invalid."""
     lowest = constant(kind, 0xFF7FFFFF)
     sound = e.compare("ogt", kind, v[1], lowest)  # neither -infinity nor NaN
     positive = e.compare("ogt", kind, v[2], constant(kind, 0))
@@ -118,13 +118,13 @@ def _mullit(e: Registers, kind: str, v: tuple[str, ...]) -> str:
 
 
 def extreme(e: Registers, kind: str, name: str, a: str, b: str) -> str:
-    """Return the larger or smaller; of a number and a NaN the number; -0 is below +0.
+    """Return the larger or smaller value; the number if the other is NaN; -0 is below +0.
 
     name: "min" or "max".
     """
     integer = integer_of(kind)
     bits_a, bits_b = e.convert("bitcast", kind, integer, a), e.convert("bitcast", kind, integer, b)
-    # Of equal values zeros may differ in sign: "and" of the bits gives +0, "or" gives -0.
+    # Equal values can differ in bits only as +0 and -0: "and" of the bits gives +0, "or" gives -0.
     joined = e.binary("and" if name == "max" else "or", integer, bits_a, bits_b)
     equal = e.compare("oeq", kind, a, b)
     better = e.compare("ogt" if name == "max" else "olt", kind, a, b)
@@ -152,7 +152,7 @@ def _mixed_extremes(first: str, second: str) -> Function:
 
 
 def _median(e: Registers, kind: str, v: tuple[str, ...]) -> str:
-    """Return the middle of three; with a NaN among them, the smallest of the others."""
+    """Return the median of three; if one is NaN, the smallest of the others."""
     low = extreme(e, kind, "min", v[0], v[1])
     high = extreme(e, kind, "max", v[0], v[1])
     middle = extreme(e, kind, "max", low, extreme(e, kind, "min", high, v[2]))
@@ -167,7 +167,7 @@ def _intrinsic(name: str) -> Function:
 
 
 def _fraction(kind: str) -> Handler:
-    """x - floor(x), always below one."""
+    """Compute x - floor(x), always below one."""
     work = "float" if kind == "half" else kind
 
     def emit(e: Registers, i: Instruction) -> None:
@@ -196,8 +196,8 @@ def _reciprocal_root(e: Registers, kind: str, v: tuple[str, ...]) -> str:
 def scaled(e: Registers, kind: str, value: str, exponent: str) -> str:
     """Return value * 2**exponent (i32 lanes), correctly rounded.
 
-    f32 goes through f64, where the product is exact. f64 multiplies by two powers of two, the last
-    of which alone can be inexact.
+    f32 is computed in f64, where the product is exact. f64 is multiplied by powers of two in steps,
+    of which only the last can be inexact.
     """
     limit = 300 if kind == "float" else 2200
     exponent = e.intrinsic("smax", "i32", exponent, constant("i32", -limit))
@@ -210,7 +210,7 @@ def scaled(e: Registers, kind: str, value: str, exponent: str) -> str:
 
 
 def _scaled_double(e: Registers, value: str, exponent: str) -> str:
-    """Split off the value's own exponent first: the mantissa times powers of two is then exact."""
+    """Scale an f64: split off its own exponent, so that mantissa times powers of two is exact."""
     mantissa, own = frexp_double(e, value)
     total = e.binary("add", "i32", own, exponent)
     # total in about -3300..3300. A mantissa in 0.5..1 times 2**(-1021) is normal, so only the last
@@ -225,14 +225,14 @@ def _scaled_double(e: Registers, value: str, exponent: str) -> str:
 
 
 def _power(e: Registers, exponent: str) -> str:
-    """Return 2**exponent as f64 for exponents of normal numbers."""
+    """Return 2**exponent as f64, for exponents of normal numbers."""
     biased = e.binary("add", "i32", exponent, constant("i32", 1023))
     wide = e.convert("zext", "i32", "i64", biased)
     return e.convert("bitcast", "i64", "double", e.binary("shl", "i64", wide, constant("i64", 52)))
 
 
 def frexp_double(e: Registers, value: str) -> tuple[str, str]:
-    """Return mantissa (0.5..1, sign kept) and exponent (i32); zero, infinity and NaN give 0."""
+    """Return mantissa (0.5..1 with sign) and exponent (i32; 0 for zero, infinity and NaN)."""
     bits = e.convert("bitcast", "double", "i64", value)
     tiny = e.compare(
         "olt", "double", e.intrinsic("fabs", "double", value), constant("double", 0x10000000000000)
@@ -284,7 +284,7 @@ def _frexp_mantissa(kind: str) -> Handler:
 
 
 def _narrowed(e: Registers, kind: str, value: str) -> str:
-    """Round f64 to `kind`, once."""
+    """Round f64 to `kind` in a single rounding."""
     if kind == "double":
         return value
     if kind == "float":

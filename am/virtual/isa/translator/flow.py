@@ -14,7 +14,7 @@ from am.virtual.isa.translator.scalar import Handler
 from hcq.emu import waves
 from hcq.emu.jit import on_x86
 
-# Instructions whose effect on a real chip is timing, ordering or debugging: nothing to do here.
+# Instructions that only affect timing, ordering or debugging on a real chip: no effect here.
 _NOTHING = (
     "s_nop", "s_sleep", "s_set_inst_prefetch_distance", "s_clause", "s_delay_alu",
     "s_waitcnt_depctr",
@@ -34,7 +34,7 @@ def _nothing(e: Registers, i: Instruction) -> None:
 
 
 def return_to(e: Registers, resume: int | str, code: int) -> None:
-    """Save the wave and leave the function; `resume` is the byte offset to go on at."""
+    """Save the wave and leave the function; `resume` is the byte offset to continue at."""
     value = str(resume + 1) if isinstance(resume, int) else e.value(f"add i32 {resume}, 1")
     e.do(f"store i32 {value}, ptr %resume.slot")
     e.do(f"store i32 {code}, ptr %code.slot")
@@ -51,8 +51,11 @@ def halt(e: Registers, offset: int | str, code: int) -> None:
 
 
 def poll_abort(e: Registers, pc: int) -> None:
-    """Leave the function when the dispatch is being aborted; store the wave's program counter,
-    scalar registers and the vector registers that it needs (hcq.emu.memory.Abort.look)."""
+    """Leave the function if the dispatch is being aborted; store a snapshot if one is requested.
+
+    A snapshot contains the wave's program counter, its scalar registers and the vector registers
+    that it still needs (hcq.emu.memory.Abort.look).
+    """
     asked = e.value("load atomic i64, ptr %abort monotonic, align 8")  # both words of the flag
     halted = e.value("load atomic i32, ptr %stop monotonic, align 4")
     either = e.value(f"or i64 {asked}, {e.value(f'zext i32 {halted} to i64')}")
@@ -87,7 +90,7 @@ def _branch_condition(e: Registers, name: str) -> str:
 
 
 def emit_end(e: Registers, i: Instruction) -> None:
-    """Emit the last instruction of a block that ends in one that steers control."""
+    """Emit the control-flow instruction at the end of a block."""
     name = i.name
     target = i.branch_target
     if name in ("s_endpgm", "s_endpgm_saved"):
@@ -108,7 +111,7 @@ def emit_end(e: Registers, i: Instruction) -> None:
         base = e.context(layout.CODE_BASE, "i64")
         offset = e.value(f"sub i64 {goal}, {base}")
         short = e.value(f"trunc i64 {offset} to i32")
-        # Offsets of code have 32 bits; the core looks at what lies further away.
+        # Code offsets have 32 bits; the core handles targets that are further away.
         near = e.value(f"icmp eq i64 {e.value(f'sext i32 {short} to i64')}, {offset}")
         jump, lost = e.new_label("jump"), e.new_label("lost")
         e.do(f"br i1 {near}, label %{jump}, label %{lost}")
@@ -150,7 +153,7 @@ def _get_register(e: Registers, i: Instruction) -> None:
 
 
 def _set_register(e: Registers, i: Instruction) -> None:
-    """Accept writes of MODE that keep rounding as it is; the denormal fields take effect."""
+    """Accept writes of MODE that do not change rounding; the denormal fields take effect."""
     register, offset, size = i.simm16 & 0x3F, i.simm16 >> 6 & 0x1F, (i.simm16 >> 11) + 1
     if register != _HWREG_MODE or not i.srcs or not i.srcs[0].is_constant:
         raise Unsupported(f"write of hardware register {register}")
@@ -166,7 +169,7 @@ def _set_register(e: Registers, i: Instruction) -> None:
 
 
 def _set_denormals(e: Registers, denormals: int) -> None:
-    """Switch the host's treatment of denormals; a new block keeps arithmetic in order."""
+    """Change the host's denormal mode; new blocks keep arithmetic from moving across the change."""
     if not on_x86():
         raise Unsupported("switching the denormal mode on this host")
     e.switches_mode = True
@@ -180,7 +183,7 @@ def _set_denormals(e: Registers, denormals: int) -> None:
 
 
 def _set_halt(e: Registers, i: Instruction) -> None:
-    """Halt the wave for good, by HALT or FATAL_HALT: bit 0 sets the status bit, else clears it."""
+    """Halt the wave permanently by HALT or FATAL_HALT; bit 0 sets or clears the status bit."""
     if i.simm16 & 1 or i.name == "s_sendmsghalt":
         halt(e, i.pc, layout.SET_HALT)
         e.begin(e.new_label("halted"))
@@ -207,7 +210,7 @@ def _message(e: Registers, i: Instruction) -> None:
 
 
 def handlers() -> dict[str, Handler]:
-    """Return the emitters of what does not end a block, by instruction name."""
+    """Return the emitters of instructions that do not end a block, by instruction name."""
     found: dict[str, Handler] = dict.fromkeys(_NOTHING, _nothing)
     found["s_getpc_b64"] = _get_pc
     found["s_getreg_b32"] = _get_register

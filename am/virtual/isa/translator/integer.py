@@ -16,7 +16,7 @@ Function = Callable[[Registers, tuple[str, ...]], str]
 
 
 def lanewise(sources: tuple[str, ...], result: str, function: Function) -> Handler:
-    """Make an emitter from a function of the sources' values, each read as its element type."""
+    """Create an emitter from a function of the sources' values, each read as its element type."""
 
     def emit(e: Registers, i: Instruction) -> None:
         if i.clamp:
@@ -34,7 +34,7 @@ def same(kind: str, count: int, function: Function) -> Handler:
 
 
 def binary(kind: str, operation: str, swapped: bool = False) -> Handler:
-    """A handler of an LLVM operation on two sources; swapped: the second source comes first."""
+    """Create a handler for an LLVM operation on two sources. swapped: exchange the sources."""
     order = (1, 0) if swapped else (0, 1)
     return same(kind, 2, lambda e, v: e.binary(operation, kind, v[order[0]], v[order[1]]))
 
@@ -74,7 +74,7 @@ def _extreme(name: str, kind: str) -> Function:
 
 
 def _one_then_other(first: str, second: str, kind: str) -> Function:
-    """v_maxmin is min(max(a, b), c)."""
+    """Combine two operations, as in v_maxmin: min(max(a, b), c)."""
     return lambda e, v: e.intrinsic(second, kind, e.intrinsic(first, kind, v[0], v[1]), v[2])
 
 
@@ -117,7 +117,7 @@ def _product24(signed: bool) -> Function:
 
 
 def _then(kind: str, first: str, second: str) -> Handler:
-    """Two operations in a row: second(first(a, b), c)."""
+    """Perform two operations in sequence: second(first(a, b), c)."""
 
     def operate(e: Registers, operation: str, a: str, b: str) -> str:
         if operation in ("shl", "lshr"):
@@ -177,13 +177,13 @@ def _lerp(e: Registers, v: tuple[str, ...]) -> str:
 
 
 def _multiply_add64(signed: bool) -> Handler:
-    """64-bit d = a * b + c, with bit 64 of the sum (signed: of the 65-bit sum) in sdst."""
+    """Compute the 64-bit d = a * b + c; sdst gets bit 64 of the sum (signed: of the 65-bit sum)."""
 
     def emit(e: Registers, i: Instruction) -> None:
         a, b, c = e.source(i.srcs[0]), e.source(i.srcs[1]), e.source(i.srcs[2], "i64")
         total = e.binary("add", "i64", _wide_product(e, a, b, signed), c)
         if signed:
-            # Operands of one sign, result of the other: bit 64 is not the sign of the result.
+            # If the operands have the same sign but the result has not, bit 64 is not its sign.
             product = _wide_product(e, a, b, True)
             flips = e.binary(
                 "and", "i64", e.binary("xor", "i64", total, product),
@@ -201,7 +201,7 @@ def _multiply_add64(signed: bool) -> Handler:
 
 
 def _carrying(operation: str, swapped: bool, takes_carry: bool) -> Handler:
-    """Add or subtract with carry out to sdst, and carry in from the last source."""
+    """Add or subtract with carry-out to sdst, and carry-in from the last source."""
 
     def emit(e: Registers, i: Instruction) -> None:
         a, b = e.source(i.srcs[0]), e.source(i.srcs[1])
@@ -232,7 +232,7 @@ def _extended(source: str, extension: str) -> Handler:
 
 
 def _multiply_add(kind: str, source: str, extension: str) -> Handler:
-    """d = a * b + c, with the factors extended to the width of d; saturating when CLAMP is set."""
+    """Compute d = a * b + c with the factors extended to d's width; saturating if CLAMP is set."""
     bits = int(kind[1:])
     wide = f"i{2 * bits}"
     signed = extension == "sext"
@@ -245,7 +245,7 @@ def _multiply_add(kind: str, source: str, extension: str) -> Handler:
             e.set_result(i, kind, e.binary("add", kind, e.binary("mul", kind, a, b), c))
             return
         a, b = e.convert(extension, source, wide, a), e.convert(extension, source, wide, b)
-        total = e.binary("mul", wide, a, b)  # with c it fits twice the bits
+        total = e.binary("mul", wide, a, b)  # even with c added, it fits in twice the bits
         total = e.binary("add", wide, total, e.convert(extension, kind, wide, c))
         if signed:
             total = e.intrinsic("smax", wide, total, constant(wide, low))

@@ -15,7 +15,7 @@ _ROW = 16
 
 
 def dpp16_sources(control: int, lanes: int) -> list[int | None]:
-    """Return the lane each lane reads; None where the row ends."""
+    """Return the lane that each lane reads; None beyond the end of the row."""
     found: list[int | None] = []
     amount = control & 0xF
     for lane in range(lanes):
@@ -44,7 +44,7 @@ def dpp16_sources(control: int, lanes: int) -> list[int | None]:
 
 
 def dpp8_sources(selectors: tuple[int, ...], lanes: int) -> list[int | None]:
-    """Return the lane each lane reads within its group of eight."""
+    """Return the lane that each lane reads within its group of eight."""
     return [lane & ~7 | selectors[lane & 7] for lane in range(lanes)]
 
 
@@ -53,10 +53,10 @@ def _bits(flags: list[bool]) -> str:
 
 
 def apply_dpp(e: Registers, i: Instruction) -> None:
-    """Permute the first source and set which lanes may be written, for the instruction at hand.
+    """Permute the current instruction's first source, and set which lanes may be written.
 
-    A lane whose source is outside its row, or disabled without fetch_inactive, reads zero when
-    bound_ctrl is set and else is not written.
+    A lane whose source is outside its row, or disabled without fetch_inactive, reads zero if
+    bound_ctrl is set; otherwise it is not written.
     """
     control = i.dpp
     assert control is not None
@@ -92,7 +92,7 @@ def apply_dpp(e: Registers, i: Instruction) -> None:
 
 
 def first_lane(e: Registers) -> str:
-    """Return the number of the first enabled lane as i32; 0 when none is."""
+    """Return the number of the first enabled lane as i32; 0 if no lane is enabled."""
     if e.full:
         return "0"
     count = e.call(e.bits, f"llvm.cttz.{e.bits}", (e.bits, e.exec()), ("i1", "false"))
@@ -132,7 +132,7 @@ def _write_lane(e: Registers, i: Instruction) -> None:
 
 
 def gather_lanes(e: Registers, vector: str, indices: str) -> str:
-    """Permute lanes by a vector of lane numbers, through memory."""
+    """Permute lanes by a vector of lane numbers, using memory."""
     slot = e.scratch_vector()
     e.do(f"store {e.vector} {vector}, ptr {slot}")
     wide = e.convert("zext", "i32", "i64", indices)
@@ -144,17 +144,17 @@ def gather_lanes(e: Registers, vector: str, indices: str) -> str:
 
 
 def enabled_at(e: Registers, lane: str) -> str:
-    """Return, for each lane, whether EXEC enables the lane of the number in `lane`."""
+    """Return, for each lane, whether EXEC enables the lane whose number is in `lane`."""
     number = e.convert("zext", "i32", e.bits, lane)
     bits = e.binary("lshr", e.bits, e.broadcast(e.bits, e.exec()), number)
     return e.convert("trunc", e.bits, "i1", bits)
 
 
 def _permute_row(exchange: bool) -> Handler:
-    """v_permlane16: any lane of one's row of 16; v_permlanex16: of the other row of the pair.
+    """Read any lane of the own row of 16 (v_permlane16) or of the pair's other row (v_permlanex16).
 
     The selectors are sixteen 4-bit numbers in two scalars. op_sel bit 0: disabled lanes may be
-    read; bit 1: a lane whose source is disabled reads zero, else keeps its old value.
+    read; bit 1: a lane whose source is disabled reads zero, otherwise it keeps its old value.
     """
 
     def emit(e: Registers, i: Instruction) -> None:
@@ -179,7 +179,7 @@ def _permute_row(exchange: bool) -> Handler:
 
 
 def _swap_halves(e: Registers, i: Instruction) -> None:
-    """Exchange the halves of a wave of 64, disabled lanes are read too; nothing in one of 32."""
+    """Exchange the halves of a wave of 64, reading disabled lanes too; no effect in one of 32."""
     if e.wide and i.dst is not None:
         order = [lane ^ 32 for lane in range(e.lanes)]
         e.set_vector(i.dst, "i32", e.shuffle("i32", e.source(i.srcs[0]), order))

@@ -1,13 +1,13 @@
-"""Which vector registers are read for their lanes 16..31 after a load of a matrix operand.
+"""Find the vector registers whose lanes 16..31 are read after a load of a matrix operand.
 
-Matrix instructions look at lanes 0..15 of A and B alone (see `runtime.matrix`), so that what loads
-a fragment need not repeat it in lanes 16..31 where nothing else reads the registers before they are
-written again. The program does not see the difference; a look at a wave that runs does, which shows
-in these lanes what was there before.
+Matrix instructions read only lanes 0..15 of A and B (see `runtime.matrix`). So a load of a fragment
+does not have to repeat it in lanes 16..31 if nothing else reads these registers before they are
+written again. The program cannot observe the difference, but a snapshot of a running wave shows the
+old content of these lanes.
 
-A backward analysis over the program's blocks, by halves of registers (bits 2n and 2n + 1 of a set
-stand for the low and high 16 bits of register n), since halves are what v_mov_b16 writes. Whatever
-is not known to write a register whole, in all lanes, counts as reading it.
+This is a backward analysis over the program's blocks, by halves of registers (bits 2n and 2n + 1 of
+a set stand for the low and high 16 bits of register n), because v_mov_b16 writes halves. An
+instruction that is not known to write a register completely, in all lanes, counts as reading it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from am.virtual.isa.translator.program import NOWHERE, Program
 from hcq.emu.text import PASS
 
 ALL = (1 << 512) - 1
-_LOADS = ("ds_load_b", "global_load_b")  # of 32 bits and more: they write nothing but whole ones
+_LOADS = ("ds_load_b", "global_load_b")  # loads of 32 bits or more write only whole registers
 _NARROW = ("_b8", "_b16")
 
 
@@ -31,7 +31,7 @@ def registers(operand: Operand | None) -> int:
 
 
 def _written(i: Instruction) -> int:
-    """Return what an instruction writes whatever was there before, if EXEC is all ones."""
+    """Return the halves that an instruction overwrites completely, if EXEC is all ones."""
     dst = i.dst
     if dst is None or not dst.is_vector or i.dpp is not None or i.x is not None:
         return 0
@@ -44,7 +44,7 @@ def _written(i: Instruction) -> int:
 
 
 def _read(i: Instruction, written: int) -> int:
-    """Return what an instruction reads in lanes 16..31, or may."""
+    """Return the halves that an instruction reads, or may read, in lanes 16..31."""
     if i.x is not None and i.y is not None:
         return _read(i.x, 0) | _read(i.y, 0)
     operands = [i.addr, i.data, i.data1, i.saddr, *i.srcs]
@@ -62,10 +62,10 @@ def _before(i: Instruction, live: int, full: bool) -> int:
 
 
 def read_after(program: Program) -> dict[int, int]:
-    """Return, by the offset of each ds_load_b128, what is read in lanes 16..31 after it.
+    """Return the halves read in lanes 16..31 after each ds_load_b128, by its offset.
 
-    Empty where control may pass to unknown places, or registers are chosen by number at run time,
-    and of programs of 64 lanes.
+    Empty if control may pass to unknown code, if registers are selected by number at run time, or
+    for programs of 64 lanes.
     """
     if program.lanes > PASS:
         return {}

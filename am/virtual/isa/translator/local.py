@@ -56,9 +56,9 @@ def _load(size: int, how: str = "") -> Handler:
 
 
 def load_pair(e: Registers, first: Instruction, second: Instruction, live: int) -> bool:
-    """Emit two loads at once where together they read 32 bytes a lane; return whether they do.
+    """Emit two loads at once if together they read 32 bytes per lane; return whether they do.
 
-    live: what is read in lanes 16..31 after them.
+    live: halves of registers read in lanes 16..31 after them (see liveness.read_after).
     """
     if e.wide or not e.full or any(i.name != "ds_load_b128" or i.gds for i in (first, second)):
         return False
@@ -107,7 +107,7 @@ def _store_at(e: Registers, size: int, data: Operand, address: str, high: bool =
 
 
 def _load_two(size: int, step: int) -> Handler:
-    """Load two elements; the second's address may lie in a register of the first."""
+    """Load two elements; the address may be in a register that the first load overwrites."""
 
     def emit(e: Registers, i: Instruction) -> None:
         assert i.dst is not None
@@ -142,7 +142,7 @@ Call = tuple[str, list[tuple[str, str]]]  # a native function, and its arguments
 
 
 def memory_hosts(e: Registers, bits: int, addresses: str, flat: bool, enabled: str) -> Call:
-    """Return the call that finds out where atomic accesses to flat (or global) addresses are."""
+    """Return the call that finds the host addresses of flat (or global) atomic accesses."""
     arguments = [
         (e.vector_of("i64"), addresses), (LANES, enabled), ("i1", "true" if flat else "false"),
     ]  # fmt: skip
@@ -153,8 +153,8 @@ def atomic_call(
     e: Registers, bits: int, operation: str, hosts: Call, enabled: str, data: list[str],
     returns: bool,
 ) -> list[str]:  # fmt: skip
-    """Call the runtime's atomic operation on the registers `data`; return the registers of the old
-    values, if they are wanted. hosts: the call that returns the host addresses of a pass."""
+    """Call the runtime's atomic operation on the registers `data`; if `returns`, return the
+    registers with the old values. hosts: the call that returns the host addresses of a pass."""
     words, element = bits // 32, f"i{bits}"
     kind, part = e.vector_of(element), f"<{PASS} x {element}>"
     values = [_element(e, data[k : k + words]) for k in range(0, len(data), words)]
@@ -278,14 +278,14 @@ def _atomics() -> dict[str, Handler]:
 
 
 def _enabled_only(e: Registers, value: str, lane: str) -> str:
-    """Zero what was read from a disabled lane."""
+    """Replace values read from disabled lanes by zero."""
     if e.full:
         return value
     return e.select(enabled_at(e, lane), "i32", value, constant("i32", 0))
 
 
 def _named_lane(e: Registers, i: Instruction) -> str:
-    """Return the lane that each lane's address names, within its own 32 lanes."""
+    """Return the lane selected by each lane's address, within its own 32 lanes."""
     number = e.binary("lshr", "i32", _local_address(e, i, i.offset), constant("i32", 2))
     number = e.binary("and", "i32", number, constant("i32", 31))
     if not e.wide:
@@ -294,7 +294,7 @@ def _named_lane(e: Registers, i: Instruction) -> str:
 
 
 def _backward_permute(e: Registers, i: Instruction) -> None:
-    """Each lane reads the lane its address names."""
+    """Make each lane read the lane that its address selects."""
     assert i.data is not None and i.dst is not None
     lane = _named_lane(e, i)
     value = gather_lanes(e, e.vector_register(i.data.index), lane)
@@ -302,7 +302,10 @@ def _backward_permute(e: Registers, i: Instruction) -> None:
 
 
 def _forward_permute(e: Registers, i: Instruction) -> None:
-    """Each enabled lane writes to the lane its address names; the highest wins; others get zero."""
+    """Make each enabled lane write to the lane that its address selects.
+
+    If several select the same lane, the highest wins; lanes that none selects get zero.
+    """
     assert i.data is not None and i.dst is not None
     lane = _named_lane(e, i)
     slot = e.scratch_vector()
@@ -319,7 +322,7 @@ def _forward_permute(e: Registers, i: Instruction) -> None:
 
 
 def swizzle_sources(offset: int) -> list[int]:
-    """Return the lane each of 32 lanes reads under ds_swizzle_b32's pattern."""
+    """Return the lane that each of 32 lanes reads with ds_swizzle_b32's pattern."""
     found = []
     for lane in range(32):
         if offset >= 0xE000:  # FFT: reversed bits under a mask

@@ -1,6 +1,6 @@
 """Wave matrix multiply-accumulate (v_wmma_*), translated to calls of `runtime.matrix`.
 
-The registers of the operands are pinned, so that the native functions find them in the wave state.
+The operands' registers are pinned, so that native functions can access them in the wave state.
 Source: RDNA3 ISA document, "Wave matrix multiply accumulate" and the VOP3P opcodes.
 """
 
@@ -16,7 +16,7 @@ from am.virtual.isa.translator.scalar import Handler
 from hcq.emu.lanes.every import PREFIX
 from hcq.emu.text import constant
 
-_COLUMNS = 8  # of C and D: their registers, the passes of each one after another
+_COLUMNS = 8  # columns of C and D: their registers, with the passes of each one after another
 
 
 def _sums(e: Registers, operand: Operand) -> list[str]:
@@ -25,8 +25,8 @@ def _sums(e: Registers, operand: Operand) -> list[str]:
 
 
 def _as_columns(e: Registers, values: list[str]) -> list[str]:
-    """Return the passes of registers of C or D one after another: so their rows follow each other,
-    in waves of 32 and of 64 lanes alike."""
+    """Return the passes of registers of C or D one after another, so that their rows are
+    consecutive in waves of 32 and of 64 lanes."""
     return [part for value in values for part in e.cut("i32", value)]
 
 
@@ -44,20 +44,20 @@ def _registers(e: Registers, operand: Operand, count: int) -> list[str]:
 
 
 def _placed(e: Registers, values: list[str], column: int) -> str:
-    """Put one pass of some registers into IO columns; return where they are."""
+    """Put one pass of some registers into IO columns; return their address."""
     store_columns(e, values, column)
     return io_column(e, column)
 
 
 def _factor(e: Registers, i: Instruction, number: int) -> str:
-    """Return where the registers of A or B are, as the native function wants them."""
+    """Return the address of the registers of A or B, in the form that the native function needs."""
     operand = i.srcs[number]
     flips = 0
     if "_iu" not in i.name:
         flips = (0x8000 if i.neg_lo[number] else 0) | (0x80000000 if i.neg_hi[number] else 0)
     places = e.in_place(operand)
     if places is not None and not flips:
-        return places[0]  # other lanes repeat what is there
+        return places[0]  # the other lanes repeat the same values
     words = _registers(e, operand, operand.width)
     if flips:
         words = [e.binary("xor", "i32", word, constant("i32", flips)) for word in words]
@@ -66,7 +66,7 @@ def _factor(e: Registers, i: Instruction, number: int) -> str:
 
 
 def _call(e: Registers, i: Instruction, function: str, added: str, result: str) -> None:
-    """Call a native function. added, result: where C is and D goes."""
+    """Call a native function. added: address of C. result: address for D."""
     signed = [_flag("_iu" in i.name and i.neg_lo[number]) for number in (0, 1)]
     e.call(
         "void", PREFIX + function,
@@ -80,7 +80,7 @@ def _flag(value: int | bool) -> str:
 
 
 def _matrix(function: str) -> Handler:
-    """D = A x B + C in 32-bit elements. EXEC is ignored: the instruction requires all ones."""
+    """Emit D = A x B + C in 32-bit elements. EXEC is ignored: the ISA requires all ones."""
 
     def emit(e: Registers, i: Instruction) -> None:
         assert i.dst is not None
@@ -97,7 +97,7 @@ def _matrix(function: str) -> Handler:
 
 
 def _added(e: Registers, i: Instruction) -> str:
-    """Return where C is, its modifiers applied."""
+    """Return the address of C, with its modifiers applied."""
     operand = i.srcs[2]
     integers = "_iu" in i.name
     places = None if e.wide else e.in_place(operand)
@@ -112,7 +112,7 @@ def _added(e: Registers, i: Instruction) -> str:
 
 
 def _result_columns(e: Registers) -> list[str]:
-    """Read D from where C was."""
+    """Read D from the columns that held C."""
     return load_columns(e, C_COLUMN + _COLUMNS)[C_COLUMN:]
 
 
@@ -122,7 +122,7 @@ def _store_sums(e: Registers, dst: Operand, values: list[str]) -> None:
 
 
 def _half_matrix(element: str) -> Handler:
-    """f16 += f16 * f16, or bf16: C and D use one half of their registers, by op_sel of C."""
+    """Emit f16 += f16 * f16, or bf16; op_sel of C selects the half of C's and D's registers."""
 
     def emit(e: Registers, i: Instruction) -> None:
         assert i.dst is not None

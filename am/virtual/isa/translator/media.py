@@ -14,13 +14,13 @@ _FLOAT = "float"
 
 
 def _number(value: int) -> str:
-    """Return a small whole number as f32 lanes."""
+    """Return a small integer as f32 lanes."""
     bits = {0: 0, 1: 0x3F800000, 2: 0x40000000, 3: 0x40400000, 4: 0x40800000, 5: 0x40A00000}
     return constant(_FLOAT, bits[value])
 
 
 def _major(e: Registers, x: str, y: str, z: str) -> tuple[str, str]:
-    """Return where z is the major axis, and where y is if z is not."""
+    """Return the lanes where z is the major axis, and the lanes where y is if z is not."""
     size_x, size_y, size_z = (e.intrinsic("fabs", _FLOAT, v) for v in (x, y, z))
     over_x = e.compare("oge", _FLOAT, size_z, size_x)
     over_y = e.compare("oge", _FLOAT, size_z, size_y)
@@ -29,7 +29,8 @@ def _major(e: Registers, x: str, y: str, z: str) -> tuple[str, str]:
 
 
 def _cube(which: str) -> Handler:
-    """which: "id" the face, "sc" and "tc" the coordinates on it, "ma" twice the major axis."""
+    """Create an emitter. which: "id" is the face, "sc" and "tc" are the coordinates on it, "ma" is
+    twice the major axis."""
 
     def emit(e: Registers, i: Instruction) -> None:
         x, y, z = (e.source(operand, _FLOAT) for operand in i.srcs[:3])
@@ -64,9 +65,9 @@ def _byte(e: Registers, word: str, number: int) -> str:
 
 
 def _windows(e: Registers, i: Instruction, masked: bool) -> list[str]:
-    """Return the four sums of |window of the first source - second source|, a byte apart.
+    """Return four sums of |window of the first source - second source|; windows are a byte apart.
 
-    masked: bytes that are zero in the second source do not count.
+    masked: ignore bytes that are zero in the second source.
     """
     low, high = e.split(e.source(i.srcs[0], "i64"))
     reference = e.source(i.srcs[1])
@@ -89,7 +90,7 @@ def _windows(e: Registers, i: Instruction, masked: bool) -> list[str]:
 
 
 def _packed_sums(masked: bool) -> Handler:
-    """Add the sums to the four 16-bit parts of the third source; saturating with CLAMP."""
+    """Add the sums to the four 16-bit parts of the third source; saturating if CLAMP is set."""
 
     def emit(e: Registers, i: Instruction) -> None:
         assert i.dst is not None
@@ -112,7 +113,7 @@ def _packed_sums(masked: bool) -> Handler:
 
 
 def _wide_sums(e: Registers, i: Instruction) -> None:
-    """Add the masked sums to the four 32-bit parts of the third source; saturating with CLAMP."""
+    """Add the masked sums to the four 32-bit parts of source 3; saturating if CLAMP is set."""
     assert i.dst is not None
     sums = _windows(e, i, True)
     added = [e.vector_register(i.srcs[2].index + number) for number in range(4)]

@@ -1,8 +1,8 @@
 """Global, flat, scratch and scalar memory instructions, translated to LLVM IR.
 
-Global loads and stores of up to 32 bits a lane have a fast path in the kernel: when the lanes'
-addresses are consecutive, lie in one page and the page is in the TLB, one vector moves. All else
-calls the functions of `runtime`, once for each pass.
+Global loads and stores of up to 32 bits per lane have a fast path in the kernel: if the lanes'
+addresses are consecutive and in one page, and the page is in the TLB, one vector is moved. All
+other accesses call the functions of `runtime`, once for each pass.
 Source: RDNA3 ISA document, chapters on scalar memory, flat, global and scratch instructions.
 """
 
@@ -21,7 +21,7 @@ from hcq.emu.tlb import hit, tlb_of
 
 
 class Address:
-    """Where the lanes of a vector access point: base + offset, or a pair of registers + base."""
+    """Addresses of a vector access's lanes: base + offset, or a pair of registers + base."""
 
     def __init__(self, e: Registers, i: Instruction) -> None:
         self.e = e
@@ -63,7 +63,7 @@ class Address:
             disabled = e.value(f"xor {e.bits} {e.exec()}, -1")
             bits = e.value(f"or {e.bits} {bits}, {disabled}")
         all_follow = e.value(f"icmp eq {e.bits} {bits}, -1")
-        # Offsets that wrap around 4 GB are consecutive as numbers only.
+        # Offsets that wrap around at 4 GB are consecutive numbers but not consecutive addresses.
         straight = e.value(f"icmp ule i32 {first}, {(1 << 32) - e.lanes * size}")
         return e.value(f"and i1 {all_follow}, {straight}")
 
@@ -85,7 +85,7 @@ def io_column(e: Registers, column: int) -> str:
 
 
 def load_columns(e: Registers, count: int) -> list[str]:
-    """Read the first `count` IO columns: one pass of as many registers."""
+    """Read the first `count` IO columns: one pass of `count` registers."""
     return [e.value(f"load {VECTOR}, ptr {io_column(e, c)}, align 64") for c in range(count)]
 
 
@@ -101,7 +101,7 @@ def data_registers(e: Registers, operand: Operand) -> list[str]:
 
 
 def check_registers(e: Registers, *operands: Operand | None) -> None:
-    """Raise Unsupported before anything is done when a register is beyond the allocation."""
+    """Raise Unsupported, before any code is emitted, if a register is beyond the allocation."""
     for operand in operands:
         if operand is not None and operand.is_vector:
             last = operand.index + operand.width - 1
@@ -109,7 +109,7 @@ def check_registers(e: Registers, *operands: Operand | None) -> None:
                 raise Unsupported(f"v{last} is beyond the {e.vector_limit} allocated")
 
 
-# Loads by name: bytes, and how the destination takes them.
+# Loads by name: bytes, and how they are written to the destination.
 LOADS = {
     "load_u8": (1, "zero"), "load_i8": (1, "sign"), "load_u16": (2, "zero"),
     "load_i16": (2, "sign"), "load_b32": (4, ""), "load_b64": (8, ""), "load_b96": (12, ""),
@@ -126,7 +126,7 @@ STORES = {
 
 
 def narrow_result(e: Registers, dst: Operand, value: str, size: int, how: str) -> str:
-    """Turn zero-extended loaded bytes into what the destination register takes."""
+    """Convert zero-extended loaded bytes to the value for the destination register."""
     if "sign" in how:
         shift = constant("i32", 32 - 8 * size)
         value = e.binary("ashr", "i32", e.binary("shl", "i32", value, shift), shift)
@@ -142,21 +142,21 @@ def narrow_result(e: Registers, dst: Operand, value: str, size: int, how: str) -
 
 
 def begin_pass(e: Registers, turn: int) -> None:
-    """Say which pass comes, to functions that look for a lane's own scratch memory."""
+    """Store the pass's first lane, for functions that compute a lane's scratch address."""
     if e.wide:
         at = e.value(f"getelementptr i8, ptr %context, i64 {layout.FIRST_LANE}")
         e.do(f"store i64 {PASS * turn}, ptr {at}")
 
 
 def joined_passes(e: Registers, passes: list[list[str]]) -> list[str]:
-    """Put the registers together that each pass has read."""
+    """Join the parts of each register that the passes have read."""
     return [e.whole("i32", list(parts)) for parts in zip(*passes, strict=True)]
 
 
 def load_to_columns(
     e: Registers, count: int, function: str, *arguments: tuple[str, str]
 ) -> list[str]:
-    """Call a load that leaves `count` dwords a lane in the IO columns; return as many registers."""
+    """Call a load that leaves `count` dwords per lane in the IO columns; return the registers."""
     found = []
     for turn, one in enumerate(e.cut_arguments(arguments)):
         begin_pass(e, turn)
@@ -168,8 +168,8 @@ def load_to_columns(
 def load_wide(
     e: Registers, dst: Operand, function: str, *arguments: tuple[str, str]
 ) -> list[str] | None:
-    """Call a load of more than four bytes a lane. Returns what it has read in each register, or
-    None where the registers have it already."""
+    """Call a load of more than four bytes per lane. Return the value of each register, or None if
+    the load has written the registers itself."""
     places = e.in_place(dst) if e.full else None
     e.note_access()
     if places is None:
@@ -182,13 +182,13 @@ def load_wide(
 
 
 def set_registers(e: Registers, dst: Operand, values: list[str] | None) -> None:
-    """Write what `load_wide` has returned."""
+    """Write the values returned by `load_wide`."""
     for k, value in enumerate(values or ()):
         e.set_vector_register(dst.index + k, value)
 
 
 def store_wide(e: Registers, data: Operand, function: str, *arguments: tuple[str, str]) -> None:
-    """Call a store of more than four bytes a lane."""
+    """Call a store of more than four bytes per lane."""
     places = e.in_place(data)
     words = [] if places else [e.cut("i32", word) for word in data_registers(e, data)]
     e.note_access()
@@ -201,7 +201,7 @@ def store_wide(e: Registers, data: Operand, function: str, *arguments: tuple[str
 
 
 def _arguments(e: Registers, address: Address) -> tuple[str, list[tuple[str, str]]]:
-    """Return which of the runtime's functions take an address, and their arguments for it."""
+    """Return the kind of runtime functions for an address, and their arguments for it."""
     if address.high is None:
         return "near", [("i64", address.base), (e.vector, address.low), (LANES, e.exec())]
     return "far", [
@@ -212,7 +212,7 @@ def _arguments(e: Registers, address: Address) -> tuple[str, list[tuple[str, str
 def _call_access(
     e: Registers, verb: str, size: int, address: Address, data: str | None = None
 ) -> str:
-    """Call the runtime's near or far access of up to four bytes a lane; the result of a load."""
+    """Call the runtime's access of up to four bytes per lane; return the result of a load."""
     reach, arguments = _arguments(e, address)
     stored = [(e.vector, data)] if data is not None else []
     result = "i32" if verb == "load" else ""
@@ -253,7 +253,7 @@ def _global_load(size: int, how: str) -> Handler:
 
 
 def _stored(e: Registers, i: Instruction, high: bool) -> str:
-    """Return the register whose lower bytes a store of up to four bytes a lane stores."""
+    """Return the register whose low bytes a store of up to four bytes per lane writes."""
     assert i.data is not None
     value = e.vector_register(i.data.index)
     return e.binary("lshr", "i32", value, constant("i32", 16)) if high else value
@@ -295,7 +295,7 @@ def _global_store(size: int, high: bool) -> Handler:
 
 
 def _load_lanes(e: Registers, i: Instruction, size: int, how: str, addresses: str) -> None:
-    """Load by each lane's own flat address."""
+    """Load from each lane's own flat address."""
     assert i.dst is not None
     function = f"flat_load_{size}"
     arguments = [(e.vector_of("i64"), addresses), (LANES, e.exec())]
@@ -308,7 +308,7 @@ def _load_lanes(e: Registers, i: Instruction, size: int, how: str, addresses: st
 
 
 def _store_lanes(e: Registers, i: Instruction, size: int, high: bool, addresses: str) -> None:
-    """Store by each lane's own flat address."""
+    """Store to each lane's own flat address."""
     assert i.data is not None
     function = f"flat_store_{size}"
     arguments = [(e.vector_of("i64"), addresses), (LANES, e.exec())]
@@ -386,7 +386,7 @@ def _scalar_load(count: int) -> Handler:
 
 
 def _nothing(e: Registers, i: Instruction) -> None:
-    """Do nothing: cache control; memory here is coherent."""
+    """Do nothing for cache control: the model's memory is coherent."""
 
 
 def handlers() -> dict[str, Handler]:

@@ -1,8 +1,8 @@
-"""Which vector registers are read again behind the end of each block.
+"""Find the vector registers that are read again after the end of each block.
 
-A wave that is looked at while it runs (`flow.poll_abort`) stores those alone: LLVM has them in any
-case, while to keep others alive would make all kernels slower. What this analysis does
-not know to write a register whole counts as reading it, so that it errs on the side of more.
+A snapshot of a running wave (`flow.poll_abort`) stores only these: LLVM keeps them in any case,
+while keeping others alive would make all kernels slower. An instruction that is not known to write
+a register completely counts as reading it, so that the result may be too large but never too small.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from am.virtual.isa.translator.backward import Backward
 from am.virtual.isa.translator.program import NOWHERE, Program
 
 EVERY = (1 << 256) - 1
-# Parts of names of instructions that leave some of their destination as it was, or add to it.
+# Parts of names of instructions that keep some of their destination's bits, or accumulate in it.
 _PARTLY = ("16", "fmac", "_mac_", "dot2c", "dot2acc", "writelane", "swap", "_d16", "movrel", "_u8",
            "_i8", "_b8", "permlane")  # fmt: skip
 _WHOLE = ("v_", "ds_load_b", "global_load_b", "flat_load_b", "scratch_load_b", "buffer_load_b")
@@ -47,8 +47,10 @@ def _before(i: Instruction, live: int, full: bool) -> int:
 
 
 def needed(program: Program) -> dict[int, int]:
-    """Return, by the offset of each backward branch, the set of vector registers that are read
-    behind it: bit n for register n. EVERY where control may pass to unknown places."""
+    """Return the set of vector registers read after each backward branch, by the branch's offset.
+
+    Bit n of a set stands for register n. EVERY if control may pass to unknown code.
+    """
     blocks = program.blocks.values()
     lasts = [(block, block.instructions[-1]) for block in blocks if block.instructions]
     ends = {i.pc: b for b, i in lasts if i.branch_target is not None and i.branch_target <= i.pc}
@@ -61,5 +63,5 @@ def needed(program: Program) -> dict[int, int]:
 
 
 def numbers(registers: int) -> list[int]:
-    """The numbers of the registers of a set."""
+    """Return the numbers of the registers in a set."""
     return [n for n in range(registers.bit_length()) if registers >> n & 1]

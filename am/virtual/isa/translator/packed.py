@@ -27,7 +27,7 @@ def half_of(e: Registers, word: str, high: int, kind: str) -> str:
 
 
 def _raw(operand: Operand) -> Operand:
-    """Return the operand without modifiers and half: packed ones have theirs apart."""
+    """Return the operand without modifiers and half; packed instructions hold them separately."""
     return replace(operand, neg=False, absolute=False, high=False)
 
 
@@ -47,7 +47,7 @@ def _words(e: Registers, i: Instruction) -> list[str]:
 
 
 def _packed(kind: str, function: Function, saturating: Function | None = None) -> Handler:
-    """Make an emitter that works on both halves; float sources take neg_lo and neg_hi."""
+    """Create an emitter that processes both halves; neg_lo and neg_hi apply to float sources."""
 
     def emit(e: Registers, i: Instruction) -> None:
         work = function
@@ -135,11 +135,11 @@ def _packed_handlers() -> dict[str, Handler]:
 def _mixed_sources(e: Registers, i: Instruction) -> list[str]:
     """Read the sources of v_fma_mix as f32: an f32 or, by op_sel_hi, one half of a register.
 
-    neg_lo negates, neg_hi takes the absolute value.
+    neg_lo negates; neg_hi gives the absolute value.
     """
     values = []
     for number, operand in enumerate(i.srcs):
-        plain = _raw(operand)  # the decoder gives modifiers in both places
+        plain = _raw(operand)  # the decoder sets modifiers in both places
         if _bit(i.op_sel_hi, number):
             word = e.source(plain, "i32")
             value = half_of(e, word, _bit(i.op_sel, number), "half")
@@ -155,7 +155,7 @@ def _mixed_sources(e: Registers, i: Instruction) -> list[str]:
 
 
 def _mixed(half: str) -> Handler:
-    """half: "" for an f32 result, else which half of the destination takes the f16 result."""
+    """Create an emitter. half: "" for an f32 result, else the destination's half for f16."""
 
     def emit(e: Registers, i: Instruction) -> None:
         assert i.dst is not None
@@ -178,7 +178,7 @@ def _mixed(half: str) -> Handler:
 
 
 def _dot2(kind: str, result_kind: str, accumulates: bool = False) -> Handler:
-    """d = a.lo * b.lo + a.hi * b.hi + c, with all sums in f64 and one rounding."""
+    """Compute d = a.lo * b.lo + a.hi * b.hi + c, with all sums in f64 and one rounding."""
 
     def wide(e: Registers, value: str, source: str) -> str:
         if source == "bfloat":
@@ -217,7 +217,7 @@ _WHOLE = ("v_dot2_f16_f16", "v_dot2_bf16_bf16")
 
 
 def _plain(i: Instruction) -> bool:
-    """Return whether the encoding has no choice of halves for the packed sources."""
+    """Return whether the encoding does not select halves of the packed sources."""
     return i.name in _WHOLE or "dot2acc" in i.name
 
 
@@ -247,7 +247,7 @@ def to_brain(e: Registers, value: str) -> str:
 
 
 def _dot_integers(bits: int, mixed: bool) -> Handler:
-    """Sum products of 4 bytes or 8 nibbles, plus c. mixed: neg_lo says which source is signed."""
+    """Sum products of 4 bytes or 8 nibbles, plus c. mixed: neg_lo marks the signed sources."""
 
     def emit(e: Registers, i: Instruction) -> None:
         a, b, c = _words(e, i)
@@ -273,7 +273,7 @@ def _dot_integers(bits: int, mixed: bool) -> Handler:
 
 
 def _packed_fmac(e: Registers, i: Instruction) -> None:
-    """v_pk_fmac_f16: both halves, accumulated in the destination."""
+    """Emit v_pk_fmac_f16: both halves, accumulated in the destination."""
     assert i.dst is not None
     words = [*(e.source(operand, "i32") for operand in i.srcs), e.source(_raw(i.dst), "i32")]
     results = []

@@ -1,10 +1,10 @@
-"""Which vector registers stay in the wave state, where native functions take them in place.
+"""Choose the vector registers that stay in the wave state, for native functions to use in place.
 
-The others are values that LLVM keeps in registers of the host or on the stack as it likes. For the
-operands of matrix instructions that does little: they pass to and from functions by memory anyway,
-and there are more of them than a host has registers. So it is with what the widest accesses move,
-in programs of many registers; few are better off as values. Nor can registers be values that a
-program chooses by number at run time.
+LLVM keeps the other registers as values, in host registers or on the stack. That does not help the
+operands of matrix instructions: they are passed to and from functions through memory anyway, and
+there are more of them than host registers. The same holds for the registers of the widest memory
+accesses in programs with many registers; in programs with few registers, values are faster.
+Registers that a program selects by number at run time cannot be values.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from __future__ import annotations
 from am.virtual.isa.decoder.formats import Instruction
 from am.virtual.isa.translator.program import Program
 
-MANY = 64  # vector registers; 16 of them fill those of a host with AVX-512
+MANY = 64  # vector registers; 16 of them fill the registers of a host with AVX-512
 _WIDE = ("load_b96", "load_b128", "store_b96", "store_b128")
 
 
 def pinned_registers(program: Program, vector_limit: int) -> frozenset[int]:
-    """Return the numbers of a program's pinned registers, of `vector_limit` that it has."""
+    """Return the numbers of a program's pinned registers, out of its `vector_limit` registers."""
     found: set[int] = set()
     wide = _WIDE if vector_limit > MANY else ()
     for block in program.blocks.values():

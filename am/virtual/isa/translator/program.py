@@ -14,10 +14,10 @@ from am.virtual.shader import ShaderMemory
 from hcq.emu.memory import PAGE_SHIFT
 
 PAGE = 1 << PAGE_SHIFT
-MOST_INSTRUCTIONS = 200_000  # of one kernel; runaway decoding of data stops here
+MOST_INSTRUCTIONS = 200_000  # limit per kernel, which stops runaway decoding of data
 
 _ENDS = ("s_endpgm", "s_endpgm_saved")
-# Control passes to places that no instruction names.
+# Instructions that pass control to code that no instruction names.
 NOWHERE = ("s_setpc_b64", "s_swappc_b64", "s_rfe_b64")
 
 
@@ -33,7 +33,7 @@ class Stop(Enum):
 class Block:
     """Straight-line code from `start` to `end` (byte offsets), entered only at its start.
 
-    successors: the offsets control may pass to. full: EXEC is known to be all ones at the start.
+    successors: offsets that control may pass to. full: EXEC is known to be all ones at the start.
     """
 
     start: int
@@ -50,7 +50,7 @@ class Program:
     """All code reachable from `entry`; offsets count from GPU address `base` (page aligned).
 
     spans: (offset, bytes) of the code that was used. roots: offsets reached by indirect jumps.
-    lanes: of its waves.
+    lanes: lanes per wave.
     """
 
     base: int
@@ -73,8 +73,8 @@ class Program:
     def unchanged(self, memory: ShaderMemory) -> bool:
         """Return whether memory still holds the same code.
 
-        Page by page, up to the first that differs: a shorter program may lie there by now, and to
-        fetch what follows it would be a page fault of the chip.
+        Compares page by page, up to the first difference: memory may hold a shorter program now,
+        and fetching beyond it would raise a page fault on the chip.
         """
         for offset, code in self.spans:
             start = 0
@@ -86,7 +86,7 @@ class Program:
         return True
 
     def words_at(self, offset: int) -> tuple[tuple[int, ...], str]:
-        """Return the encoding and name of what lies at an offset, as far as it was decoded."""
+        """Return the encoding at an offset and why it cannot run, as far as it was decoded."""
         for block in self.blocks.values():
             for instruction in block.instructions:
                 if instruction.pc == offset:
@@ -114,7 +114,7 @@ class _Fetcher:
         self._pages: dict[int, bytes | None] = {}
 
     def page(self, number: int) -> bytes | None:
-        """Return a page of code counted from the base, or None when it cannot be fetched."""
+        """Return a page of code, counted from the base; None if it cannot be fetched."""
         if number < 0:
             raise _BelowBase(number * PAGE)
         if number not in self._pages:
@@ -122,7 +122,7 @@ class _Fetcher:
         return self._pages[number]
 
     def instruction(self, offset: int) -> Instruction | None:
-        """Decode at an offset; None when its page cannot be fetched, else UnknownInstruction."""
+        """Decode at an offset; None if its page cannot be fetched. Raises UnknownInstruction."""
         number, inside = divmod(offset, PAGE)
         code = self.page(number)
         if code is None:
@@ -146,7 +146,7 @@ class _Fetcher:
 def _moved(instruction: Instruction, by: int) -> Instruction:
     """Return the instruction with its byte offsets counted from the base instead of its page."""
     if by:
-        # Instruction is frozen against accidents; this one is new and ours alone.
+        # Instruction is frozen to prevent accidental changes; this one is new and not shared yet.
         object.__setattr__(instruction, "pc", instruction.pc + by)
         if instruction.branch_target is not None:
             object.__setattr__(instruction, "branch_target", instruction.branch_target + by)
@@ -158,7 +158,7 @@ def load(
 ) -> Program:
     """Fetch and decode all code reachable from `address` and from the GPU addresses `roots`.
 
-    lanes: of the waves that execute it, 32 or 64.
+    lanes: lanes per wave, 32 or 64.
     """
     base = address & -PAGE
     while True:
@@ -203,7 +203,7 @@ def _load(
 
 
 def successors(instruction: Instruction) -> tuple[int, ...] | None:
-    """Return where control may go after an instruction that ends a block; None for all others."""
+    """Return the successors of an instruction that ends a block; None for all others."""
     name = instruction.name
     if name in _ENDS or name in NOWHERE:
         return ()
@@ -263,9 +263,9 @@ _BASES = {
 
 
 def mark_full_blocks(program: Program, entry_full: bool) -> None:
-    """Set `full` of the blocks whose EXEC is all ones whichever way they are reached.
+    """Set `full` of the blocks whose EXEC is all ones on every path to them.
 
-    A forward analysis: the set of scalar registers known to be all ones, joined by intersection.
+    A forward analysis of the set of scalar registers known to be all ones, joined by intersection.
     """
     known: dict[int, frozenset[int]] = {
         program.entry: exec_registers(program) if entry_full else frozenset()
@@ -288,7 +288,7 @@ def mark_full_blocks(program: Program, entry_full: bool) -> None:
 
 
 def exec_registers(program: Program) -> frozenset[int]:
-    """Return the scalar registers that EXEC is, for a program's waves."""
+    """Return the scalar registers that form EXEC, for a program's waves."""
     return frozenset(range(layout.SGPR_EXEC, layout.SGPR_EXEC + program.lanes // 32))
 
 
@@ -299,12 +299,12 @@ def _is_ones(operand: Operand, word: int, ones: set[int]) -> bool:
 
 
 def ones_after(instruction: Instruction, ones: set[int]) -> None:
-    """Update the set of scalar registers known to be all ones by one instruction's effect."""
+    """Apply one instruction's effect to the set of scalar registers known to be all ones."""
     name = instruction.name
     words = range(2 if name.endswith("_b64") else 1)
     stem = name.removesuffix("_b64").removesuffix("_b32")
     result: list[int] = []  # words of the destination that are all ones
-    exec_after: list[int] | None = None  # the same of EXEC
+    exec_after: list[int] | None = None  # the same for EXEC
     if stem in ("s_mov", "s_or", "s_and"):
         all_or_any = any if stem == "s_or" else all
         result = [

@@ -1,9 +1,9 @@
 """Registers of one wave in the translated function: reading operands, writing results under EXEC.
 
 Every register is a stack slot (alloca) that LLVM's SROA pass promotes: vector registers are vectors
-of i32, one a lane, scalar registers i32 (VCC 106, M0 125, EXEC 126), SCC i1. Vector registers that
-native functions take in place are pinned: they lie in the wave state all the time, in a file for
-each pass of 32 lanes. Masks of 64 lanes are two scalar registers.
+of i32, one per lane, scalar registers are i32 (VCC 106, M0 125, EXEC 126), and SCC is i1. Vector
+registers that native functions use in place are pinned: they are always in the wave state, in a
+register file for each pass of 32 lanes. Masks of 64 lanes are two scalar registers.
 Source of operand meanings: RDNA3 ISA document, "Scalar source operands" and "VOP3 modifiers".
 """
 
@@ -31,16 +31,16 @@ _OMOD = {
 
 
 class Unsupported(Exception):
-    """The instruction cannot be translated: a wave that reaches it halts as on an illegal one."""
+    """The instruction cannot be translated: a wave that reaches it halts as at an illegal one."""
 
 
 class Registers(Text):
     """Access to registers and operands; tracks which registers the function uses.
 
-    full: EXEC is known to be all ones here, so that writes need no mask.
-    vector_limit: vector registers that the dispatch allocated; a use beyond it is illegal.
-    pinned: vector registers that stay in the wave state. omod: see Launch.omod; a block that
-    switches the treatment of denormals changes it from there to its end.
+    full: EXEC is known to be all ones here, so that writes do not need a mask.
+    vector_limit: number of vector registers that the dispatch allocated; using a higher one is
+    illegal. pinned: vector registers that stay in the wave state. omod: see Launch.omod; an
+    instruction that changes the denormal mode changes it until the end of the block.
     """
 
     def __init__(
@@ -59,36 +59,36 @@ class Registers(Text):
         self.used_vectors: set[int] = set()
         self.full = False
         self._exec_mask: str | None = None
-        self.extra_mask: str | None = None  # of DPP, for the instruction at hand
+        self.extra_mask: str | None = None  # DPP's mask for the current instruction
         self.override: tuple[Operand, str] | None = None  # its permuted first source
         self.pending: list[tuple[int, str]] | None = None  # writes held back by a VOPD
         self.uses_scratch_vector = False
-        self.switches_mode = False  # of denormals, within the kernel
-        self.stepped = False  # all registers lie in the wave state, for a debugger
-        self.kept = False  # vector registers lie there, and begin with what it holds
-        self.needed: Mapping[int, int] = {}  # vector registers that are read behind blocks' ends
-        self.pc = 0  # byte offset of the instruction at hand
+        self.switches_mode = False  # the kernel changes the denormal mode
+        self.stepped = False  # all registers are in the wave state, for a debugger
+        self.kept = False  # vector registers are in the wave state and start with its values
+        self.needed: Mapping[int, int] = {}  # vector registers that are read after blocks' ends
+        self.pc = 0  # byte offset of the current instruction
 
     def start_block(self, full: bool) -> None:
-        """Forget what was known about EXEC and the mode."""
+        """Reset the knowledge about EXEC and the mode for a new block."""
         self.full = full
         self._exec_mask = None
         self.omod = self._launched_omod
 
     def forget_mask(self) -> None:
-        """Read EXEC again when it is needed next."""
+        """Discard the cached EXEC mask, so that the next use reads EXEC again."""
         self._exec_mask = None
 
     def note_access(self) -> None:
-        """Say which instruction accesses memory, before a call of the runtime that may fault."""
+        """Store the current instruction's offset before a runtime call that may fault."""
         at = self.value(f"getelementptr i8, ptr %context, i64 {layout.ACCESS_PC}")
         self.do(f"store i32 {self.pc}, ptr {at}")
 
     def limit_omod(self, denormals: int) -> None:
-        """Ignore OMOD from here on where denormal results are kept by now.
+        """From here on ignore OMOD for types whose denormal results are now kept.
 
-        Where they were kept before, the launch did not say whether IEEE mode is off too: then OMOD
-        stays ignored. No compiler emits it behind such a switch.
+        If they were kept at launch, OMOD stays ignored, because Launch.omod does not tell whether
+        IEEE mode is off. Compilers do not emit OMOD after such a switch.
         """
         self.omod = self._launched_omod & output_modifiers(denormals, ieee=False)
 
@@ -198,7 +198,7 @@ class Registers(Text):
     # -- masks ----------------------------------------------------------------------------------
 
     def mask_register(self, number: int) -> str:
-        """Read a lane mask by its first scalar register, as one number."""
+        """Read a lane mask as one number. number: its first scalar register."""
         low = self.scalar_register(number)
         return self.pair(low, self.scalar_register(number + 1)) if self.wide else low
 
@@ -211,7 +211,7 @@ class Registers(Text):
         return "-1" if self.full else self.scalar_register(layout.SGPR_EXEC)
 
     def exec_mask(self) -> str | None:
-        """Return EXEC as a condition of each lane, or None where it is known to be all ones."""
+        """Return EXEC as a condition per lane, or None if it is known to be all ones."""
         if self.full:
             return None
         if self._exec_mask is None:
@@ -219,11 +219,11 @@ class Registers(Text):
         return self._exec_mask
 
     def mask_source(self, operand: Operand) -> str:
-        """Read a lane mask as a condition of each lane."""
+        """Read a lane mask as a condition per lane."""
         return self.as_mask(self.scalar64(operand) if self.wide else self.scalar(operand))
 
     def set_mask(self, operand: Operand, mask: str) -> None:
-        """Write a lane mask, given as a condition of each lane: disabled lanes give zero."""
+        """Write a lane mask, given as a condition per lane; disabled lanes get zero."""
         enabled = self.write_mask()
         if enabled is not None:
             mask = self.binary("and", "i1", mask, enabled)
@@ -233,7 +233,7 @@ class Registers(Text):
             self.set_scalar(operand, self.as_bits(mask))
 
     def write_mask(self) -> str | None:
-        """Return the lanes to be written, None for all."""
+        """Return the lanes to write as a condition per lane, or None for all."""
         mask = self.exec_mask()
         if self.extra_mask is None:
             return mask
@@ -259,7 +259,7 @@ class Registers(Text):
         ])  # fmt: skip
 
     def store_vector(self, number: int, value: str) -> None:
-        """Write a vector register in all lanes, whatever EXEC is."""
+        """Write a vector register in all lanes, regardless of EXEC."""
         self._use(number)
         if number not in self.pinned:
             self.do(f"store {self.vector} {value}, ptr %v{number}, align 64")
@@ -268,9 +268,11 @@ class Registers(Text):
             self.do(f"store {VECTOR} {part}, ptr {self.pinned_at(number, n)}, align 64")
 
     def pinned_at(self, number: int, turn: int) -> str:
-        """Return where the lanes of one pass of a pinned register are. The address is computed at
-        each use, which costs nothing: kept from the function's start, it would be a value to
-        spill."""
+        """Return the address of one pass of a pinned register.
+
+        It is computed at each use, which costs nothing; computed once at the function's start, it
+        would be another value to spill.
+        """
         offset = layout.register_at(number, turn, self.vector_limit)
         return self.value(f"getelementptr i8, ptr %wave, i64 {offset}")
 
@@ -286,8 +288,9 @@ class Registers(Text):
         self.store_vector(number, value)
 
     def in_place(self, operand: Operand) -> list[str] | None:
-        """Return where all registers of an operand lie one after another, for each pass; None if
-        they do not. What is written there is written in all lanes.
+        """Return the address of an operand's consecutive registers for each pass.
+
+        None if they are not all pinned. A write to such an address writes all lanes.
         """
         numbers = range(operand.index, operand.index + operand.width)
         if operand.kind is not Kind.VGPR or not self.pinned.issuperset(numbers):
@@ -297,7 +300,7 @@ class Registers(Text):
         return [self.pinned_at(operand.index, n) for n in self.passes]
 
     def scratch_vector(self) -> str:
-        """Return the address of a vector's worth of memory for use within one instruction."""
+        """Return the address of scratch memory for one vector, valid within one instruction."""
         self.uses_scratch_vector = True
         return "%lanes.slot"
 
@@ -323,7 +326,7 @@ class Registers(Text):
         self.set_vector_register(number + 1, high)
 
     def source(self, operand: Operand, element: str = "i32") -> str:
-        """Read an operand in every lane as `element`; float modifiers applied."""
+        """Read an operand in every lane as `element`, with float modifiers applied."""
         integer = integer_of(element)
         bits = ELEMENT_BITS[element]
         if operand.is_constant:
@@ -371,7 +374,7 @@ class Registers(Text):
         self.set_vector(instruction.dst, element, value)
 
     def output_modified(self, instruction: Instruction, element: str, value: str) -> str:
-        """Apply OMOD, where the mode lets it, and CLAMP (to 0..1, NaN becomes 0) to a result."""
+        """Apply OMOD, if the mode allows it, and CLAMP (to 0..1, NaN becomes 0) to a result."""
         if instruction.omod and self.omod & (OMOD_F32 if element == "float" else OMOD_OTHERS):
             factor = constant(element, _OMOD[element][instruction.omod])
             value = self.binary("fmul", element, value, factor)

@@ -1,9 +1,10 @@
-"""Registers chosen at run time by M0 (v_movrel*, s_movrel*), translated to LLVM IR.
+"""Registers selected at run time by M0 (v_movrel*, s_movrel*), translated to LLVM IR.
 
-The vector registers of a program that does so are all pinned: they lie in the wave state. Its
-scalar registers are values without addresses, so all are written there, the one wanted is picked,
-and after a write all are read back. Which registers the function uses is known only when all of it
-has been emitted: `SPILL` and `RELOAD` lines are placeholders till then.
+All vector registers of a program that selects vector registers this way are pinned, that is, they
+are in the wave state. Scalar registers are values without addresses. So all of them are written to
+the wave state, the selected one is accessed there, and after a write all are read back. The
+registers that the function uses are known only after all of it has been emitted: until then,
+`SPILL` and `RELOAD` lines are placeholders.
 Source: RDNA3 ISA document, "Relative addressing" and the V_MOVREL and S_MOVREL opcodes.
 """
 
@@ -28,8 +29,10 @@ _SCALARS = 106
 def expanded(
     lines: list[str], scalars: list[int], vectors: frozenset[int] = frozenset(), wide: int = PASS
 ) -> list[str]:
-    """Replace the placeholders, now that the registers in use are known. vectors: those that are
-    values. wide: lanes of a wave."""
+    """Replace the placeholders, now that the registers in use are known.
+
+    vectors: the vector registers that are values. wide: lanes per wave.
+    """
     found: list[str] = []
     for number, line in enumerate(lines):
         kept = line.strip()
@@ -51,7 +54,7 @@ def expanded(
 
 
 def stored_vectors(t: Text, vectors: Iterable[int]) -> list[str]:
-    """Return the lines that store vector registers, which are values, to the wave state."""
+    """Return the lines that store vector registers that are values to the wave state."""
     for k in vectors:
         value = t.value(f"load {t.vector}, ptr %v{k}")
         for turn, part in enumerate(t.cut("i32", value)):
@@ -60,7 +63,7 @@ def stored_vectors(t: Text, vectors: Iterable[int]) -> list[str]:
 
 
 def _index(e: Registers, base: int, shift: int, limit: int) -> str:
-    """Return base + the field of M0 at bit `shift`; out of range is register 0."""
+    """Return base + the field of M0 at bit `shift`; an index out of range gives register 0."""
     field = e.scalar_register(layout.SGPR_M0)
     if shift >= 0:
         field = e.value(f"lshr i32 {field}, {shift}")
@@ -71,7 +74,7 @@ def _index(e: Registers, base: int, shift: int, limit: int) -> str:
 
 
 def _vector_at(e: Registers, index: str) -> list[str]:
-    """Return where the passes of the register of a number are."""
+    """Return the address of each pass of the vector register with number `index`."""
     offset = e.value(f"mul i32 {index}, {layout.REGISTER}")
     starts = [e.pinned_at(0, turn) for turn in e.passes]
     return [e.value(f"getelementptr i8, ptr {start}, i32 {offset}") for start in starts]
@@ -87,7 +90,7 @@ def _scalar_at(e: Registers, index: str) -> str:
 
 
 def _touch(e: Registers, operand: Operand) -> None:
-    """Count the base register as used, so that its value is there."""
+    """Mark the base register as used, so that its value is available."""
     if operand.kind is Kind.VGPR:
         e.vector_register(operand.index)
     elif operand.kind is Kind.SGPR:
@@ -97,7 +100,7 @@ def _touch(e: Registers, operand: Operand) -> None:
 
 
 def _vector_move(source_shift: int | None, target_shift: int | None) -> Handler:
-    """Move between vector registers; a shift says which field of M0 is added (-1: all of it)."""
+    """Move between vector registers; a shift selects the field of M0 to add (-1: all of M0)."""
 
     def emit(e: Registers, i: Instruction) -> None:
         assert i.dst is not None

@@ -34,7 +34,7 @@ def _set_scc_nonzero(e: Registers, bits: int, value: str) -> None:
 
 
 def _logic(e: Registers, operation: str, bits: int, a: str, b: str) -> str:
-    """Combine two integers by the name of a bitwise operation in the ISA."""
+    """Combine two integers by a bitwise operation, given by its name in the ISA."""
     ty = f"i{bits}"
     if operation in ("and_not1", "or_not1"):
         b = e.value(f"xor {ty} {b}, -1")
@@ -125,7 +125,7 @@ def _define_arithmetic() -> None:
 
         return emit
 
-    # SCC tells whether the first source was chosen; of equal ones max takes the first.
+    # SCC shows whether the first source was chosen; if they are equal, max chooses the first.
     HANDLERS["s_min_i32"] = minmax("slt")
     HANDLERS["s_min_u32"] = minmax("ult")
     HANDLERS["s_max_i32"] = minmax("sge")
@@ -326,7 +326,7 @@ def _sign_extended(ty: str) -> Callable[[Registers, str], str]:
 
 
 def _quads(bits: int, whole: bool) -> Callable[[Registers, str], str]:
-    """Tell which groups of four bits have one set: a bit for each, or (`whole`) all four of it."""
+    """Mark groups of four bits that have a bit set: one bit per group, or with `whole` all four."""
 
     def function(e: Registers, a: str) -> str:
         ty = f"i{bits}"
@@ -335,7 +335,7 @@ def _quads(bits: int, whole: bool) -> Callable[[Registers, str], str]:
         a = e.value(f"and {ty} {a}, {int('1' * (bits // 4), 16)}")
         if whole:
             return e.value(f"mul {ty} {a}, 15")
-        ones, apart = 1, 4  # runs of so many bits, so far from each other
+        ones, apart = 1, 4  # length of the runs of bits, and distance between them
         while ones < bits // 4:
             a = e.value(f"or {ty} {a}, {e.value(f'lshr {ty} {a}, {apart - ones}')}")
             ones, apart = 2 * ones, 2 * apart

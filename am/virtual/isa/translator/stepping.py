@@ -1,7 +1,7 @@
-"""Code that a debugger can halt: at each instruction it looks at a byte of a table.
+"""Code that a debugger can halt: at each instruction it checks a byte of a table.
 
-The scalar registers and SCC are then in the wave state instead of stack slots, as do the vector
-registers, all of which are pinned; so a debugger sees them and may change them.
+The scalar registers and SCC are then in the wave state instead of stack slots, as are the vector
+registers, all of which are pinned. So a debugger can read and change them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from hcq.emu import context, stepping, waves
 
 
 def in_place(scalars: Sequence[int]) -> list[str]:
-    """Return the lines that place the scalar registers and find the table and the function."""
+    """Return the lines that locate the scalar registers, the table and the debugger's function."""
     lines = [f"  %s{k} = getelementptr i32, ptr %wave, i32 {k}" for k in scalars]
     lines.append(f"  %scc = getelementptr i8, ptr %wave, i64 {layout.STATE_SCC}")
     return [*lines, *stepping.found(context.STEPS, context.STEP)]
 
 
 def look(e: Registers, pc: int) -> None:
-    """Halt in front of the instruction at byte offset `pc` where the table has its byte set. The
-    wave ends there where the function returns 0."""
+    """Halt before the instruction at byte offset `pc` if its byte in the table is set.
+
+    The wave ends there if the debugger's function returns 0.
+    """
     stepping.look(e, pc // 4, pc, waves.FINISHED)
     e.forget_mask()

@@ -1,8 +1,8 @@
 """Translate a program of gfx1100 instructions into one LLVM function.
 
-The function runs one wave: `i32 kernel(context, wave state)`. It starts at the entry, or, after a
-barrier, where the wave state says; it returns a code of `layout`. Blocks become LLVM blocks; the
-registers are stack slots that SROA promotes to values.
+The function runs one wave: `i32 kernel(context, wave state)`. It starts at the entry or, after a
+barrier, at the wave state's resume point, and returns a code of `layout`. Blocks become LLVM
+blocks; registers are stack slots that SROA promotes to values.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def handlers() -> dict[str, Handler]:
 
 
 def uses_output_modifiers(program: Program) -> bool:
-    """Return whether an instruction uses OMOD: the code then depends on the floating-point mode."""
+    """Return whether an instruction uses OMOD, so that the code depends on the float mode."""
     return any(i.omod for block in program.blocks.values() for i in block.instructions)
 
 
@@ -72,8 +72,8 @@ def translate(
     """Return the IR module of a program that has `vector_limit` vector registers.
 
     omod: see Launch.omod. stepped: the wave state holds all registers at every instruction, and
-    the code halts where it is told to (`translator.stepping`); needs blocks that are not `full`.
-    keep: the wave state holds all vector registers, so that the next wave finds them.
+    the code halts where a debugger requests it (`translator.stepping`); requires blocks that are
+    not `full`. keep: the wave state holds all vector registers, and the next wave starts with them.
     """
     every = frozenset(range(vector_limit))
     pinned = every if stepped or keep else pinned_registers(program, vector_limit)
@@ -100,7 +100,7 @@ def translate(
 def _emit_block(e: Registers, block: Block, live: dict[int, int]) -> None:
     e.begin(f"pc{block.start}")
     e.start_block(block.full)
-    done: Instruction | None = None  # by what was emitted for the one before it
+    done: Instruction | None = None  # instruction already emitted together with the previous one
     for number, instruction in enumerate(block.instructions):
         if instruction is done:
             continue
@@ -131,7 +131,7 @@ def _emit_block(e: Registers, block: Block, live: dict[int, int]) -> None:
 
 
 def emit(e: Registers, instruction: Instruction) -> None:
-    """Emit one instruction that does not steer control. Raises Unsupported."""
+    """Emit one instruction that is not control flow. Raises Unsupported."""
     e.pc = instruction.pc
     if instruction.x is not None and instruction.y is not None:
         _emit_pair(e, instruction.x, instruction.y)
@@ -148,7 +148,7 @@ def emit(e: Registers, instruction: Instruction) -> None:
 
 
 def _emit_pair(e: Registers, x: Instruction, y: Instruction) -> None:
-    """Emit the two operations of a VOPD: both read before either writes."""
+    """Emit the two operations of a VOPD; both read their sources before either writes."""
     held: list[tuple[int, str]] = []
     e.pending = held
     try:
@@ -177,7 +177,7 @@ def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps
     if e.uses_scratch_vector:
         head.append(f"  %lanes.slot = alloca {e.vector}")
     if e.switches_mode:
-        # Another wave may have left its own mode behind.
+        # A previous wave may have left a different mode.
         head.append("  %mode.slot = alloca i32")
         head.append(f"  %mode.p = getelementptr i8, ptr %context, i64 {context.MXCSR}")
         head.append("  call void @llvm.x86.sse.ldmxcsr(ptr %mode.p)")
@@ -213,8 +213,10 @@ def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps
 
 
 def _initial(e: Registers, vectors: list[int]) -> list[str]:
-    """Return the lines that give the vector registers their first values: zeros, all but v0. Those
-    that are kept have what the wave state holds."""
+    """Return the lines that initialise the vector registers: zeros except for v0.
+
+    Registers that are kept already have their values in the wave state.
+    """
     t = Text(e.lanes, "vi")
     if e.kept:
         return t.lines

@@ -1,7 +1,7 @@
 """v_trig_preop_f64: 53 bits of 2/pi for the reduction of large angles, translated to LLVM IR.
 
 Source: RDNA3 ISA document, pseudocode of V_TRIG_PREOP_F64. LLVM, AMDGPUInstCombineIntrinsic.cpp:
-segments behind the table's 37 words are zero, a denormal result is rounded to nearest even.
+segments after the table's 37 words are zero, and a denormal result is rounded to nearest even.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from hcq.emu.text import constant
 
 _WORDS = 37
 _SEGMENT = 53  # bits
-_FAR, _HUGE = 1077, 1968  # biased exponents: bits in front are whole turns; results are raised
+_FAR, _HUGE = 1077, 1968  # biased exponents: from _FAR on skip whole turns; from _HUGE on scale up
 
 
 def _inverse_tangent(inverse: int, one: int) -> int:
-    """Return atan(1 / inverse) * one, by its series."""
+    """Return atan(1 / inverse) * one, computed from its series."""
     power = total = one // inverse
     number, sign = 3, -1
     while power:
@@ -33,7 +33,7 @@ def _inverse_tangent(inverse: int, one: int) -> int:
 
 @cache
 def two_over_pi() -> tuple[int, ...]:
-    """Return the first 37 words of the fraction 2/pi, the highest first."""
+    """Return the first 37 words of the fraction 2/pi, highest first."""
     guard = 64
     one = 1 << 32 * _WORDS + guard
     pi = 4 * (4 * _inverse_tangent(5, one) - _inverse_tangent(239, one))  # Machin
@@ -52,7 +52,7 @@ def _trig_preop(e: Registers, i: Instruction) -> None:
     place = e.binary("lshr", "i32", shift, constant("i32", 5))
     words = two_over_pi()
     high = low = constant("i64", 0)
-    for number in range(_WORDS - 2):  # behind them everything is zero
+    for number in range(_WORDS - 2):  # all later segments are zero
         here = e.compare("eq", "i32", place, constant("i32", number))
         pair = constant("i64", words[number] << 32 | words[number + 1])
         high = e.select(here, "i64", pair, high)

@@ -1,10 +1,10 @@
-"""Execute the PM4 packets of one queue: those that compute queues take.
+"""Execute the PM4 packets of one queue: those that compute queues accept.
 
-Shader waves run beside the command processor: a dispatch is queued and runs at the latest when a
-packet waits for it (CS_PARTIAL_FLUSH, RELEASE_MEM), when a wait is not met yet, or when the queue
-has nothing else to do. So packets that follow a dispatch without a wait see memory as it was
-before, as they may on the chip. Sources: Linux 6.12 nvd.h and gfx_v11_0.c; navi10_enum.h for event
-types.
+Shader waves run asynchronously to the command processor. A dispatch is queued, and runs at the
+latest when a packet waits for it (CS_PARTIAL_FLUSH, RELEASE_MEM), when a wait condition is not met
+yet, or when the queue has nothing else to do. So packets that follow a dispatch without a wait see
+memory as it was before the dispatch, which can also happen on the chip. Sources: Linux 6.12 nvd.h
+and gfx_v11_0.c; navi10_enum.h for event types.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ IB_CHAIN = 1 << 20
 IB_VALID = 1 << 23
 IB_INHERIT_VMID = 1 << 30
 
-# GCR_CNTL bits without which a wave may read what its L0, L1 or scalar cache kept from before.
+# GCR_CNTL bits without which a wave may read stale data from its L0, L1 or scalar cache.
 ACQUIRE_SHADER_CACHES = 1 << 7 | 1 << 8 | 1 << 9  # GLK_INV, GLV_INV, GL1_INV
 
 FIRST_POLL_S = 20e-6
@@ -46,25 +46,25 @@ Handler = Callable[[Sequence[int], int, int], int]
 
 
 class Executor:
-    """Runs packets against its surroundings; one per active queue, used by the queue's own thread.
+    """Run packets on its Surroundings; one per active queue, used only by the queue's own thread.
 
-    A handler gets all words, the index of its payload and the payload's length, and returns how
-    many dwords after the packet are to be skipped.
+    A handler receives all words, the index of its payload and the payload's length, and returns the
+    number of dwords to skip after the packet.
     """
 
     formats: ClassVar[Mapping[int, PacketFormat]] = packets.FORMATS
-    valid_bit = IB_VALID  # without which a queue takes no INDIRECT_BUFFER
-    inherit_bit = IB_INHERIT_VMID  # an INDIRECT_BUFFER with it keeps the VMID
+    valid_bit = IB_VALID  # required in each INDIRECT_BUFFER
+    inherit_bit = IB_INHERIT_VMID  # an INDIRECT_BUFFER with this bit keeps the VMID
     engines = 1  # values of ENGINE_SEL: a compute queue has one engine, a graphics queue ME and PFP
 
     def __init__(self, around: Surroundings) -> None:
         self.around = around
         self.vmid = around.vmid  # of the packets being executed
         self.depth = 0  # 1 inside an indirect buffer
-        self.skip = 0  # dwords still to skip, from a COND_EXEC at the end of what was fetched
+        self.skip = 0  # dwords still to skip, from a COND_EXEC at the end of the fetched words
         self.packets = 0
-        self.stale = ""  # since when the shader caches may be behind memory
-        self.consumed = 0  # dwords of the ring that have been read; counts for ever
+        self.stale = ""  # the event since which shader caches may be stale; "" if they are not
+        self.consumed = 0  # dwords read from the ring; never wraps
         self._chained: tuple[int, int] | None = None  # address and size of the next buffer
         self._table: dict[int, tuple[int, int, tuple[tuple[int, int], ...], Handler]] = {}
         for opcode, handler in self.handlers().items():
@@ -75,8 +75,7 @@ class Executor:
             self._table[key] = (entry.minimum, entry.maximum, masks, handler)
 
     def handlers(self) -> dict[int, Handler]:
-        """Return the handler of each opcode; kinds of queues that accept more packets add
-        theirs."""
+        """Return the handler of each opcode; subclasses add the packets of their queues."""
         return {
             packets.NOP: self._nop,
             packets.DISPATCH_DIRECT: self._dispatch_direct,
@@ -98,11 +97,11 @@ class Executor:
         }
 
     def run(self, words: Sequence[int]) -> int:
-        """Execute the whole packets in `words`; return how many dwords were consumed.
+        """Execute the complete packets in `words`; return how many dwords were consumed.
 
-        The last packet may be incomplete; it is left. `consumed` moves beyond each packet of the
-        ring before the packet takes effect, so that a fence frees its place; an exception leaves it
-        at the packet.
+        An incomplete last packet is left in place. `consumed` advances past each packet of the ring
+        before the packet takes effect, so that a fence also frees its own ring space. After an
+        exception, `consumed` is at the packet that raised it.
         """
         in_ring, base = not self.depth, self.consumed
         end = len(words)
@@ -290,7 +289,7 @@ class Executor:
         return 0
 
     def _dma_data(self, words: Sequence[int], at: int, count: int) -> int:
-        """Move bytes by the CP's own DMA; nothing waits for waves, and the CP waits for the DMA."""
+        """Move bytes with the CP's own DMA; it does not wait for waves, and the CP waits for it."""
         control, command = words[at], words[at + 5]
         source_kind, destination_kind = control >> 29 & 3, control >> 20 & 3
         source = words[at + 1] | words[at + 2] << 32
@@ -320,7 +319,7 @@ class Executor:
         self.stale = "a wait for memory"
         if met():
             return
-        self.around.drain()  # the waves run while the command processor waits
+        self.around.drain()  # waves run while the command processor waits
         pause = FIRST_POLL_S
         while not met():
             self.around.pause(pause)
@@ -338,7 +337,7 @@ class Executor:
                 raise BadPacket("WAIT_REG_MEM writes registers only", header)
             # Both operands are registers: write the first, then wait for the second. The kernel
             # does so with GPU_HDP_FLUSH_REQ and _DONE from queues of any privilege, and with
-            # VM_INVALIDATE_ENGn_REQ and _ACK, where what is written has more bits than the mask.
+            # VM_INVALIDATE_ENGn_REQ and _ACK, where the written value has more bits than the mask.
             self.around.write_register(words[at + 1], reference)
             index, wanted = words[at + 2], reference & mask
             self._wait(lambda: compare(self._read_register(index, header) & mask, wanted))
@@ -381,7 +380,8 @@ class Executor:
         if not size:
             raise BadPacket("INDIRECT_BUFFER must have at least 1 dword, got 0", header)
         if bool(control & IB_CHAIN) != bool(self.depth):
-            # The MEC has no second level: inside a buffer only a chain, which replaces the rest.
+            # The MEC has no second level: a buffer may only contain a chain, which replaces the
+            # rest of the buffer.
             raise BadPacket(f"INDIRECT_BUFFER control {control:#x} at level {self.depth}", header)
         if self.depth:
             self._chained = (address, size)
@@ -449,8 +449,8 @@ class Executor:
         return 0
 
     def _acquire_mem(self, words: Sequence[int], at: int, count: int) -> int:
-        # Caches hold nothing here: shader cores and engines see memory at once. That the packet is
-        # there before a launch is checked all the same.
+        # Caches are not modelled: shader cores and engines see memory writes at once. The model
+        # still checks that this packet precedes a launch.
         if words[at + 6] & ACQUIRE_SHADER_CACHES == ACQUIRE_SHADER_CACHES:
             self.stale = ""
         return 0
@@ -472,7 +472,7 @@ class Executor:
         if interrupt == 1 and data:
             raise BadPacket("RELEASE_MEM INT_SEL 1 (interrupt only) requires DATA_SEL 0", header)
         if interrupt > 1 and not data:
-            # tinygrad does so in front of each timestamp that it takes, on boards.
+            # tinygrad does so before each timestamp that it takes, on boards.
             self.around.forgive("RELEASE_MEM INT_SEL 2 or 3 waits for the write of no data", True)
         if data > 1 and address & 7:
             raise BadPacket(f"RELEASE_MEM of 64 bits to {address:#x}, not 8-byte aligned", header)

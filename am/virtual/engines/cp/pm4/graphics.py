@@ -1,7 +1,7 @@
 """Packets of a graphics queue: those of a compute queue, and the state around a draw.
 
-There is nothing that draws, so state is taken and forgotten; draws are refused. Facts: Linux 6.12
-nvd.h (layouts), gfx_v11_0.c (what the kernel emits on its graphics ring).
+Drawing is not modelled: state packets are accepted without effect, and draws are refused. Facts:
+Linux 6.12 nvd.h (layouts), gfx_v11_0.c (packets that the kernel emits on its graphics ring).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _DRAWS = {
 
 
 class GraphicsExecutor(Executor):
-    """Runs the packets of a graphics queue. ENGINE_SEL may be ME or PFP, which here are one."""
+    """Run the packets of a graphics queue. ENGINE_SEL may be ME or PFP; the model has only one."""
 
     formats: ClassVar[Mapping[int, PacketFormat]] = {
         **packets.FORMATS,
@@ -75,7 +75,7 @@ class GraphicsExecutor(Executor):
         super().__init__(queue)
 
     def handlers(self) -> dict[int, Handler]:
-        """Packets of compute queues, state, and draws that are refused."""
+        """Return the handlers of compute queues, of state packets, and of draws (refused)."""
         quiet = (CLEAR_STATE, CONTEXT_CONTROL, PFP_SYNC_ME, PREAMBLE_CNTL)
         return {
             **super().handlers(),

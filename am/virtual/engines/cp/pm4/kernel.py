@@ -1,6 +1,6 @@
 """Packets of the kernel interface queue: those of a compute queue, and those that map queues.
 
-Facts: Linux 6.12 nvd.h (layouts), gfx_v11_0.c (gfx11_kiq_*: what the kernel emits).
+Facts: Linux 6.12 nvd.h (layouts), gfx_v11_0.c (gfx11_kiq_*: packets that the kernel emits).
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _FORMATS = (
     ),
 )
 
-# ENGINE_SEL, and the ME that must be named with it.
+# ENGINE_SEL, and the ME number required with it.
 _ENGINES = {0: (Kind.COMPUTE, 1), 4: (Kind.GRAPHICS, 0), 5: (Kind.SCHEDULER, 2)}
 _PREEMPT, _RESET = 0, 1
 
 
 class KernelExecutor(Executor):
-    """Runs the packets of the KIQ."""
+    """Run the packets of the KIQ."""
 
     formats: ClassVar[Mapping[int, PacketFormat]] = {
         **packets.FORMATS,
@@ -66,11 +66,11 @@ class KernelExecutor(Executor):
 
     def __init__(self, queue: ComputeQueue) -> None:
         self._queue = queue
-        self.queue_mask = 0  # slots that SET_RESOURCES left to the firmware
+        self.queue_mask = 0  # slots that SET_RESOURCES assigned to the firmware
         super().__init__(queue)
 
     def handlers(self) -> dict[int, Handler]:
-        """Packets of compute queues, and three more."""
+        """Return the handlers of compute queues, and of three more packets."""
         return {
             **super().handlers(),
             SET_RESOURCES: self._set_resources,

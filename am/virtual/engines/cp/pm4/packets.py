@@ -1,16 +1,17 @@
-"""Decode PM4 type-3 packets: what the command processor would choke on is refused.
+"""Decode PM4 type-3 packets and reject those that the command processor cannot execute.
 
-The MEC's firmware looks at the fields that it knows and ignores all other bits: tinygrad's driver
-sets reserved bits of ACQUIRE_MEM in front of each kernel, and boards run it. So ones in reserved
-bits are a violation and are taken for zeros. Unknown opcodes, wrong counts and misaligned addresses
-stay faults: nothing shows that boards forgive them.
+The MEC's firmware reads the fields that it knows and ignores all other bits: tinygrad's driver sets
+reserved bits of ACQUIRE_MEM before each kernel, and boards run it. So ones in reserved bits are a
+violation and are treated as zeros. Unknown opcodes, wrong counts and misaligned addresses remain
+faults, because there is no evidence that boards tolerate them.
 
-The formats here are those that a compute queue takes; other queues take more (kernel.py,
+The formats here are those that a compute queue accepts; other queues accept more (kernel.py,
 graphics.py).
 
-Sources: Linux 6.12 drivers/gpu/drm/amd/amdgpu/nvd.h (opcodes, bit positions), gfx_v11_0.c (what the
-kernel emits on GFX11), Mesa src/amd/common/sid.h (GLK bits of RELEASE_MEM). Payload layouts are
-given as the number of dwords after the header and, per dword, the bits that must be zero.
+Sources: Linux 6.12 drivers/gpu/drm/amd/amdgpu/nvd.h (opcodes, bit positions), gfx_v11_0.c (packets
+that the kernel emits on GFX11), Mesa src/amd/common/sid.h (GLK bits of RELEASE_MEM). Payload
+layouts are given as the number of dwords after the header and, per dword, the bits that must be
+zero.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ALL = 0xFFFF_FFFF
 TYPE3 = 3
 MAXIMUM_COUNT = 0x3FFF
 SHADER_TYPE = 1 << 1  # header bit 1: compute; both values are accepted on a compute queue
-RESERVED_HEADER = 0xFF & ~SHADER_TYPE  # predicate, and what no header names
+RESERVED_HEADER = 0xFF & ~SHADER_TYPE  # predicate bit, and bits that no header file names
 
 SH_REGISTERS = range(0x2C00, 0x3000)
 UCONFIG_REGISTERS = range(0xC000, 0x10000)
@@ -45,8 +46,8 @@ SET_SH_REG = 0x76
 SET_UCONFIG_REG = 0x79
 WAIT_REG_MEM64 = 0x93
 
-# Opcodes that a real MEC executes and this model does not. Meeting one is our gap, not the driver's
-# error, and is reported as such.
+# Opcodes that a real MEC executes but this model does not. They are reported as a gap of the model,
+# not as the driver's error.
 NOT_MODELLED = {
     0x5D: "PRIME_UTCL2",
     0x5F: "LOAD_SH_REG",
@@ -62,7 +63,7 @@ NOT_MODELLED = {
 
 
 class BadPacket(Exception):
-    """A packet the MEC cannot execute: its opcode, count, reserved bits or operands are wrong."""
+    """A packet that the MEC cannot execute: wrong opcode, count, reserved bits or operands."""
 
     def __init__(self, reason: str, header: int) -> None:
         super().__init__(reason)
@@ -71,25 +72,28 @@ class BadPacket(Exception):
 
 
 class PrivilegedRegister(BadPacket):
-    """A register that an unprivileged queue may not touch (interrupt source 184)."""
+    """A register that an unprivileged queue must not access (interrupt source 184)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PacketFormat:
-    """minimum, maximum: payload dwords. reserved: bits that must be zero, per payload dword; ones
-    are forgiven but in `ALIGNMENT`. accepted: those of them that proven drivers set, by dword."""
+    """Format of one packet type.
+
+    minimum, maximum: payload dwords. reserved: bits that must be zero, per payload dword; ones are
+    tolerated except in `ALIGNMENT` masks. accepted: reserved bits set by proven drivers, by dword.
+    """
 
     name: str
     opcode: int
     minimum: int
     maximum: int
     reserved: tuple[int, ...]
-    repeats: bool = False  # `reserved` names the leading dwords only; the rest is free data
+    repeats: bool = False  # `reserved` covers only the leading dwords; the rest is arbitrary data
     accepted: Mapping[int, int] = field(default_factory=dict)
 
 
 def free(*allowed: tuple[int, int]) -> int:
-    """The bits outside the fields [(lsb, width), ...]."""
+    """Return the mask of the bits outside the fields [(lsb, width), ...]."""
     mask = 0
     for lsb, width in allowed:
         mask |= ((1 << width) - 1) << lsb
@@ -98,7 +102,7 @@ def free(*allowed: tuple[int, int]) -> int:
 
 ADDRESS_HI = free((0, 16))  # 48-bit addresses
 LOW_4 = 0x3  # must be 4-byte aligned
-ALIGNMENT = (LOW_4, 0x7)  # masks that state an alignment, not reserved bits
+ALIGNMENT = (LOW_4, 0x7)  # masks that express an alignment, not reserved bits
 
 _FORMATS = (
     PacketFormat("NOP", NOP, 1, MAXIMUM_COUNT, (), repeats=True),
@@ -187,7 +191,7 @@ _FORMATS = (
             free((0, 16)),
             free((0, 19)),
         ),
-        # nvd.h has 8 bits, Linux writes 24, tinygrad all 32.
+        # nvd.h defines 8 bits; Linux writes 24, tinygrad all 32.
         accepted={2: free((0, 24))},
     ),
     PacketFormat(
@@ -226,7 +230,7 @@ ONE_DWORD_NOP = (TYPE3 << 30) | (MAXIMUM_COUNT << 16) | (NOP << 8)
 
 
 def payload_length(header: int) -> int:
-    """Return how many dwords follow `header`. Raises BadPacket unless it is of type 3."""
+    """Return how many dwords follow `header`. Raises BadPacket unless the type is 3."""
     if header >> 30 != TYPE3:
         raise BadPacket(f"packet type must be 3, got {header >> 30}", header)
     if header & ~SHADER_TYPE == ONE_DWORD_NOP:
@@ -271,9 +275,9 @@ def forgive(
 ) -> list[int]:
     """Return `words` with the reserved bits of the packet at words[at] cleared, as the MEC sees it.
 
-    `record` gets a text for each dword that had some, and whether proven drivers set all of them.
-    Raises BadPacket for a misaligned address. Texts name a dword's place, not its value, so that
-    one text stands for all.
+    `record` is called for each dword with reserved bits set: it gets a text, and whether proven
+    drivers set all of these bits. Raises BadPacket for a misaligned address. A text contains a
+    dword's position but not its value, so that repeated occurrences have the same text.
     """
     header, cleaned = words[at], list(words)
     entry = check(header, words, at + 1, formats)

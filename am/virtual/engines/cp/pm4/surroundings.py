@@ -7,11 +7,11 @@ from typing import Protocol
 
 
 class Surroundings(Protocol):
-    """Units and memory that the packets of a queue act on. Memory is virtual, in the VMID given."""
+    """Units and memory that a queue's packets act on. Addresses are virtual, in the given VMID."""
 
     sh: list[int]  # SH registers 0x2C00..0x2FFF of this queue
     vmid: int
-    may_choose_vmid: bool  # a kernel queue: INDIRECT_BUFFER names the VMID of its contents
+    may_choose_vmid: bool  # a kernel queue, where INDIRECT_BUFFER selects the VMID of its contents
     privileged: bool
 
     def fetch(self, vmid: int, address: int, dwords: int) -> tuple[int, ...]:
@@ -23,7 +23,7 @@ class Surroundings(Protocol):
         ...
 
     def store(self, vmid: int, address: int, data: bytes) -> None:
-        """Write memory; a fault loses the data."""
+        """Write memory; after a fault the data is lost."""
         ...
 
     def copy(self, vmid: int, source: int, destination: int, size: int) -> None:
@@ -47,20 +47,22 @@ class Surroundings(Protocol):
         ...
 
     def forgive(self, text: str, accepted: bool) -> None:
-        """Record what the MEC ignores in a packet: a note where proven drivers write it
-        (`accepted`), else a violation."""
+        """Record packet contents that the MEC ignores.
+
+        A note if proven drivers write them (`accepted`), else a violation.
+        """
         ...
 
     def unacquired(self, since: str) -> None:
-        """Note a launch whose waves may read stale caches."""
+        """Record a launch whose waves may read stale caches."""
         ...
 
     def drain(self) -> bool:
-        """Wait for all waves of this queue; whether there were any. Raises Hang."""
+        """Wait for all waves of this queue; return whether there were any. Raises Hang."""
         ...
 
     def end_of_pipe(self, address: int, data: bytes) -> None:
-        """Note an end-of-pipe event in the EOP buffer."""
+        """Write an end-of-pipe event to the EOP buffer."""
         ...
 
     def end_of_pipe_interrupt(self, context: int) -> None:
@@ -68,9 +70,9 @@ class Surroundings(Protocol):
         ...
 
     def pause(self, seconds: float) -> None:
-        """Wait a while, or until another engine wrote memory. Raises Stopped."""
+        """Wait `seconds`, or until another engine writes memory. Raises Stopped."""
         ...
 
     def check_sh(self, offset: int, values: Sequence[int]) -> None:
-        """Note writes of undefined SH registers or bits."""
+        """Record writes to undefined SH registers or bits."""
         ...
