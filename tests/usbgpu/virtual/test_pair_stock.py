@@ -30,7 +30,7 @@ from usbgpu.virtual.attach import plug_in
 from usbgpu.virtual.enclosure import Enclosure
 
 BOOT = 29_880  # transfers of a cold boot
-POLLS = 600  # that a busy host adds
+POLLS = 9_000  # that a host adds which is ten times slower: a poll is tens of transfers
 PULLS = 12  # tests.usbgpu.virtual.pulls makes more
 
 
