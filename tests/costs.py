@@ -22,7 +22,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "tests" / "slow.txt"
-LIMIT_S = 1.0
+LIMIT_S = 0.5
 SHOWN = 40
 _FOLDER = "UGPU_TEST_COSTS"
 
