@@ -65,8 +65,8 @@ def signals(driver: AmDriver, queues: Sequence[RingQueue]) -> None:
 
 def work(driver: AmDriver, queues: Sequence[RingQueue]) -> dict[str, object]:
     """Have each compute queue run a kernel, and each copy queue copy into device memory and back.
-    Returns what was done. ChipError for a wrong result. If there is no memory for that, each queue
-    executes a signal."""
+    Returns the work done. Raises ChipError for a wrong result. Without memory for this work, each
+    queue executes a signal instead."""
     try:
         with _memory(driver) as (code, device, host):
             for queue in queues:

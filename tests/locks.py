@@ -146,12 +146,12 @@ def _rlock() -> Any:
 def pytest_configure(config: pytest.Config) -> None:
     """Record from now on. This module is a plugin of pytest."""
     ROOTS.append(config.rootpath)
-    threading.Lock, threading.RLock = _lock, _rlock  # type: ignore[assignment]
+    vars(threading).update(Lock=_lock, RLock=_rlock)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write what this process has recorded."""
-    threading.Lock, threading.RLock = LOCK, RLOCK
+    vars(threading).update(Lock=LOCK, RLock=RLOCK)
     path = Path(os.environ[_FOLDER]) / str(os.getpid())
     path.write_text(json.dumps([[*step, stack] for step, stack in STEPS.items()]), "utf-8")
 

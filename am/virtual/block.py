@@ -64,7 +64,7 @@ class Block:
         """Enter the state after a reset of this scope. The latches are already cleared."""
 
     def stop(self) -> None:
-        """Stop until the next reset: the card is being reset or is no longer present. Idempotent.
+        """Stop until the next reset: the card is being reset or was removed. Idempotent.
 
         Called with `chip.lock` held: signal threads, do not join them.
         """

@@ -20,7 +20,7 @@ _SOON_S = 0.05
 class Scheduler:
     """Run callbacks after a delay, under the chip's lock, in the order of their times.
 
-    With `manual` there is no thread, and time moves only through `advance`. `cancel_all` drops
+    With `manual` the scheduler starts no thread, and only `advance` moves time. `cancel_all` drops
     pending callbacks (the chip lost power). `close` ends the thread; idempotent.
     """
 

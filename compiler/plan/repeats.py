@@ -9,8 +9,8 @@ places. Graphs with equal parts find this plan by content, whatever the number o
 A layer's plan depends on its neighbours: fusion reaches across their borders, and the first and the
 last layers have different neighbours. So the graph with KEPT layers is planned as any other, and
 its plan is used only if its second and third layer do the same and no kernel computes more than the
-layer before its own; otherwise there is no plan. The decisions depend on nothing further away: they
-use the costs of what a kernel computes, and its readers.
+layer before its own; otherwise the graph is not planned by repetition. The decisions depend only on
+these layers: they use the costs of what a kernel computes, and its readers.
 
 Writes into memory in place (a decoder's keys and values) are decided for the whole graph first
 (compiler.schedule.hazards), since they depend on references. They repeat if every layer except the

@@ -120,7 +120,7 @@ class Walker:
         return Entry(start, shift, base, bool(entry & _SYSTEM), permissions)
 
     def _load(self, table: int, slot: int) -> int | None:
-        """Read one entry of a table; None if there is no memory at its address."""
+        """Read one entry of a table; None if its address has no memory."""
         chip = self._hub.chip
         at = (table & _TABLE) + 8 * slot
         if table & _SYSTEM:

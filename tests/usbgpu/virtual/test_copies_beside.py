@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,11 +51,11 @@ class Beside:
         self.wait(number)
         self.transfer._reached = min(self.transfer._reached, number)
 
-    def watched(self, *args: object) -> None:
+    def watched(self, *args: Any) -> None:  # those of BulkMemory.send
         self.sending = True
         self.sends += 1
         try:
-            self.send(*args)  # type: ignore[arg-type]
+            self.send(*args)
         finally:
             self.sending = False
 

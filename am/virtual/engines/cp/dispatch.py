@@ -135,7 +135,7 @@ class Launcher:
         shared_aperture: int,
         private_aperture: int,
     ) -> Dispatch | None:
-        """Latch dims and initiator into `sh`; return the launch, or None if there are no waves.
+        """Latch dims and initiator into `sh`; return the launch, or None for zero waves.
 
         dims: payload of DISPATCH_DIRECT. Apertures are base addresses. Raises BadDispatch.
         """

@@ -1,7 +1,7 @@
 """Queues of processes under the scheduler: each process has a VMID, each queue has a slot.
 
-Every queue keeps its slot from ADD_QUEUE to REMOVE_QUEUE. There are no time slices, and a queue is
-refused when all slots or VMIDs are in use (a board would time-share them). Facts: Linux 6.12
+Every queue keeps its slot from ADD_QUEUE to REMOVE_QUEUE. The model has no time slices: it refuses
+a queue when all slots or VMIDs are in use (a board would time-share them). Facts: Linux 6.12
 mes_v11_0.c, mes_v11_api_def.h, gfxhub_v3_0.c (registers of a context).
 """
 

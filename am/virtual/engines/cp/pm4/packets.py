@@ -3,7 +3,7 @@
 The MEC's firmware reads the fields that it knows and ignores all other bits: tinygrad's driver sets
 reserved bits of ACQUIRE_MEM before each kernel, and boards run it. So ones in reserved bits are a
 violation and are treated as zeros. Unknown opcodes, wrong counts and misaligned addresses remain
-faults, because there is no evidence that boards tolerate them.
+faults, because no source shows that boards tolerate them.
 
 The formats here are those that a compute queue accepts; other queues accept more (kernel.py,
 graphics.py).
