@@ -15,12 +15,13 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Protocol
 
 from hcq.diskcache import DiskCache
 from hcq.errors import BadCodeObject, MissingDependency
+from hcq.kept import kept
 
 log = logging.getLogger(__name__)
 
@@ -164,12 +165,14 @@ def assemble(
     assembler = find_assembler()
     if cache_folder is None or options:
         return assembler.assemble(ptx, target, options)
-    kept = DiskCache(cache_folder)
-    key = DiskCache.key(assembler.name, target, hashlib.sha256(ptx).hexdigest())
-    code = kept.get(key)
+    cubins = DiskCache(cache_folder)
+    content = hashlib.sha256(ptx).hexdigest()
+    key = DiskCache.key(assembler.name, target, content)
+    code = cubins.get(key)
     if code is None:
-        code = assembler.assemble(ptx, target)
-        kept.put(key, code)
+        make = partial(assembler.assemble, ptx, target)
+        code = kept(make, Path(__file__), assembler.name, target, content)
+        cubins.put(key, code)
     return code
 
 

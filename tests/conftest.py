@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import time
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests import costs
+from tests.support.collector import COLLECTOR
 from tests.support.folders import Folders
 
 FOLDERS = Folders.prepare()  # before anything reads the environment
@@ -45,35 +44,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="rewrite the files under tests/golden instead of comparing with them",
     )
-
-
-class Collector:
-    """The collector need not look at thousands of tests again and again: what is alive between two
-    modules is left out. All is looked at as often as a twentieth of the time allows."""
-
-    SHARE = 20
-
-    def __init__(self) -> None:
-        self.module: object = None
-        self.due = 0.0
-
-    def enter(self, module: object) -> None:
-        """A test of this module begins."""
-        if module is self.module:
-            return
-        self.module = module
-        began = time.monotonic()
-        if began >= self.due:
-            gc.unfreeze()
-            gc.collect()
-            ended = time.monotonic()
-            self.due = ended + self.SHARE * (ended - began)
-            gc.freeze()
-        elif not gc.get_freeze_count():  # a test wanted everything looked at
-            gc.freeze()
-
-
-COLLECTOR = Collector()
 
 
 @pytest.hookimpl(tryfirst=True)

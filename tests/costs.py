@@ -22,7 +22,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "tests" / "slow.txt"
-LIMIT_S = 0.5
+LIMIT_S = 0.25
 SHOWN = 40
 _FOLDER = "UGPU_TEST_COSTS"
 

@@ -149,7 +149,7 @@ class ChipOptions:
     platform: bool = True
     registers: int = 1 << 20
     doorbells: int = 2 << 20
-    noise: int = 32 << 20
+    noise: int = 8 << 20
     poison: int | None = None
     seed: int = 1
     manual_time: bool = False

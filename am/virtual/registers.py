@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 from am.virtual.objections import Level, Objections
 from hcq.fields import Register, RegisterMap
@@ -10,6 +11,48 @@ from hcq.fields import Register, RegisterMap
 ALL_ONES = 0xFFFF_FFFF
 Reader = Callable[[], int]
 Writer = Callable[[int], None]
+_Blocks = tuple[tuple[str, RegisterMap, tuple[int, ...]], ...]
+
+
+class _Places:
+    """Where the registers of some blocks are: the same for all chips with the same tables."""
+
+    def __init__(self, blocks: _Blocks) -> None:
+        self.blocks = {name: (table, bases) for name, table, bases in blocks}
+        self._indices: dict[tuple[str, str], int] = {}
+        self._owners: dict[int, tuple[str, Register] | None] = {}
+
+    @staticmethod
+    @cache
+    def of(blocks: _Blocks) -> _Places:
+        """Return the places of these blocks, found so far by all chips."""
+        return _Places(blocks)
+
+    def index(self, block: str, name: str) -> int:
+        """Return the absolute dword index of a register; KeyError for an unknown name."""
+        found = self._indices.get((block, name))
+        if found is None:
+            table, bases = self.blocks[block]
+            register = table[name]
+            found = bases[register.segment] + register.offset
+            self._indices[block, name] = found
+            self._owners.setdefault(found, (block, register))  # of several names, one in use
+        return found
+
+    def owner(self, index: int) -> tuple[str, Register] | None:
+        """Return the block and register at an index, or None."""
+        if index not in self._owners:
+            self._owners[index] = self._find(index)
+        return self._owners[index]
+
+    def _find(self, index: int) -> tuple[str, Register] | None:
+        for block, (table, bases) in self.blocks.items():
+            for segment, base in enumerate(bases):
+                if index >= base:
+                    register = table.find(index - base, segment)
+                    if register is not None:
+                        return block, register
+        return None
 
 
 class RegisterSpace:
@@ -29,14 +72,14 @@ class RegisterSpace:
         blocks: Mapping[str, tuple[RegisterMap, Sequence[int]]],
         objections: Objections,
     ) -> None:
-        self._blocks = dict(blocks)
+        self._places = _Places.of(
+            tuple((name, table, tuple(bases)) for name, (table, bases) in blocks.items())
+        )
         self._objections = objections
         self._values: dict[int, int] = {}
         self._readers: dict[int, Reader] = {}
         self._writers: dict[int, Writer] = {}
-        self._owners: dict[int, tuple[str, Register] | None] = {}
         self._undefined: dict[int, int] = {}
-        self._indices: dict[tuple[str, str], int] = {}
         self._read_only: set[int] = set()
         self.closed: set[str] = set()  # blocks that are not up: writes are lost
         self.unpowered: set[str] = set()  # blocks without power: writes are lost, reads give ones
@@ -45,33 +88,15 @@ class RegisterSpace:
 
     def index(self, block: str, name: str) -> int:
         """Return the absolute dword index of a register; KeyError for an unknown name."""
-        found = self._indices.get((block, name))
-        if found is None:
-            table, bases = self._blocks[block]
-            register = table[name]
-            found = bases[register.segment] + register.offset
-            self._indices[block, name] = found
-            self._owners[found] = (block, register)
-        return found
+        return self._places.index(block, name)
 
     def register(self, block: str, name: str) -> Register:
         """Return the register's description."""
-        return self._blocks[block][0][name]
+        return self._places.blocks[block][0][name]
 
     def owner(self, index: int) -> tuple[str, Register] | None:
         """Return the block and register at an index, or None."""
-        if index not in self._owners:
-            self._owners[index] = self._find(index)
-        return self._owners[index]
-
-    def _find(self, index: int) -> tuple[str, Register] | None:
-        for block, (table, bases) in self._blocks.items():
-            for segment, base in enumerate(bases):
-                if index >= base:
-                    register = table.find(index - base, segment)
-                    if register is not None:
-                        return block, register
-        return None
+        return self._places.owner(index)
 
     # ---- behaviour ----------------------------------------------------------------------------
 
@@ -90,7 +115,6 @@ class RegisterSpace:
             self._values.pop(index, None)
         else:
             self._writers[index] = writer
-            self._owners.setdefault(index, None)
             self._values[index] = 0
             self._undefined[index] = 0
 
@@ -98,7 +122,6 @@ class RegisterSpace:
         """Let `reader` answer reads of an index that no table names; writes to it are dropped."""
         self._readers[index] = reader
         self._read_only.add(index)
-        self._owners.setdefault(index, None)
         self._undefined[index] = 0
 
     def read_only(self, block: str, name: str) -> None:
@@ -145,7 +168,7 @@ class RegisterSpace:
         if self.closed or self._read_only:
             if index in self._read_only:
                 return
-            owner = self._owners.get(index)
+            owner = self.owner(index)
             if owner is not None and owner[0] in self.closed:
                 text = f"{owner[1].name} written with {value:#x} before {owner[0]} is up"
                 self._objections.record(Level.FAULT, text)
@@ -180,7 +203,7 @@ class RegisterSpace:
         return self._values.setdefault(index, 0)
 
     def _note(self, index: int, bits: int) -> None:
-        owner = self._owners.get(index)
+        owner = self.owner(index)
         name = owner[1].name if owner is not None else f"{index:#x}"
         text = f"{name}: undefined bits {bits:#x} written as ones"
         self._objections.record(Level.NOTE, text)

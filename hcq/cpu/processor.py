@@ -10,13 +10,15 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import llvmlite.binding as llvm
 import numpy as np
 
-from hcq import host
+from hcq.config import config
 from hcq.cpu.memory import HostMemory
+from hcq.emu import jit
 from hcq.errors import HostError
 from hcq.life import ModuleLock
 from hcq.threads import start
@@ -40,16 +42,16 @@ class Native:
     """The compiled processor's entry points. Calling one releases the interpreter lock, except for
     those that take too little time: `repeat` and `expect`."""
 
-    def __init__(self, engine: llvm.ExecutionEngine) -> None:
-        self.engine = engine  # owns the code
+    def __init__(self, code: jit.Loaded) -> None:
+        self.code = code
 
         def entry(name: str, result: type | None, *arguments: type) -> Callable[..., int]:
             prototype = ctypes.CFUNCTYPE(result, *arguments)
-            return prototype(engine.get_function_address(name))
+            return prototype(code.address(name))
 
         def quick(name: str, result: type | None, *arguments: type) -> Callable[..., int]:
             prototype = ctypes.PYFUNCTYPE(result, *arguments)
-            return prototype(engine.get_function_address(name))
+            return prototype(code.address(name))
 
         pointer, word = ctypes.c_void_p, ctypes.c_uint64
         self.ring = entry("ugpu_ring", None, pointer)
@@ -87,7 +89,7 @@ def source(triple: str) -> str:
 
 
 def native() -> Native:
-    """Return the processor, compiled on first use, once per process."""
+    """Return the processor, loaded on first use, once per process: from the cache, or compiled."""
     global _native
     found = _native
     if found is None:  # later calls take no lock: an interrupted thread may hold it
@@ -97,8 +99,6 @@ def native() -> Native:
 
 
 def _build() -> Native:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
     library = ctypes.CDLL(None)
     for name in (
         "pthread_mutex_lock",
@@ -112,17 +112,11 @@ def _build() -> Native:
     ):
         if not hasattr(library, name):  # LLVM would end the process
             raise HostError(f"the C library of this process has no {name}")
-    module = llvm.parse_assembly(source(llvm.get_process_triple()), llvm.create_context())
-    module.triple = llvm.get_process_triple()
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=host.cpu_name(), features=host.feature_string(host.features()), opt=2
-    )
-    module.verify()
-    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(2))
-    builder.getModulePassManager().run(module, builder)
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    return Native(engine)
+    objects = jit.ObjectCache(config().cache_folder / "cpu")
+    text = source(llvm.get_process_triple())
+    key = jit.key_of(Path(__file__).with_name("native"), text)
+    made = objects.made(key, partial(jit.compile_object, text, jit.FULL, jit.FULL))
+    return Native(jit.Loaded(made))
 
 
 class Words:

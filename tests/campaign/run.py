@@ -14,7 +14,7 @@ from pathlib import Path
 from hcq.errors import DeviceHang, UgpuError
 from tests.campaign.kind import Case, Kind, Recovery, Result
 from tests.campaign.stand import Stand
-from tests.support.holdings import apart
+from tests.support.collector import apart
 
 #: seconds from the start of a stage to its error; a wait that passes every limit takes longer
 LIMIT_S = 20.0

@@ -14,6 +14,7 @@ from hcq.memory import Placement
 from hcq.program import Program
 from hcq.queue import QueueKind
 from tests.support import holdings
+from tests.support.collector import apart
 from tests.support.devices import DEVICES
 from tests.support.kernels import contract_object
 
@@ -101,7 +102,7 @@ def check(
     """Fail where each of some runs of `cycles` leaves more than there was: what other tests and
     caches add, they add once. slack: of Python objects of a type for each cycle."""
     once()
-    with holdings.apart():
+    with apart():
         for _ in range(RUNS):
             once()
             before = holdings.settled(device)

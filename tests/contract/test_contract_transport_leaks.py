@@ -7,6 +7,7 @@ from collections.abc import Callable
 from hcq.errors import BadArgument, NotSupported, UgpuError
 from hcq.transport.base import Transport
 from tests.support import holdings
+from tests.support.collector import apart
 from tests.support.transport_stands import Subject, allocated, much, rule
 
 CYCLES = 100
@@ -67,7 +68,7 @@ def test_no_operation_leaves_anything_behind(subject: Subject) -> None:
     transport = subject.transport
     for operation in OPERATIONS:
         operation(transport)  # what is made once, as windows are
-        with holdings.apart():
+        with apart():
             operation(transport)
             before = holdings.settled()
             for _ in range(CYCLES):
@@ -92,7 +93,7 @@ def test_a_lost_device_leaves_nothing_behind(subject: Subject) -> None:
             except (UgpuError, AssertionError):
                 continue
 
-    with holdings.apart():
+    with apart():
         use()
         before = holdings.settled()
         for _ in range(CYCLES):

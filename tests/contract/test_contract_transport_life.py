@@ -13,7 +13,7 @@ import pytest
 
 from hcq.errors import Closed, DeviceLost
 from hcq.transport.base import Transport
-from tests.support import holdings
+from tests.support.collector import apart
 from tests.support.descriptors import leaked, settled
 from tests.support.transport_stands import STANDS, Stand, Subject, allocated, much, rule
 
@@ -189,7 +189,7 @@ def address_space() -> int:
 def test_nothing_is_left(stand: Stand) -> None:
     """Descriptors, mappings and address space, over many lives."""
     stand.hold(use_all)
-    with holdings.apart():
+    with apart():
         descriptors, mappings = settled(), mapped_files()
         # What is not given back grows each time; a thread that came first may bring an arena, once.
         assert any(growth(stand) < SLACK for _ in range(4))

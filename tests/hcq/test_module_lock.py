@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
+import pytest
+
+from hcq.config import Config
 from hcq.cpu import processor
 from hcq.life import ModuleLock
 
@@ -16,6 +20,28 @@ def test_native_code_that_is_built_needs_no_lock() -> None:
         other.start()
         other.join(60)
     assert found == [built]
+
+
+def test_native_code_is_compiled_once_per_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+    compile_object = processor.jit.compile_object
+
+    def compiles(text: str, *levels: int) -> bytes:
+        compiled.append(text)
+        return compile_object(text, *levels)
+
+    monkeypatch.setattr(processor.jit, "compile_object", compiles)
+    monkeypatch.setattr(processor.jit, "kept", lambda make, *inputs: make())  # of earlier runs
+    monkeypatch.setattr(processor, "config", lambda: Config(cache_folder=tmp_path))
+    assert processor._build().code.address("ugpu_serve")
+    (entry,) = (tmp_path / "cpu").iterdir()
+    assert processor._build().code.address("ugpu_serve")
+    assert len(compiled) == 1
+    entry.write_bytes(entry.read_bytes()[:-1] + b"?")
+    assert processor._build().code.address("ugpu_serve")
+    assert len(compiled) == 2, "a damaged entry is not used"
 
 
 def test_a_child_of_a_fork_has_a_free_lock() -> None:

@@ -30,8 +30,9 @@ from qcom.interface import KernelInterface
 from qcom.virtual.isa.decoder.decode import program
 from qcom.virtual.isa.decoder.table import table
 from tests.qcom.kgsl_double import Double
-from tests.support import holdings, kernels
+from tests.support import kernels
 from tests.support.adreno import MESA, compiled, fetching, module, needs_mesa
+from tests.support.collector import apart
 from tests.support.interrupts import interrupted
 
 CHIPS = ("a630", "a660", "a740", "a750")
@@ -430,7 +431,7 @@ def test_an_exception_at_any_line_of_an_allocation(opened: Opened) -> None:
     def allocate() -> None:
         device.alloc(4096).close()
 
-    with holdings.apart():
+    with apart():
         for place in interrupted(allocate):
             gc.collect(0)
             device.synchronize()
@@ -446,7 +447,7 @@ def test_an_exception_at_any_line_of_a_load(opened: Opened) -> None:
     def load() -> None:
         device.load(image).close()
 
-    with holdings.apart():
+    with apart():
         for place in interrupted(load):
             gc.collect(0)
             device.synchronize()

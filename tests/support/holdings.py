@@ -10,8 +10,6 @@ import gc
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,17 +40,6 @@ class Holdings:
         more = {name: getattr(self, name) - getattr(before, name) for name in names}
         found = {name: count for name, count in more.items() if count > 0}
         return found | dict(self.kinds - before.kinds) | dict(self.kernel - before.kernel)
-
-
-@contextmanager
-def apart() -> Iterator[None]:
-    """Leave out of counts, and of the collector's work, what is there already: a process that has
-    run thousands of tests holds millions of objects. What is garbage already stays until after."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def count(device: Device | None = None) -> Holdings:

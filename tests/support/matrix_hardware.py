@@ -20,14 +20,12 @@ Place = Callable[[int, int], tuple[int, int]]
 def whole(lanes: Array, rows: int, depth: int, place: Place) -> Array:
     """A matrix from what each lane holds; place: (lane, element) to (row, step). Where several
     lanes hold an element, they hold the same."""
-    matrix = np.zeros((rows, depth), np.float64)
-    seen = np.zeros((rows, depth), bool)
-    for lane in range(lanes.shape[0]):
-        for element in range(lanes.shape[1]):
-            at = place(lane, element)
-            assert not seen[at] or matrix[at] == lanes[lane, element]
-            matrix[at], seen[at] = lanes[lane, element], True
-    assert seen.all()
+    places = [place(*held) for held in np.ndindex(lanes.shape)]
+    at = tuple(np.array(places).T)
+    matrix = np.full((rows, depth), np.nan)
+    matrix[at] = lanes.reshape(-1)
+    assert (matrix[at] == lanes.reshape(-1)).all(), "several lanes hold an element, and differ"
+    assert len(set(places)) == matrix.size, "no lane holds an element"
     return matrix
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.metadata
 from importlib.util import find_spec
 from pathlib import Path
+
+from hcq.kept import kept
 
 INPUT_PTX = 2  # nvJitLink.h, nvJitLinkInputType
 
@@ -33,6 +36,11 @@ def _call(name: str, *args: object) -> int:
 
 def assemble(ptx: bytes, cpu: str) -> bytes:
     """The cubin of a PTX text for "sm_90" or the like; DoesNotAssemble with the log."""
+    version = importlib.metadata.version("nvidia-nvjitlink")
+    return kept(functools.partial(_assemble, ptx, cpu), Path(__file__), version, cpu, ptx)
+
+
+def _assemble(ptx: bytes, cpu: str) -> bytes:
     options = (ctypes.c_char_p * 1)(f"-arch={cpu}".encode())
     handle, size = ctypes.c_void_p(), ctypes.c_size_t()
     status = _call("nvJitLinkCreate", ctypes.byref(handle), 1, options)

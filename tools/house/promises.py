@@ -27,8 +27,9 @@ _BESIDE = re.compile(r"`(\w+)`(?= returns| removes)")  # verbs that share a line
 _CLOCK = ("monotonic", "perf_counter", "process_time", "sleep", "time")
 # Tests that measure or run programs on boards, and the waiting helpers of the other tests.
 _BY_CLOCK = (
-    "bench/", "campaign/run.py", "campaign/soak.py", "campaign/stand.py", "conftest.py", "costs.py",
-    "foreign/", "hw/", "kernel/", "mutants/__main__.py", "support/clocks.py", "support/waiting.py",
+    "bench/", "campaign/run.py", "campaign/soak.py", "campaign/stand.py", "costs.py", "foreign/",
+    "hw/", "kernel/", "mutants/__main__.py", "support/clocks.py", "support/collector.py",
+    "support/waiting.py",
 )  # fmt: skip
 # The clock itself, and models whose programs run at the speed of this processor.
 _SLEEPS = (

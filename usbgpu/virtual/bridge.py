@@ -57,11 +57,13 @@ class Bridge:
         self._lanes = lanes
         self._secondary_reset = secondary_reset
         self._bytes = bytearray(SIZE)
+        self._windows: list[tuple[int, int]] | None = None  # as decoded since the last change
         self.reset()
 
     def reset(self) -> None:
         """Clear everything that software wrote: buses, windows, enables."""
         self._bytes[:] = bytes(SIZE)
+        self._windows = None
         struct.pack_into("<HH", self._bytes, 0, *self._identity)
         struct.pack_into("<H", self._bytes, _COMMAND + 2, 0x0010)
         struct.pack_into("<I", self._bytes, _CLASS, 0x060400 << 8)
@@ -84,6 +86,7 @@ class Bridge:
         mask = _WRITABLE.get(start, 0) & written
         new = old & ~mask | value << shift & mask
         struct.pack_into("<I", self._bytes, start, new)
+        self._windows = None
         if start == _CONTROL & ~3:
             rising = new & ~old
             if rising & _SECONDARY_RESET << 16:
@@ -112,6 +115,11 @@ class Bridge:
     def windows(self) -> list[tuple[int, int]]:
         """Return the address ranges forwarded downstream: first, and one past the last; none with
         memory off."""
+        if self._windows is None:
+            self._windows = self._decode_windows()
+        return self._windows
+
+    def _decode_windows(self) -> list[tuple[int, int]]:
         if not self._word(_COMMAND) & _MEMORY_ENABLE:
             return []
         found = [_window(self._word(_MEMORY), self._word(_MEMORY + 2), 0, 0)]

@@ -11,6 +11,7 @@ import hashlib
 import random
 import struct
 import zlib
+from functools import cache
 
 from am.chips.facts import ChipFacts
 
@@ -224,8 +225,15 @@ def _scheduler(maker: _Maker, kind: str) -> bytes:
 
 def synthetic_set(facts: ChipFacts, seed: int = 0) -> dict[str, bytes]:
     """Build all files that a chip's bring-up needs, keyed by their linux-firmware names."""
+    files = _files(seed)
+    return {facts.image_name(pattern, block): image for pattern, block, image in files}
+
+
+@cache
+def _files(seed: int) -> tuple[tuple[str, str, bytes], ...]:
+    """Build the files: the pattern of each one's name, the block that it is for, the content."""
     maker = _Maker(seed)
-    files = (
+    return (
         ("psp_{}_sos.bin", "MP0", _psp(maker)),
         ("smu_{}.bin", "MP1", _smu(maker)),
         ("sdma_{}.bin", "SDMA0", _sdma(maker)),
@@ -239,4 +247,3 @@ def synthetic_set(facts: ChipFacts, seed: int = 0) -> dict[str, bytes]:
         ("gc_{}_mes_2.bin", "GC", _scheduler(maker, "MES")),
         ("gc_{}_mes1.bin", "GC", _scheduler(maker, "MES_KIQ")),
     )
-    return {facts.image_name(pattern, block): image for pattern, block, image in files}

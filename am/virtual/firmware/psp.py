@@ -101,7 +101,7 @@ class Psp(Block):
         """Note a buffer that is not zero after its image; the kernel's driver always clears it."""
         left = self.chip.mm.mapped(0, address + size, _MEGABYTE - size)
         rest = self.read(address + size, left)
-        if rest is not None and rest.strip(b"\x00"):
+        if rest is not None and rest != bytes(len(rest)):
             self.chip.note(f"PSP: {address:#x}: the buffer is not zero behind the image")
 
     # ---- boot loader --------------------------------------------------------------------------

@@ -147,18 +147,12 @@ Values = Callable[[VirtualGpu, str], int | None]
 
 def _answer(gpu: VirtualGpu, prefix: str, index: int, values: Values) -> int:
     """Return the value for an index of one of the information lists."""
-    constants = gpu.machine.abi.constants
-    for name in _names(gpu, prefix):
-        if constants[name] == index:
-            value = values(gpu, name.removeprefix(prefix))
-            if value is not None:
-                return value
+    for name in gpu.machine.abi.constants.names(index, prefix=prefix):
+        value = values(gpu, name.removeprefix(prefix))
+        if value is not None:
+            return value
     gpu.machine.asked[f"{prefix}{index:#x}"] += 1
     raise RmError(Status.NOT_SUPPORTED, f"{prefix}{index:#x} is not modelled")
-
-
-def _names(gpu: VirtualGpu, prefix: str) -> list[str]:
-    return [name for name in gpu.machine.abi.constants if name.startswith(prefix)]
 
 
 def list_inside(prefix: str, count: str, entries: str, values: Values) -> Callable[..., None]:

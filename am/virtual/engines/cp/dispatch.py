@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 from am.virtual.engines.cp.pm4.packets import SH_REGISTERS
@@ -46,10 +47,17 @@ class ShadowRegister:
 
 
 class ShRegisters:
-    """Locations of the compute registers in SH space (0x2C00 to 0x2FFF); shared by all queues.
+    """Locations of the compute registers in SH space (0x2C00 to 0x2FFF); shared by all queues and
+    chips with the same register table, see `of`.
 
     A queue's own values are a list of SH_COUNT integers, indexed as in `SET_SH_REG`.
     """
+
+    @staticmethod
+    @cache
+    def of(table: RegisterMap) -> ShRegisters:
+        """Return the compute registers of a table."""
+        return ShRegisters(table)
 
     def __init__(self, table: RegisterMap) -> None:
         self.known: dict[int, ShadowRegister] = {}

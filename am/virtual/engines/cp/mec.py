@@ -45,7 +45,7 @@ class Mec(Block):
         self.gfx = gfx
         self.array = array
         self.memory_written = MemoryWritten()
-        self.sh_registers = ShRegisters(gfx.table)
+        self.sh_registers = ShRegisters.of(gfx.table)
         self.launcher = Launcher(self.sh_registers, self.chip.facts.board.vector_registers)
         self.retired: list[ComputeQueue] = []  # queues to join at close
         self.slots = [

@@ -6,6 +6,7 @@ irqsrcs_gfx_11_0_0.h.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 from am import regs
@@ -14,7 +15,7 @@ from am.virtual.engines.engine import MemoryWritten
 from am.virtual.engines.sdma.queue import SdmaQueue
 from am.virtual.engines.sdma.slot import SdmaSlot
 from am.virtual.registers import Writer
-from hcq.fields import RegisterValue
+from hcq.fields import RegisterMap, RegisterValue
 
 if TYPE_CHECKING:
     from am.virtual.board import Board
@@ -35,6 +36,11 @@ QUEUES = 8
 L2_POLICIES = (2, 3)
 
 
+@cache
+def _beginning_with(table: RegisterMap, prefix: str) -> list[str]:
+    return [name for name in table if name.startswith(prefix)]
+
+
 class Sdma(Block):
     """One copy engine, `chip.sdma[instance]`."""
 
@@ -45,9 +51,8 @@ class Sdma(Block):
         self.client = 13 + instance  # client of the graphics hub (Linux 6.12 gfxhub_v3_0.c)
         self.retired: list[SdmaQueue] = []
         self._halted = True
-        prefix = f"SDMA{instance}_"
         table = regs.load(chip.facts.table("GC"))
-        self._registers = [name for name in table if name.startswith(prefix)]
+        self._registers = _beginning_with(table, f"SDMA{instance}_")
         write = self._on_write
         write("F32_CNTL", self._f32_control)
         write("FREEZE", self._freeze)
