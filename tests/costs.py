@@ -22,7 +22,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "tests" / "slow.txt"
-LIMIT_S = 0.25
+LIMIT_S = 0.12
 SHOWN = 40
 _FOLDER = "UGPU_TEST_COSTS"
 

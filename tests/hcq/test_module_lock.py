@@ -42,6 +42,10 @@ def test_native_code_is_compiled_once_per_machine(
     entry.write_bytes(entry.read_bytes()[:-1] + b"?")
     assert processor._build().code.address("ugpu_serve")
     assert len(compiled) == 2, "a damaged entry is not used"
+    source = processor.source
+    monkeypatch.setattr(processor, "source", lambda triple: source(triple) + "; another\n")
+    assert processor._build().code.address("ugpu_serve")
+    assert len(compiled) == 3, "an entry is that of one source"
 
 
 def test_a_child_of_a_fork_has_a_free_lock() -> None:

@@ -36,6 +36,15 @@ class Collector:
             self.frozen = True
 
     @contextmanager
+    def off(self) -> Iterator[None]:
+        """Collect nothing meanwhile."""
+        gc.disable()
+        try:
+            yield
+        finally:
+            gc.enable()
+
+    @contextmanager
     def apart(self) -> Iterator[None]:
         """Leave what is there already out of counts and of collections, then have all looked at.
         What is garbage already stays until after."""
