@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.metadata
 from importlib.util import find_spec
 from pathlib import Path
 
 from hcq.kept import kept
+from nv.assemble import find_assembler
 
 INPUT_PTX = 2  # nvJitLink.h, nvJitLinkInputType
 
@@ -36,7 +36,7 @@ def _call(name: str, *args: object) -> int:
 
 def assemble(ptx: bytes, cpu: str) -> bytes:
     """The cubin of a PTX text for "sm_90" or the like; DoesNotAssemble with the log."""
-    version = importlib.metadata.version("nvidia-nvjitlink")
+    version = find_assembler().name
     return kept(functools.partial(_assemble, ptx, cpu), Path(__file__), version, cpu, ptx)
 
 

@@ -37,8 +37,8 @@ L2_POLICIES = (2, 3)
 
 
 @cache
-def _beginning_with(table: RegisterMap, prefix: str) -> list[str]:
-    return [name for name in table if name.startswith(prefix)]
+def _beginning_with(table: RegisterMap, prefix: str) -> tuple[str, ...]:
+    return tuple(name for name in table if name.startswith(prefix))
 
 
 class Sdma(Block):
