@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import msgpack
 
+from hcq.argument import Argument
 from hcq.elf import (
     ET_REL,
     SHF_EXECINSTR,
@@ -28,7 +29,6 @@ from hcq.elf import (
     read_object,
 )
 from hcq.errors import BadCodeObject, NotSupported
-from hcq.program import Argument
 from hcq.sharedobject import read_shared
 
 EM_AMDGPU = 224

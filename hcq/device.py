@@ -7,10 +7,10 @@ vendor's subclass adds vendor-specific methods.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
-from hcq import registry
 from hcq.checks import WORD, whole
 from hcq.errors import BadArgument
 from hcq.graph import Capture
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from hcq.program import Program
     from hcq.target import TargetSpec
     from hcq.telemetry import Sensor
+
+# Its `compile_source(device, source)` returns a Program.
+_COMPILER = "compiler.front.source"
 
 
 class Device:
@@ -94,8 +97,8 @@ class Device:
         rejects. See docs/your-own-kernel.md.
         """
         self._core.check_usable()
-        made: Program = registry.compiler()(self, source)
-        return made
+        program: Program = importlib.import_module(_COMPILER).compile_source(self, source)
+        return program
 
     def queue(self, kind: QueueKind = QueueKind.COMPUTE, index: int = 0) -> Queue:
         """Return a recorder for hardware queue `index` of a kind."""

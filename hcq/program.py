@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hcq.argument import Argument
 from hcq.buffer import Buffer
 from hcq.command import BufferReferences, CommandBuffer, Reference, Symbol
 from hcq.errors import BadArgument, NoKernel
@@ -21,21 +22,6 @@ if TYPE_CHECKING:
 
 _SIZES = (1, 2, 4, 8)
 _ADDRESS = struct.Struct("<Q").pack_into
-
-
-@dataclass(frozen=True)
-class Argument:
-    """One explicit kernel argument as the code object declares it. Bytes.
-
-    is_address: None if the code object does not distinguish addresses from numbers. kind: "integer"
-    (signed, unsigned or boolean) or "float"; empty if the code object does not say.
-    """
-
-    offset: int
-    size: int
-    name: str = ""
-    is_address: bool | None = False
-    kind: str = ""
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from hcq.transport.base import PciIdentity, Transport
     from hcq.transport.endpoint import Endpoint
 
-#: "module:function", called with a device and source, returns a Program
-COMPILER = "compiler.front.source:compile_source"
 _recorded = itertools.count(1)
 # Options of `pci:` names that belong to the transport (hcq.transport.attach), not the driver.
 PCI_OPTIONS = frozenset(("via", "bind", "no_iommu", "narrow_link"))
@@ -347,11 +345,6 @@ def _open_pci(name: str, address: str, options: dict[str, object]) -> Device:
     )
     own = name if name.startswith("thunderbolt:") else f"pci:{full}"
     return _open_attached(own, Attachment(transport), options)
-
-
-def compiler() -> Callable[..., Any]:
-    """Return the compiler's entry for the user's own source (`Device.compile`)."""
-    return load(COMPILER)
 
 
 def _check_options(

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hcq.program import Argument
+from hcq.argument import Argument
 from hcq.sourcelines import resolved
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from hcq.argument import Argument
 from hcq.errors import BadCodeObject, NotSupported
-from hcq.program import Argument
 
 MAX_SIZE = 256 << 20
 MAX_SECTIONS = 1 << 16

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hcq.argument import Argument
 from hcq.buffer import Buffer
 from hcq.command import Command, Fill, Symbol
 from hcq.errors import BadCodeObject
 from hcq.ir3object import CODE_ALIGN, Ir3Kernel, parse_ir3
 from hcq.memory import Placement, VirtAddr
-from hcq.program import Argument, Kernel, Program
+from hcq.program import Kernel, Program
 from qcom import chips, textures
 from qcom.chips.facts import ChipFacts
 from qcom.dispatch import NO_PRIVATE_MEMORY, Prepared, PrivateMemory, prepare

@@ -8,9 +8,10 @@ from pathlib import Path
 from hcq.transport.base import PciIdentity
 from usbgpu.bridge import Bridge
 from usbgpu.firmwares import check_firmware, open_bridge
-from usbgpu.found import SYSFS_USB, choose
+from usbgpu.found import choose
 from usbgpu.libusb import LibUsbDevice
 from usbgpu.transport import UsbTransport
+from usbgpu.usb import SYSFS_USB
 
 
 def attach(

@@ -10,10 +10,7 @@ from pathlib import Path
 
 from hcq.errors import DeviceNotFound
 from usbgpu import asm24, firmwares
-from usbgpu.usb import Speed, UsbIdentity
-
-SYSFS_USB = Path("/sys/bus/usb/devices")
-
+from usbgpu.usb import SYSFS_USB, Speed, UsbIdentity
 
 NODES = Path("/dev/bus/usb")
 

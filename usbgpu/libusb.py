@@ -28,10 +28,9 @@ from hcq.errors import (
     TransportError,
 )
 from hcq.threads import start
-from usbgpu.found import SYSFS_USB
 from usbgpu.libusb_streams import StreamCalls
 from usbgpu.power import REMEDY, KeptAwake
-from usbgpu.usb import IN, Kind, Recipient, UsbIdentity
+from usbgpu.usb import IN, SYSFS_USB, Kind, Recipient, UsbIdentity
 
 log = logging.getLogger(__name__)
 

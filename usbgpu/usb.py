@@ -14,9 +14,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+SYSFS_USB = Path("/sys/bus/usb/devices")
 #: bit 7 of an endpoint's address
 IN = 0x80
 

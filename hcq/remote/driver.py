@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from hcq.argument import Argument
 from hcq.buffer import Buffer
 from hcq.driver import Driver
 from hcq.errors import LinkError, UgpuError
 from hcq.ladder import Diagnosis, Level, Planned, Recovery
 from hcq.memory import Placement, VirtAddr
-from hcq.program import Argument, Kernel, Program
+from hcq.program import Kernel, Program
 from hcq.queue import HardwareQueue, QueueKind
 from hcq.remote import failures
 from hcq.remote.connection import Connection, Owned

@@ -14,6 +14,7 @@ from hcq.errors import (
     DeviceAsleep,
     DeviceBusy,
     DeviceLost,
+    GroupNotViable,
     IommuOff,
     LinkDown,
     ModuleMissing,
@@ -21,12 +22,15 @@ from hcq.errors import (
 from hcq.transport import pci_config
 from hcq.transport.base import PciIdentity
 from hcq.transport.pci_function import BRIDGE, DRIVERS, PciFunction
-from hcq.transport.vfio_container import IOMMU_REMEDY, not_viable
 
 VFIO_DRIVER = "vfio-pci"
 BAR_REMEDY = (
     "add pci=realloc to the kernel command line, or plug the card in before booting; "
     "the bridge above it has no room"
+)
+IOMMU_REMEDY = (
+    "add intel_iommu=on (Intel) to the kernel command line, or enable the IOMMU (AMD-Vi, VT-d) in "
+    "the firmware setup, and reboot"
 )
 RESIZE_REMEDY = "enable Resizable BAR and Above 4G decoding in the firmware setup"
 
@@ -160,4 +164,18 @@ def read_identity(name: str, read: pci_config.Read) -> PciIdentity:
         subsystem_vendor=read(0x2C, 2),
         subsystem_device=read(0x2E, 2),
         class_code=read(0x08, 4) >> 8,
+    )
+
+
+def not_viable(function: PciFunction) -> GroupNotViable:
+    """Return the error that names the functions and drivers that block a group."""
+    others = [
+        f"{member.address} ({member.driver})"
+        for member in function.group_members()
+        if member.driver not in (None, "vfio-pci", "pci-stub") and member.base_class != BRIDGE
+    ]
+    return GroupNotViable(
+        f"IOMMU group {function.group} is not whole: kernel drivers hold functions of it",
+        holder=", ".join(others) or "unknown",
+        remedy=f"sudo ugpu bind pci:{function.address}   # takes the group's other functions along",
     )

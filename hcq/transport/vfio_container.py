@@ -13,7 +13,6 @@ from typing import Any
 from hcq.errors import (
     AccessDenied,
     DeviceBusy,
-    GroupNotViable,
     HostError,
     IommuOff,
     ModuleMissing,
@@ -22,7 +21,8 @@ from hcq.errors import (
     TransportError,
 )
 from hcq.layout import Struct
-from hcq.transport.pci_function import BRIDGE, PciFunction, holders
+from hcq.transport.checks import IOMMU_REMEDY, not_viable
+from hcq.transport.pci_function import PciFunction, holders
 from hcq.transport.system import MEMLOCK_REMEDY, System, check_files
 from hcq.uapi import constants, structs
 
@@ -32,10 +32,6 @@ ACCESS_REMEDY = (
     f"echo '{UDEV_RULE}' | sudo tee /etc/udev/rules.d/70-vfio.rules && "
     "sudo groupadd -f vfio && sudo usermod -aG vfio $USER && "
     "sudo udevadm control --reload && sudo udevadm trigger   # then log in again"
-)
-IOMMU_REMEDY = (
-    "add intel_iommu=on (Intel) to the kernel command line, or enable the IOMMU (AMD-Vi, VT-d) in "
-    "the firmware setup, and reboot"
 )
 _INFO_ROOM = 4096  # VFIO_IOMMU_GET_INFO: structure and capabilities; it reports if more is needed
 _ALL_ADDRESSES = (0, (1 << 64) - 1)
@@ -295,20 +291,6 @@ class Container:
             one = _over(buffer, first + index * entry, "vfio_iova_range")
             ranges.append((one.start, one.end))
         self.ranges = ranges
-
-
-def not_viable(function: PciFunction) -> GroupNotViable:
-    """Return the error that names the functions and drivers that block a group."""
-    others = [
-        f"{member.address} ({member.driver})"
-        for member in function.group_members()
-        if member.driver not in (None, "vfio-pci", "pci-stub") and member.base_class != BRIDGE
-    ]
-    return GroupNotViable(
-        f"IOMMU group {function.group} is not whole: kernel drivers hold functions of it",
-        holder=", ".join(others) or "unknown",
-        remedy=f"sudo ugpu bind pci:{function.address}   # takes the group's other functions along",
-    )
 
 
 def _over(buffer: bytearray, place: int, name: str) -> Any:  # Any: members are of several types
