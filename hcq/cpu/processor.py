@@ -114,7 +114,7 @@ def _build() -> Native:
             raise HostError(f"the C library of this process has no {name}")
     objects = jit.ObjectCache(config().cache_folder / "cpu")
     text = source(llvm.get_process_triple())
-    key = jit.key_of(Path(__file__).with_name("native"), text)
+    key = jit.key_of((Path(__file__).with_name("native"),), text)
     made = objects.made(key, partial(jit.compile_object, text, jit.FULL, jit.FULL))
     return Native(jit.Loaded(made))
 

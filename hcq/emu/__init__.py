@@ -13,3 +13,10 @@ waves, crew      the native loop over groups and waves; host threads that share 
 worker, launches one thread's TLBs and callbacks; translated kernels and their durations
 stack            stack size of native code
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+
+#: the sources that all translators share, for the keys of compiled code (hcq.emu.jit.key_of)
+PACKAGE = Path(__file__).parent

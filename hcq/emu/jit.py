@@ -122,24 +122,27 @@ class ObjectCache(DiskCache):
 
 
 @cache
-def sources_of(package: Path) -> bytes:
-    """Hash the sources that determine the generated code: a translator's package, and this one."""
+def sources_of(*packages: Path) -> bytes:
+    """Hash the sources that determine the code that a translator generates; see `source_files`."""
     digest = hashlib.sha256()
-    for path in source_files(package):
+    for path in source_files(*packages):
         digest.update(path.read_bytes())
     return digest.digest()
 
 
-def source_files(package: Path) -> list[Path]:
-    """Return the files that determine the code that the translator in `package` generates."""
-    return sorted([*package.rglob("*.py"), *Path(__file__).parent.rglob("*.py")])
+def source_files(*packages: Path) -> list[Path]:
+    """Return the files that determine the code that a translator generates: those of its packages,
+    and this one."""
+    files = (path for package in packages for path in package.rglob("*.py"))
+    return sorted([*files, Path(__file__)])
 
 
-def key_of(package: Path, *parts: bytes | str | int) -> str:
-    """Hash parts, the translator's sources, LLVM's version and the host CPU into a cache key."""
+def key_of(packages: tuple[Path, ...], *parts: bytes | str | int) -> str:
+    """Hash parts, the sources of the translator's packages, LLVM's version and the host CPU into a
+    cache key."""
     digest = hashlib.sha256()
     cpu, features = host()
-    for part in (*parts, sources_of(package), cpu, features, llvm_version()):
+    for part in (*parts, sources_of(*packages), cpu, features, llvm_version()):
         data = part if isinstance(part, bytes) else str(part).encode()
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()

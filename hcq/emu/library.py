@@ -17,11 +17,13 @@ Part = tuple[Callable[[], tuple[str, set[str]]], Sequence[str]]
 _LOADED: list[jit.Loaded] = []
 
 
-def compiled(package: Path, folder: Path | None, title: str, parts: Iterable[Part]) -> jit.Loaded:
+def compiled(
+    packages: tuple[Path, ...], folder: Path | None, title: str, parts: Iterable[Part]
+) -> jit.Loaded:
     """Compile functions, or load them from the cache in `folder`; publish those that other code
     calls.
 
-    package: the package whose sources determine the result. The code stays as long as the process.
+    packages: folders whose sources determine the result. The code stays as long as the process.
     """
     texts: list[str] = []
     declarations: set[str] = set()
@@ -32,7 +34,7 @@ def compiled(package: Path, folder: Path | None, title: str, parts: Iterable[Par
         declarations |= needed
         names += public
     ir = "\n".join([*texts, *sorted(declarations), PROFILES])
-    key = jit.key_of(package, title, ir)
+    key = jit.key_of(packages, title, ir)
     image = jit.ObjectCache(folder).made(key, partial(jit.compile_object, ir, jit.FULL, 1))
     loaded = jit.Loaded(image)
     _LOADED.append(loaded)

@@ -18,6 +18,7 @@ from am.virtual.isa.translator.needed import needed, numbers
 from am.virtual.isa.translator.program import Program, Stop, load, mark_full_blocks
 from am.virtual.isa.translator.translate import translate, uses_output_modifiers
 from am.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory, ShaderWave
+from hcq import emu
 from hcq.debugging import Debugger
 from hcq.emu import atomics, context, jit, waves
 from hcq.emu import math as emu_math
@@ -29,7 +30,7 @@ from hcq.emu.library import compiled
 from hcq.emu.memory import Abort, place_of
 
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
-_PACKAGE = Path(__file__).parent
+_SOURCES = (Path(__file__).parent, emu.PACKAGE)
 _KERNEL = "ugpu_kernel"
 _LOOK_S = 1e-4  # interval of checks whether waves have stored their snapshots
 _Key = tuple[int, int, int, bool, int]  # address, registers, lanes, whole waves, output modifiers
@@ -51,7 +52,7 @@ class Kernel:
 @cache
 def _runtime(folder: Path | None) -> jit.Loaded:
     """Compile the functions that all kernels share, and register their names with the linker."""
-    return compiled(_PACKAGE, folder, "runtime", (
+    return compiled(_SOURCES, folder, "runtime", (
         *LANE_MEMORY, atomics.part(PREFIX, context.IO, flat.ATOMIC_SIZES),
         (flat.flat_ir, flat.names()), (matrix.matrix_ir, matrix.names()), emu_math.part(PREFIX),
         (partial(wave.wave_launcher_ir, jit.on_x86()), ()),
@@ -214,7 +215,7 @@ class GfxCore:
         known = self._compiled.get(mark)
         if known is None:
             key = jit.key_of(
-                _PACKAGE, "stepped" if stepped else "kept" if self._keep else "kernel",
+                _SOURCES, "stepped" if stepped else "kept" if self._keep else "kernel",
                 program.digest, launch.vgprs, int(launch.full), omod,
             )  # fmt: skip
 

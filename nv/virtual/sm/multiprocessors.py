@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hcq import emu
 from hcq.debugging import Debugger
 from hcq.emu import jit, stack
 from hcq.emu.crew import Crew
@@ -48,7 +49,7 @@ from nv.virtual.sm.translator.translate import (
 from nv.virtual.sm.translator.variables import Places
 from nv.virtual.sm_contract import GridLaunch, GridSpace, SmEnding, SmOutcome
 
-_PACKAGE = Path(__file__).parent
+_SOURCES = (Path(__file__).parent, emu.PACKAGE)
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
 # A kernel is first compiled quickly. It is compiled with optimisation once it has run for this many
 # times its compile time, which few kernels do. Optimised code takes twice as long to make and is up
@@ -277,7 +278,7 @@ class VirtualMultiprocessors:
     ) -> tuple[int, bytes]:
         """Return the level of code, and the code. Optimised code is preferred if it is cached."""
         parts = "kernel", source.digest, launch.entry, int(grid.full), int(grid.rows)
-        keys = [jit.key_of(_PACKAGE, *parts, level) for level in (_QUICK, _CAREFUL)]
+        keys = [jit.key_of(_SOURCES, *parts, level) for level in (_QUICK, _CAREFUL)]
         for level in (_CAREFUL,) if hot else (_CAREFUL, _QUICK):
             stored = self._objects.get(keys[level])
             if stored is not None:
@@ -296,7 +297,7 @@ class VirtualMultiprocessors:
         start = time.perf_counter()
         made = translate(source.flat, source.places, grid.full, grid.rows, stepped=True)
         parts = "stepped", source.digest, launch.entry, int(grid.full), int(grid.rows)
-        key = jit.key_of(_PACKAGE, *parts, _QUICK)
+        key = jit.key_of(_SOURCES, *parts, _QUICK)
         stored = self._objects.made(key, lambda: _object_of(made, _QUICK, start))
         return _QUICK, stored, made.stepped
 

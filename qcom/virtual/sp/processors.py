@@ -23,7 +23,7 @@ from qcom.virtual.sp.hazards import violations
 from qcom.virtual.sp.program import INSTRUCTION, Program, fetched, load
 from qcom.virtual.sp.runtime import layout
 from qcom.virtual.sp.runtime.launch import BadDispatch, Launch
-from qcom.virtual.sp.runtime.library import PACKAGE, launch_address
+from qcom.virtual.sp.runtime.library import SOURCES, launch_address
 from qcom.virtual.sp.runtime.stepping import Stepping
 from qcom.virtual.sp.runtime.worker import Run, Worker
 from qcom.virtual.sp.translator.translate import Shape, translate
@@ -196,7 +196,7 @@ class Processors:
             return jit.compile_object(ir, jit.LIMITED, int(small))
 
         kind = "stepped" if stepped else "kept" if self._keep else "kernel"
-        image = self._objects.made(jit.key_of(PACKAGE, kind, source.digest, repr(shape)), make)
+        image = self._objects.made(jit.key_of(SOURCES, kind, source.digest, repr(shape)), make)
         frame = stack.frame_of(image, _KERNEL)
         if frame > stack.DEEPEST:
             raise NotSupported(

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import am.virtual.isa
+from am.virtual import isa
+from hcq import emu
 from hcq.emu.jit import ObjectCache, key_of, source_files
 
-PACKAGE = Path(am.virtual.isa.__file__).parent
-KEY, *KEYS = (key_of(PACKAGE, number) for number in range(21))
+SOURCES = (Path(isa.__file__).parent, emu.PACKAGE)
+KEY, *KEYS = (key_of(SOURCES, number) for number in range(21))
 
 
 def test_a_key_covers_decoder_translator_and_runtime() -> None:
-    covered = {(path.parent.name, path.name) for path in source_files(PACKAGE)}
+    covered = {(path.parent.name, path.name) for path in source_files(*SOURCES)}
     assert {
         ("decoder", "decode.py"),
         ("translator", "translate.py"),
@@ -25,8 +26,8 @@ def test_a_key_covers_decoder_translator_and_runtime() -> None:
 
 
 def test_parts_are_told_apart() -> None:
-    assert key_of(PACKAGE, "ab", "c") != key_of(PACKAGE, "a", "bc")
-    assert key_of(PACKAGE, "a", b"\x01") == key_of(PACKAGE, "a", b"\x01")
+    assert key_of(SOURCES, "ab", "c") != key_of(SOURCES, "a", "bc")
+    assert key_of(SOURCES, "a", b"\x01") == key_of(SOURCES, "a", b"\x01")
 
 
 def test_what_was_stored_comes_back(tmp_path: Path) -> None:

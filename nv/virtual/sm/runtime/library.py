@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+from hcq import emu
 from hcq.emu import atomics as shared_atomics
 from hcq.emu import math as emu_math
 from hcq.emu.library import compiled
@@ -30,14 +31,14 @@ from nv.virtual.sm.runtime import (
     tiles,
 )
 
-_PACKAGE = Path(__file__).parent.parent
+_SOURCES = (Path(__file__).parent.parent, emu.PACKAGE)
 
 
 @cache
 def launch_addresses(folder: Path | None) -> tuple[int, int]:
     """Return the addresses of the launchers, of groups and of clusters. Makes the functions for all
     kernels available."""
-    loaded = compiled(_PACKAGE, folder, "runtime", (
+    loaded = compiled(_SOURCES, folder, "runtime", (
         (resolve.resolve_ir, resolve.names()), (access.access_ir, access.names()),
         (atomics.wide_ir, atomics.names()), shared_atomics.part(resolve.PREFIX, layout.IO),
         (tiles.tiles_ir, tiles.names()),
@@ -54,7 +55,7 @@ def launch_addresses(folder: Path | None) -> tuple[int, int]:
 def flight_hooks(folder: Path | None) -> tuple[int, ...]:
     """Return the launcher's hooks for asynchronous kernels; makes their functions available."""
     launch_addresses(folder)
-    loaded = compiled(_PACKAGE, folder, "flights", (
+    loaded = compiled(_SOURCES, folder, "flights", (
         (mbarriers.mbarriers_ir, mbarriers.names()), (flights.flights_ir, flights.names()),
         (bulks.bulks_ir, bulks.names()), (proxies.proxies_ir, proxies.names()),
         (products.products_ir, products.names()), (factors.factors_ir, []),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+from hcq import emu
 from hcq.emu import atomics, context, jit
 from hcq.emu import math as emu_math
 from hcq.emu.lanes.every import PREFIX
@@ -15,7 +16,7 @@ from hcq.emu.text import PASS, field
 from hcq.emu.waves import Waves, launcher_ir
 from qcom.virtual.sp.runtime import layout
 
-PACKAGE = Path(__file__).parent.parent
+SOURCES = (Path(__file__).parent.parent, emu.PACKAGE)
 LAUNCH = PREFIX + "ir3_launch"
 _HOSTS = PREFIX + "ir3_hosts"
 
@@ -76,5 +77,5 @@ _PARTS: tuple[Part, ...] = (
 def launch_address(folder: Path | None) -> tuple[jit.Loaded, int]:
     """Compile the functions and make their names known to the linker; return the code and the
     address of the launch function. The caller keeps the code."""
-    code = compiled(PACKAGE, folder, "runtime", _PARTS)
+    code = compiled(SOURCES, folder, "runtime", _PARTS)
     return code, code.address(LAUNCH)
