@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import hcq
 from hcq.command import Launch
 from hcq.errors import BadArgument, BadCodeObject, NotSupported, PageFault
-from hcq.program import Kernel
+from hcq.program import Kernel, Program
 from nv import abi
 from nv.assemble import assemble
 from nv.clusters import cluster_of
@@ -77,11 +77,11 @@ def test_a_kernel_says_what_it_requires(gh100: NvDevice) -> None:
 def test_devices_without_clusters_say_so() -> None:
     with powered("ga102") as machine, opened(machine) as device:
         assert device.target.max_cluster == 0
-        kernel = Kernel("none", hcq.program.Program(device.driver.core, None), 0, 0, ())
+        kernel = Kernel("none", Program(device.driver.core, None), 0, 0, ())
         with pytest.raises(NotSupported, match="clusters"):
             device.queue().launch(kernel, grid=(2,), block=(32,), cluster=(2,))
     with hcq.open("cpu") as device:
-        kernel = Kernel("none", hcq.program.Program(device.driver.core, None), 0, 0, ())
+        kernel = Kernel("none", Program(device.driver.core, None), 0, 0, ())
         with pytest.raises(NotSupported, match="clusters"):
             device.queue().launch(kernel, grid=(2,), block=(1,), cluster=(2,))
 

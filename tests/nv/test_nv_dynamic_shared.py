@@ -8,7 +8,7 @@ import pytest
 import hcq
 from hcq.command import Launch
 from hcq.errors import BadArgument, NotSupported
-from hcq.program import Kernel
+from hcq.program import Kernel, Program
 from hcq.target import ptx_target
 from nv.clusters import Bits
 from nv.device import NvDevice
@@ -98,7 +98,7 @@ def test_devices_without_it_say_so() -> None:
     with hcq.open("cpu") as device:
         assert device.target.dynamic_local_memory == 0
         queue = device.queue()
-        kernel = Kernel("none", hcq.program.Program(device.driver.core, None), 0, 0, ())
+        kernel = Kernel("none", Program(device.driver.core, None), 0, 0, ())
         with pytest.raises(NotSupported, match="dynamic"):
             queue.launch(kernel, grid=(1,), block=(1,), dynamic_local=16)
 

@@ -10,11 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import hcq
-import hcq.fields
 from hcq import window
 from hcq.errors import BadArgument, UsageError
-from hcq.fields import BoundRegister, RegisterValue
+from hcq.fields import BoundRegister, RegisterBlock, RegisterValue
 
 from ..console import Output
 from .sources import Live, Source, bare_name, matching, open_source, save
@@ -93,7 +91,7 @@ class Assignment:
     value: int
 
 
-def parse_assignment(text: str, blocks: Mapping[str, hcq.fields.RegisterBlock]) -> Assignment:
+def parse_assignment(text: str, blocks: Mapping[str, RegisterBlock]) -> Assignment:
     """Parse an assignment: BadArgument unless it names a single register and a number."""
     left, sign, right = text.partition("=")
     try:
@@ -251,7 +249,7 @@ def _is_number(word: str) -> bool:
     return word.lower().startswith("0x")
 
 
-def _at(blocks: Mapping[str, hcq.fields.RegisterBlock], offset: int) -> list[str]:
+def _at(blocks: Mapping[str, RegisterBlock], offset: int) -> list[str]:
     if offset % 4:
         raise BadArgument(f"the offset must be a multiple of 4, got {offset:#x}")
     found = [(name, block.find(offset // 4)) for name, block in blocks.items()]

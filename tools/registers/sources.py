@@ -21,7 +21,7 @@ import hcq
 from hcq import window
 from hcq.bundle import Bundle
 from hcq.errors import BadArgument, NotSupported
-from hcq.fields import RegisterBlock, RegisterValue
+from hcq.fields import Register, RegisterBlock, RegisterValue
 from hcq.registerfile import RegisterFile
 from hcq.transport.recorded import entries_until
 from hcq.transport.trace import Access
@@ -224,5 +224,5 @@ def _named(blocks: Mapping[str, RegisterBlock], name: str, value: int) -> Regist
     block, _, register = name.rpartition(".")
     block = block.partition("[")[0]
     known = blocks[block].map.get(register) if block in blocks else None
-    known = known or hcq.fields.Register(bare_name(name), 0, 0)
+    known = known or Register(bare_name(name), 0, 0)
     return known.decode(value & 0xFFFF_FFFF)
