@@ -28,7 +28,7 @@ def test_code_that_others_call_stays(tmp_path: Path) -> None:
     """Two threads may each make the first device: both load the library, and one copy is dropped
     while its functions are in use."""
     part = (lambda: ("define i32 @ugpu_stays() {\n ret i32 7\n}", set()), ["ugpu_stays"])
-    loaded = compiled(Path(__file__).parent, tmp_path, "stays", [part])
+    loaded = compiled((Path(__file__).parent,), tmp_path, "stays", [part])
     address, alive = loaded.address("ugpu_stays"), weakref.ref(loaded)
     del loaded
     gc.collect()
