@@ -5,6 +5,8 @@
 #   make test        the fast test suite, on all cores
 #   make test-slow   the slow tests, and properties with examples drawn from a new seed
 #   make test-masks  the tests of generated host code, without some of the processor's instruction sets
+#   make test-turn   this commit's part of test-slow, test-masks and test-kernel, as .ci/run runs it; NUMBER=N: of another
+#   make test-all    all of test, test-slow, test-masks and test-kernel; before an issue is called done
 #   make mutants     plant single bugs and count which of them the tests find
 #   make faults      plant every fault in the virtual devices and check how each ends; SEED=N
 #   make soak        the same at random, on devices at work in threads; MINUTES=30, SEED=N
@@ -26,7 +28,7 @@ PYTHON := $(VENV)/bin/python
 SETUP := tools/house/setup.sh $(VENV)
 ALL := demo dev firmware regen nv adreno?
 
-.PHONY: demo dev test test-slow test-masks mutants faults soak test-kernel test-foreign test-adreno test-turnip hw check bench docs regen golden page clean
+.PHONY: demo dev test test-slow test-masks test-turn test-all mutants faults soak test-kernel test-foreign test-adreno test-turnip hw check bench docs regen golden page clean
 
 dev:
 	@$(SETUP) $(ALL)
@@ -47,6 +49,16 @@ test-slow:
 test-masks:
 	@$(SETUP) $(ALL)
 	$(PYTHON) -m tests.masks
+
+test-turn: export UGPU_TEST_NUMBER := $(NUMBER)
+test-turn:
+	@$(SETUP) $(ALL)
+	$(PYTHON) -m tests.shards
+	$(PYTHON) -m tests.seeds
+	$(PYTHON) -m tests.masks --turn
+	$(PYTHON) -m tests.kernel --turn --minutes 8
+
+test-all: test test-slow test-masks test-kernel
 
 mutants:
 	@$(SETUP) $(ALL)

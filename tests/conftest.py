@@ -59,11 +59,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of tests/slow.txt are slow, as `python -m tests.costs` has measured."""
     slow = costs.listed()
+    config.stash[costs.COLLECTED] = frozenset(item.nodeid for item in items)
     for item in items:
-        if item.nodeid in slow:
+        if item.nodeid in slow and not item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.costly)
 

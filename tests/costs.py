@@ -3,9 +3,11 @@
     python -m tests.costs [PYTEST ARGUMENT ...]           # show the most expensive tests
     python -m tests.costs --write [PYTEST ARGUMENT ...]   # and write tests/slow.txt
 
-A test that takes more than LIMIT_S of processor time is slow. Processor time, or the time that
-passed where that is less: child processes are counted when they end, which may be in another test.
-With arguments that choose tests, the list keeps its lines of the tests that did not run.
+A line of tests/slow.txt is a cost in seconds and the name of a test, as pytest spells it: of each
+test that takes more than LIMIT_S of processor time, or that is marked slow. Processor time, or the
+time that passed where that is less: child processes are counted when they end, which may be in
+another test. With arguments that choose tests, the list keeps its lines of the tests that did not
+run; without, what is left to `make test` must fit into its budget, FAST_S.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,24 +26,85 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "tests" / "slow.txt"
 LIMIT_S = 0.12
+#: processor time of all tests of `make test`, which is to end within 6 minutes on two cores; each
+#: of its processes collects the tests too
+FAST_S = 420.0
+#: a cost that was measured again replaces the listed one where it differs by more than this part
+NOISE = 0.3
+#: in pytest's configuration: the names of all tests that it has found, chosen or not
+COLLECTED = pytest.StashKey[frozenset[str]]()
 SHOWN = 40
 _FOLDER = "UGPU_TEST_COSTS"
+_MARKED, _SKIPPED = "marked", "skipped"
 
 
-def listed() -> frozenset[str]:
-    """The names of tests that are slow, as pytest spells them."""
-    return frozenset(LIST.read_text("utf-8").splitlines())
+@dataclass(frozen=True)
+class Costs:
+    """What a run has measured. seconds: by test; marked: tests that are slow by a mark of their
+    file; skipped: tests that could not run on this machine."""
+
+    seconds: Mapping[str, float]
+    marked: frozenset[str] = frozenset()
+    skipped: frozenset[str] = frozenset()
+
+    def slow(self) -> dict[str, float]:
+        """The tests that `make test` leaves out."""
+        return {
+            name: seconds
+            for name, seconds in self.seconds.items()
+            if name not in self.skipped and (name in self.marked or seconds > LIMIT_S)
+        }
+
+    def fast_s(self) -> float:
+        """What the others cost together."""
+        return sum(self.seconds.values()) - sum(self.slow().values())
 
 
-def renewed(before: frozenset[str], costs: Mapping[str, float]) -> list[str]:
-    """The lines of the list after some tests have run. costs: seconds by name."""
-    slow = {name for name, seconds in costs.items() if seconds > LIMIT_S}
-    return sorted(slow | {name for name in before if name not in costs})
+def listed(text: str | None = None) -> dict[str, float]:
+    """What each slow test costs in seconds, by its name."""
+    lines = (LIST.read_text("utf-8") if text is None else text).splitlines()
+    parts = (line.strip().partition(" ") for line in lines)
+    return {name: float(seconds) for seconds, _, name in parts}
+
+
+def renewed(before: Mapping[str, float], costs: Costs, whole: bool) -> dict[str, float]:
+    """The list after some tests have run. whole: all have, so that no other name is a test's."""
+    gone = stale(before, costs.seconds) if whole else ()
+    after = {
+        name: seconds
+        for name, seconds in before.items()
+        if name in costs.skipped or not (name in costs.seconds or name in gone)
+    }
+    for name, seconds in costs.slow().items():
+        known = before.get(name, 0.0)
+        after[name] = known if abs(seconds - known) <= NOISE * known else seconds
+    return after
+
+
+def written(costs: Mapping[str, float]) -> str:
+    """The text of the list."""
+    return "".join(f"{costs[name]:7.2f} {name}\n" for name in sorted(costs))
+
+
+def stale(names: Collection[str], collected: Collection[str]) -> list[str]:
+    """The listed names that are no test's, of the files that were collected. A file of which this
+    machine runs no test at all (it lacks a package) says nothing about its names."""
+    files = {name.partition("::")[0] for name in collected}
+    return sorted(
+        name
+        for name in set(names) - set(collected)
+        if name.partition("::")[0] in files or not (ROOT / name.partition("::")[0]).is_file()
+    )
 
 
 def _spent_s() -> float:
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
+
+
+def _write(line: str) -> None:
+    with (Path(os.environ[_FOLDER]) / str(os.getpid())).open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -51,29 +115,52 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         cost = min(_spent_s() - spent, time.monotonic() - passed)
-        with (Path(os.environ[_FOLDER]) / str(os.getpid())).open("a", encoding="utf-8") as file:
-            file.write(f"{cost:.3f} {item.nodeid}\n")
+        _write(f"{cost:.3f} {item.nodeid}")
+        if item.get_closest_marker("slow") and not item.get_closest_marker("costly"):
+            _write(f"{_MARKED} {item.nodeid}")
 
 
-def _read(folder: Path) -> dict[str, float]:
-    lines = [line for file in folder.iterdir() for line in file.read_text("utf-8").splitlines()]
-    return {name: float(seconds) for seconds, _, name in (line.partition(" ") for line in lines)}
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _write(f"{_SKIPPED} {report.nodeid}")
 
 
-def main(arguments: Sequence[str]) -> int:
-    given = [one for one in arguments if one != "--write"]
-    tests = given or ["-n", "auto", "--dist", "worksteal", "tests"]
+def read(folder: Path) -> Costs:
+    """What the processes of a run have written."""
+    seconds: dict[str, float] = {}
+    kinds: dict[str, set[str]] = {_MARKED: set(), _SKIPPED: set()}
+    for file in folder.iterdir():
+        for line in file.read_text("utf-8").splitlines():
+            word, _, name = line.partition(" ")
+            if word in kinds:
+                kinds[word].add(name)
+            else:
+                seconds[name] = float(word)
+    return Costs(seconds, frozenset(kinds[_MARKED]), frozenset(kinds[_SKIPPED]))
+
+
+def measure(tests: Sequence[str]) -> tuple[int, Costs]:
+    """Run tests; return pytest's exit code and the costs."""
     marks = "not hardware and not foreign"
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.costs", "-m", marks, *tests]
         code = subprocess.run(command, env=os.environ | {_FOLDER: folder}, cwd=ROOT).returncode
-        costs = _read(Path(folder))
-    for name, seconds in sorted(costs.items(), key=lambda one: -one[1])[:SHOWN]:
+        return code, read(Path(folder))
+
+
+def main(arguments: Sequence[str]) -> int:
+    given = [argument for argument in arguments if argument != "--write"]
+    code, costs = measure(given or ["-n", "auto", "--dist", "worksteal", "tests"])
+    for name, seconds in sorted(costs.seconds.items(), key=lambda item: -item[1])[:SHOWN]:
         print(f"{seconds:8.2f} s  {name}")
+    print(f"{sum(costs.seconds.values()):.0f} s together, {costs.fast_s():.0f} s in `make test`")
     if "--write" in arguments:
-        lines = renewed(listed(), costs)
-        LIST.write_text("".join(f"{line}\n" for line in lines), "utf-8")
-        print(f"{LIST.relative_to(ROOT)}: {len(lines)} tests")
+        names = renewed(listed(), costs, whole=not given)
+        LIST.write_text(written(names), "utf-8")
+        print(f"{LIST.relative_to(ROOT)}: {len(names)} tests, {sum(names.values()):.0f} s")
+    if costs.fast_s() > FAST_S:
+        print(f"`make test` may cost {FAST_S:.0f} s: lower tests.costs.LIMIT_S ({LIMIT_S} s)")
+        return code or 1
     return code
 
 

@@ -55,3 +55,11 @@ def test_masks_that_change_a_processor_are_run_once_each(
 
 def test_the_tests_to_run_are_there() -> None:
     assert all((ROOT / name).exists() for name in masks.TESTS)
+
+
+def test_masks_take_turns() -> None:
+    able = masks.to_run(ZEN_4)
+    turns = [masks.in_turn(able, number) for number in range(3)]
+    runs = [[mask for mask, reason in turn.items() if not reason] for turn in turns]
+    assert runs == [["AVX2 only"], ["AVX-512 without FP16 and BF16"], ["AVX2 only"]]
+    assert masks.in_turn(masks.to_run(HASWELL), 1) == masks.to_run(HASWELL)

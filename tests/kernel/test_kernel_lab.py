@@ -16,6 +16,7 @@ from tests.kernel import __main__ as runner
 from tests.kernel import initrd, lab, machine, packages
 from tests.kernel.channel import Monitor, serve_requests
 from tests.kernel.machine import LabUnavailable
+from tests.kernel.tiers import in_turn, tiers
 
 
 def module(depends: str, soft: str = "") -> bytes:
@@ -274,3 +275,11 @@ def test_a_mirror_that_cannot_be_reached_is_a_reason_and_leaves_nothing(tmp_path
     with pytest.raises(LabUnavailable, match="could not"):
         packages.ensure(tmp_path / "lab", mirror=f"file:{tmp_path}/nowhere", keyring=keyring)
     assert not (tmp_path / "lab/programs").exists()
+
+
+def test_tiers_take_turns() -> None:
+    turns = [in_turn(tiers(), number) for number in range(len(tiers()))]
+    assert all(turn[1:] == ["amdgpu"] for turn in turns)
+    assert {turn[0] for turn in turns} == set(tiers()) - {"amdgpu", "own"}
+    assert in_turn(["amdgpu"], 7) == ["amdgpu"]
+    assert in_turn(["own"], 7) == []
