@@ -62,11 +62,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of tests/slow.txt are slow, as `python -m tests.costs` has measured."""
     slow = costs.listed()
-    config.stash[costs.COLLECTED] = frozenset(item.nodeid for item in items)
     for item in items:
         if item.nodeid in slow and not item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.costly)
+    left = {"slow", "hardware", "foreign"}
+    fast = (item.nodeid for item in items if left.isdisjoint(m.name for m in item.iter_markers()))
+    config.stash[costs.COLLECTED] = frozenset(item.nodeid for item in items)
+    config.stash[costs.FAST] = frozenset(fast)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

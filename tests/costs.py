@@ -31,8 +31,9 @@ LIMIT_S = 0.12
 FAST_S = 420.0
 #: a cost that was measured again replaces the listed one where it differs by more than this part
 NOISE = 0.3
-#: in pytest's configuration: the names of all tests that it has found, chosen or not
-COLLECTED = pytest.StashKey[frozenset[str]]()
+#: in pytest's configuration: the names of all tests that it has found, and of those that `make
+#: test` runs
+COLLECTED, FAST = pytest.StashKey[frozenset[str]](), pytest.StashKey[frozenset[str]]()
 SHOWN = 40
 _FOLDER = "UGPU_TEST_COSTS"
 _MARKED, _SKIPPED = "marked", "skipped"
@@ -63,7 +64,7 @@ class Costs:
 def listed(text: str | None = None) -> dict[str, float]:
     """What each slow test costs in seconds, by its name."""
     lines = (LIST.read_text("utf-8") if text is None else text).splitlines()
-    parts = (line.strip().partition(" ") for line in lines)
+    parts = (line.lstrip().partition(" ") for line in lines)
     return {name: float(seconds) for seconds, _, name in parts}
 
 

@@ -36,8 +36,8 @@ def main(arguments: Sequence[str]) -> int:
     print(f"seed {seed}: `python -m tests.seeds {seed}` draws the same examples", flush=True)
     tests = [*arguments[len(given) :]] or ["-n", "auto", "--dist", "worksteal", *TESTS]
     chosen = ("--hypothesis-profile", "ugpu-random", "--hypothesis-seed", str(seed))
-    # Only what draws: the other tests of these files have run.
-    marks = "hypothesis and not slow and not hardware and not foreign"
+    # Only what draws: the other tests of these files have run. Not what is marked slow by its file.
+    marks = "hypothesis and (not slow or costly) and not hardware and not foreign"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
     return subprocess.run([*command, "-m", marks, *tests], check=False).returncode
 

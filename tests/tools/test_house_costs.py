@@ -21,6 +21,23 @@ def test_listed_tests_are_there(request: pytest.FixtureRequest) -> None:
     assert costs.stale(listed(), config.stash[costs.COLLECTED]) == []
 
 
+#: a device of each family and generation that a driver or a model tells apart
+FAMILIES = ("cpu", "navi31", "tu102", "ga102", "ad102", "gh100", "gb202", "a630", "a740", "ugpud:")
+
+
+def test_what_make_test_runs_has_every_folder_and_family(request: pytest.FixtureRequest) -> None:
+    config = request.config
+    if [Path(argument).resolve() for argument in config.args] != [ROOT / "tests"]:
+        pytest.skip("not the whole suite was collected")
+    collected, fast = config.stash[costs.COLLECTED], config.stash[costs.FAST]
+    folders, those_of_fast = (
+        {Path(name.partition("::")[0]).parent for name in names} for names in (collected, fast)
+    )
+    assert folders - those_of_fast == set()
+    cases = " ".join(name.partition("[")[2] for name in fast)
+    assert [family for family in FAMILIES if cases.count(family) < 5] == []
+
+
 def test_names_that_are_no_tests_are_stale() -> None:
     here = "tests/tools/test_house_costs.py::"
     names = (f"{here}there", f"{here}gone", "tests/no_such_file.py::it", "tests/test_docs.py::it")
