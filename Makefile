@@ -16,7 +16,8 @@
 #   make test-turnip  Mesa's Vulkan driver for Adreno on the virtual GPUs (builds it once, 5 minutes)
 #   make hw          the suite on every real GPU of this machine; writes docs/hardware (WHEELS=DIR: no network)
 #   make check       lint, types, layers, file sizes, what STYLE promises, generated files untouched
-#   make bench       measure the figures; writes build/bench.json
+#   make bench       measure the figures; writes build/bench.json, adds to this machine's history
+#   make bench-compare  what the last make bench did worse or better than the median of earlier ones
 #   make regen       fetch the vendors' headers and generate the tables again (must leave no diff)
 #   make docs        the reference of the programming interface, from docstrings, into build/docs
 #   make page        compile the script of ugpud's page from TypeScript (needs npm)
@@ -28,7 +29,7 @@ PYTHON := $(VENV)/bin/python
 SETUP := tools/house/setup.sh $(VENV)
 ALL := demo dev firmware regen nv adreno?
 
-.PHONY: demo dev test test-slow test-masks test-turn test-all mutants faults soak test-kernel test-foreign test-adreno test-turnip hw check bench docs regen golden page clean
+.PHONY: demo dev test test-slow test-masks test-turn test-all mutants faults soak test-kernel test-foreign test-adreno test-turnip hw check bench bench-compare docs regen golden page clean
 
 dev:
 	@$(SETUP) $(ALL)
@@ -107,6 +108,10 @@ check:
 bench:
 	@$(SETUP) demo dev bench
 	$(PYTHON) -m tests.bench
+
+bench-compare:
+	@$(SETUP) demo dev
+	$(PYTHON) -m tests.bench compare
 
 # The script of ugpud's page, from TypeScript; its first line names the source that it was made from.
 page: TYPESCRIPT := typescript@7.0.2
