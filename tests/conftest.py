@@ -47,6 +47,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get(costs.FOLDER):
+        config.pluginmanager.register(costs, "costs")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
     with COLLECTOR.off():  # nothing of what is collected becomes garbage

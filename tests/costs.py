@@ -2,23 +2,29 @@
 
     python -m tests.costs [PYTEST ARGUMENT ...]           # show the most expensive tests
     python -m tests.costs --write [PYTEST ARGUMENT ...]   # and write tests/slow.txt
+    python -m tests.costs --read FOLDER                   # what other runs have measured: .ci/run
 
 A line of tests/slow.txt is a cost in seconds and the name of a test, as pytest spells it: of each
 test that takes more than LIMIT_S of processor time, or that is marked slow. Processor time, or the
 time that passed where that is less: child processes are counted when they end, which may be in
 another test. With arguments that choose tests, the list keeps its lines of the tests that did not
 run; without, what is left to `make test` must fit into its budget, FAST_S.
+
+Each run of pytest with UGPU_TEST_COSTS=FOLDER writes there what its tests cost. --read compares
+that with the list, as if this machine were as fast as the list's, shows what should be in the
+list, and writes it as build/slow.txt, to be copied.
 """
 
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -31,11 +37,12 @@ LIMIT_S = 0.12
 FAST_S = 420.0
 #: a cost that was measured again replaces the listed one where it differs by more than this part
 NOISE = 0.3
+LEAST = 20  # tests by which machines are compared
 #: in pytest's configuration: the names of all tests that it has found, and of those that `make
 #: test` runs
 COLLECTED, FAST = pytest.StashKey[frozenset[str]](), pytest.StashKey[frozenset[str]]()
 SHOWN = 40
-_FOLDER = "UGPU_TEST_COSTS"
+FOLDER = "UGPU_TEST_COSTS"
 _MARKED, _SKIPPED = "marked", "skipped"
 
 
@@ -55,6 +62,13 @@ class Costs:
             for name, seconds in self.seconds.items()
             if name not in self.skipped and (name in self.marked or seconds > LIMIT_S)
         }
+
+    def at_pace_of(self, before: Mapping[str, float]) -> Costs:
+        """The same as if this machine were as fast as that of the list, by the tests of both."""
+        both = [self.seconds[name] / before[name] for name in self.seconds if before.get(name)]
+        pace = statistics.median(both) if len(both) >= LEAST else 1.0
+        seconds = {name: cost / pace for name, cost in self.seconds.items()}
+        return replace(self, seconds=seconds) if pace else self
 
     def fast_s(self) -> float:
         """What the others cost together."""
@@ -104,13 +118,13 @@ def _spent_s() -> float:
 
 
 def _write(line: str) -> None:
-    with (Path(os.environ[_FOLDER]) / str(os.getpid())).open("a", encoding="utf-8") as file:
+    with (Path(os.environ[FOLDER]) / str(os.getpid())).open("a", encoding="utf-8") as file:
         file.write(f"{line}\n")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Write what a test costs. This module is a plugin of pytest."""
+    """Write what a test costs. This module is a plugin of pytest where FOLDER is set."""
     spent, passed = _spent_s(), time.monotonic()
     try:
         return (yield)
@@ -144,17 +158,37 @@ def measure(tests: Sequence[str]) -> tuple[int, Costs]:
     """Run tests; return pytest's exit code and the costs."""
     marks = "not hardware and not foreign"
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.costs", "-m", marks, *tests]
-        code = subprocess.run(command, env=os.environ | {_FOLDER: folder}, cwd=ROOT).returncode
+        command = [sys.executable, "-m", "pytest", "-q", "-m", marks, *tests]
+        code = subprocess.run(command, env=os.environ | {FOLDER: folder}, cwd=ROOT).returncode
         return code, read(Path(folder))
 
 
-def main(arguments: Sequence[str]) -> int:
-    given = [argument for argument in arguments if argument != "--write"]
-    code, costs = measure(given or ["-n", "auto", "--dist", "worksteal", "tests"])
+def _show(costs: Costs) -> None:
     for name, seconds in sorted(costs.seconds.items(), key=lambda item: -item[1])[:SHOWN]:
         print(f"{seconds:8.2f} s  {name}")
     print(f"{sum(costs.seconds.values()):.0f} s together, {costs.fast_s():.0f} s in `make test`")
+
+
+def compare(folder: Path) -> int:
+    """Show what the list lacks by the costs of other runs, and write what it should be."""
+    before = listed()
+    after = renewed(before, read(folder).at_pace_of(before), whole=False)
+    for name in sorted(set(after) - set(before)):
+        print(f"not in {LIST.relative_to(ROOT)}: {after[name]:.2f} s {name}")
+    target = ROOT / "build" / LIST.name
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(written(after), "utf-8")
+    gone = len(set(before) - set(after))
+    print(f"{target.relative_to(ROOT)}: {len(after)} tests; {gone} of the list are not slow now")
+    return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    if arguments[:1] == ["--read"]:
+        return compare(Path(arguments[1]))
+    given = [argument for argument in arguments if argument != "--write"]
+    code, costs = measure(given or ["-n", "auto", "--dist", "worksteal", "tests"])
+    _show(costs)
     if "--write" in arguments:
         names = renewed(listed(), costs, whole=not given)
         LIST.write_text(written(names), "utf-8")

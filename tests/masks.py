@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from numpy._core._multiarray_umath import __cpu_dispatch__ as NUMPY_DISPATCH
 
 from hcq.host import features
+from tests import costs
 from tests.changed import Checkout
 
 #: mask -> beginnings of LLVM's feature names, and of NumPy's dispatch targets, that it takes away
@@ -84,7 +85,8 @@ def main(arguments: Sequence[str]) -> int:
             continue
         print(f"mask {mask!r}:", *(f"{k}={v!r}" for k, v in settings(mask).items()), flush=True)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
-        ended = subprocess.run(command, env=os.environ | settings(mask), check=False)
+        environment = os.environ | settings(mask) | {costs.FOLDER: ""}
+        ended = subprocess.run(command, env=environment, check=False)
         status = ended.returncode or status
     return status
 

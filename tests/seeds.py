@@ -6,10 +6,13 @@ properties that cost little draw theirs from a seed, which is printed first and 
 
 from __future__ import annotations
 
+import os
 import secrets
 import subprocess
 import sys
 from collections.abc import Sequence
+
+from tests import costs
 
 #: properties whose examples are not compiled, so that new ones cost little
 TESTS = (
@@ -39,7 +42,8 @@ def main(arguments: Sequence[str]) -> int:
     # Only what draws: the other tests of these files have run. Not what is marked slow by its file.
     marks = "hypothesis and (not slow or costly) and not hardware and not foreign"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
-    return subprocess.run([*command, "-m", marks, *tests], check=False).returncode
+    environment = os.environ | {costs.FOLDER: ""}  # other examples cost something else
+    return subprocess.run([*command, "-m", marks, *tests], env=environment, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -105,11 +105,44 @@ def test_lacking():
 """
 
 
+def test_costs_are_taken_at_the_pace_of_the_list() -> None:
+    before = {f"a::{number}": 1.0 for number in range(costs.LEAST)}
+    measured = Costs(dict.fromkeys(before, 2.0) | {"a::new": 3.0, "a::0": 9.0})
+    assert measured.at_pace_of(before).seconds["a::new"] == 1.5
+    assert measured.at_pace_of({"a::1": 1.0}) == measured
+
+
+def test_what_other_runs_measured_is_compared_with_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "slow.txt").write_text(costs.written({"a::slow": 1.0, "a::fast_now": 1.0}))
+    measured = tmp_path / "measured"
+    measured.mkdir()
+    (measured / "1").write_text("2.000 a::slow\n0.010 a::fast_now\n0.500 a::new\n")
+    monkeypatch.setattr(costs, "LIST", tmp_path / "slow.txt")
+    monkeypatch.setattr(costs, "ROOT", tmp_path)
+    assert costs.main(["--read", str(measured)]) == 0
+    written = (tmp_path / "build" / "slow.txt").read_text()
+    assert listed(written) == {"a::slow": 2.0, "a::new": 0.5}
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "not in slow.txt: 0.50 s a::new"
+    assert said[1].endswith("2 tests; 1 of the list are not slow now")
+
+
 def test_costs_are_measured(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(MEASURED)
     folder = tmp_path / "costs"
     folder.mkdir()
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.costs"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "tests.conftest",
+    ]
     environment = os.environ | {"UGPU_TEST_COSTS": str(folder)}
     environment.pop("PYTEST_XDIST_WORKER", None)
     found = subprocess.run(
