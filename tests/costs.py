@@ -5,10 +5,11 @@
     python -m tests.costs --read FOLDER                   # what other runs have measured: .ci/run
 
 A line of tests/slow.txt is a cost in seconds and the name of a test, as pytest spells it: of each
-test that takes more than LIMIT_S of processor time, or that is marked slow. Processor time, or the
-time that passed where that is less: child processes are counted when they end, which may be in
-another test. With arguments that choose tests, the list keeps its lines of the tests that did not
-run; without, what is left to `make test` must fit into its budget, FAST_S.
+test that takes more than LIMIT_S of processor time. Processor time, or the time that passed where
+that is less: child processes are counted when they end, which may be in another test. `make test`
+leaves out what is listed, and what is marked slow, which may cost less (too many of a kind). With
+arguments that choose tests, the list keeps its lines of the tests that did not run; without, what
+is left to `make test` must fit into its budget, FAST_S.
 
 Each run of pytest with UGPU_TEST_COSTS=FOLDER writes there what its tests cost. --read compares
 that with the list, as if this machine were as fast as the list's, shows what should be in the
@@ -56,11 +57,11 @@ class Costs:
     skipped: frozenset[str] = frozenset()
 
     def slow(self) -> dict[str, float]:
-        """The tests that `make test` leaves out."""
+        """The tests of the list."""
         return {
             name: seconds
             for name, seconds in self.seconds.items()
-            if name not in self.skipped and (name in self.marked or seconds > LIMIT_S)
+            if name not in self.skipped and seconds > LIMIT_S
         }
 
     def at_pace_of(self, before: Mapping[str, float]) -> Costs:
@@ -71,8 +72,9 @@ class Costs:
         return replace(self, seconds=seconds) if pace else self
 
     def fast_s(self) -> float:
-        """What the others cost together."""
-        return sum(self.seconds.values()) - sum(self.slow().values())
+        """What the tests of `make test` cost together."""
+        left = self.marked | self.slow().keys()
+        return sum(seconds for name, seconds in self.seconds.items() if name not in left)
 
 
 def listed(text: str | None = None) -> dict[str, float]:
