@@ -48,8 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if os.environ.get(costs.FOLDER):
-        config.pluginmanager.register(costs, "costs")
+    costs.record(config)
 
 
 @pytest.hookimpl(wrapper=True)

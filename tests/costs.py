@@ -119,27 +119,40 @@ def _spent_s() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def _write(line: str) -> None:
-    with (Path(os.environ[FOLDER]) / str(os.getpid())).open("a", encoding="utf-8") as file:
-        file.write(f"{line}\n")
+class Recorder:
+    """A plugin of pytest that writes into a folder what each test costs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / str(os.getpid())
+
+    def _write(self, line: str) -> None:
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        spent, passed = _spent_s(), time.monotonic()
+        try:
+            return (yield)
+        finally:
+            cost = min(_spent_s() - spent, time.monotonic() - passed)
+            self._write(f"{cost:.3f} {item.nodeid}")
+            if item.get_closest_marker("slow") and not item.get_closest_marker("costly"):
+                self._write(f"{_MARKED} {item.nodeid}")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            self._write(f"{_SKIPPED} {report.nodeid}")
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Write what a test costs. This module is a plugin of pytest where FOLDER is set."""
-    spent, passed = _spent_s(), time.monotonic()
-    try:
-        return (yield)
-    finally:
-        cost = min(_spent_s() - spent, time.monotonic() - passed)
-        _write(f"{cost:.3f} {item.nodeid}")
-        if item.get_closest_marker("slow") and not item.get_closest_marker("costly"):
-            _write(f"{_MARKED} {item.nodeid}")
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.skipped and not hasattr(report, "wasxfail"):
-        _write(f"{_SKIPPED} {report.nodeid}")
+def record(config: pytest.Config) -> None:
+    """Record what tests cost where the environment names a folder. Programs that the tests start
+    do not; the processes of pytest-xdist do, which get the environment of the first."""
+    folder = os.environ.get(FOLDER)
+    if folder:
+        config.pluginmanager.register(Recorder(Path(folder)))
+    if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
+        os.environ.pop(FOLDER, None)
 
 
 def read(folder: Path) -> Costs:

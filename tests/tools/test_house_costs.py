@@ -87,6 +87,7 @@ def test_a_whole_run_drops_names_that_are_no_tests() -> None:
 
 
 MEASURED = """
+import os
 import time
 import pytest
 
@@ -97,7 +98,7 @@ def test_busy():
 
 @pytest.mark.slow
 def test_marked():
-    pass
+    assert "UGPU_TEST_COSTS" not in os.environ
 
 @pytest.mark.slow
 def test_lacking():
@@ -129,7 +130,8 @@ def test_what_other_runs_measured_is_compared_with_the_list(
     assert said[1].endswith("2 tests; 1 of the list are not slow now")
 
 
-def test_costs_are_measured(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", ["0", "1"])
+def test_costs_are_measured(tmp_path: Path, processes: str) -> None:
     (tmp_path / "test_it.py").write_text(MEASURED)
     folder = tmp_path / "costs"
     folder.mkdir()
