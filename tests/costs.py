@@ -44,17 +44,19 @@ LEAST = 20  # tests by which machines are compared
 COLLECTED, FAST = pytest.StashKey[frozenset[str]](), pytest.StashKey[frozenset[str]]()
 SHOWN = 40
 FOLDER = "UGPU_TEST_COSTS"
-_MARKED, _SKIPPED = "marked", "skipped"
+_MARKED, _SKIPPED, _COLLECTED = "marked", "skipped", "collected"
 
 
 @dataclass(frozen=True)
 class Costs:
     """What a run has measured. seconds: by test; marked: tests that are slow by a mark of their
-    file; skipped: tests that could not run on this machine."""
+    file; skipped: tests that could not run on this machine; collected: all tests of the files that
+    it looked at, or none where it was told to look at some tests of a file."""
 
     seconds: Mapping[str, float]
     marked: frozenset[str] = frozenset()
     skipped: frozenset[str] = frozenset()
+    collected: frozenset[str] = frozenset()
 
     def slow(self) -> dict[str, float]:
         """The tests of the list."""
@@ -84,9 +86,10 @@ def listed(text: str | None = None) -> dict[str, float]:
     return {name: float(seconds) for seconds, _, name in parts}
 
 
-def renewed(before: Mapping[str, float], costs: Costs, whole: bool) -> dict[str, float]:
-    """The list after some tests have run. whole: all have, so that no other name is a test's."""
-    gone = stale(before, costs.seconds) if whole else ()
+def renewed(before: Mapping[str, float], costs: Costs) -> dict[str, float]:
+    """The list after some tests have run: without names that are no tests, and with the earlier
+    cost of tests that did not run."""
+    gone = stale(before, costs.collected) if costs.collected else ()
     after = {
         name: seconds
         for name, seconds in before.items()
@@ -101,6 +104,11 @@ def renewed(before: Mapping[str, float], costs: Costs, whole: bool) -> dict[str,
 def written(costs: Mapping[str, float]) -> str:
     """The text of the list."""
     return "".join(f"{costs[name]:7.2f} {name}\n" for name in sorted(costs))
+
+
+def collected_whole_files(config: pytest.Config) -> bool:
+    """Whether pytest has found all tests of the files that it was given, on all devices."""
+    return not config.getoption("--device") and not any("::" in given for given in config.args)
 
 
 def stale(names: Collection[str], collected: Collection[str]) -> list[str]:
@@ -128,6 +136,11 @@ class Recorder:
     def _write(self, line: str) -> None:
         with self.file.open("a", encoding="utf-8") as file:
             file.write(f"{line}\n")
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if collected_whole_files(session.config):
+            for name in sorted(session.config.stash[COLLECTED]):
+                self._write(f"{_COLLECTED} {name}")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -158,7 +171,7 @@ def record(config: pytest.Config) -> None:
 def read(folder: Path) -> Costs:
     """What the processes of a run have written."""
     seconds: dict[str, float] = {}
-    kinds: dict[str, set[str]] = {_MARKED: set(), _SKIPPED: set()}
+    kinds: dict[str, set[str]] = {_MARKED: set(), _SKIPPED: set(), _COLLECTED: set()}
     for file in folder.iterdir():
         for line in file.read_text("utf-8").splitlines():
             word, _, name = line.partition(" ")
@@ -166,7 +179,7 @@ def read(folder: Path) -> Costs:
                 kinds[word].add(name)
             else:
                 seconds[name] = float(word)
-    return Costs(seconds, frozenset(kinds[_MARKED]), frozenset(kinds[_SKIPPED]))
+    return Costs(seconds, *(frozenset(kinds[kind]) for kind in (_MARKED, _SKIPPED, _COLLECTED)))
 
 
 def measure(tests: Sequence[str]) -> tuple[int, Costs]:
@@ -187,7 +200,7 @@ def _show(costs: Costs) -> None:
 def compare(folder: Path) -> int:
     """Show what the list lacks by the costs of other runs, and write what it should be."""
     before = listed()
-    after = renewed(before, read(folder).at_pace_of(before), whole=False)
+    after = renewed(before, read(folder).at_pace_of(before))
     for name in sorted(set(after) - set(before)):
         print(f"not in {LIST.relative_to(ROOT)}: {after[name]:.2f} s {name}")
     target = ROOT / "build" / LIST.name
@@ -205,7 +218,7 @@ def main(arguments: Sequence[str]) -> int:
     code, costs = measure(given or ["-n", "auto", "--dist", "worksteal", "tests"])
     _show(costs)
     if "--write" in arguments:
-        names = renewed(listed(), costs, whole=not given)
+        names = renewed(listed(), costs)
         LIST.write_text(written(names), "utf-8")
         print(f"{LIST.relative_to(ROOT)}: {len(names)} tests, {sum(names.values()):.0f} s")
     if costs.fast_s() > FAST_S:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,9 @@ from tests.costs import LIMIT_S, ROOT, Costs, listed, renewed
 
 def test_listed_tests_are_there(request: pytest.FixtureRequest) -> None:
     """Of all files that this run of pytest has collected: `make test` has collected every one."""
-    config = request.config
-    if config.getoption("--device") or any("::" in argument for argument in config.args):
+    if not costs.collected_whole_files(request.config):
         pytest.skip("of some files, not all tests were collected")
-    assert costs.stale(listed(), config.stash[costs.COLLECTED]) == []
+    assert costs.stale(listed(), request.config.stash[costs.COLLECTED]) == []
 
 
 #: a device of each family and generation that a driver or a model tells apart
@@ -77,13 +77,14 @@ AFTER = {"a::slow": 2.0, "a::noise": 1.0, "a::lacking": 1.0, "a::new": LIMIT_S +
 
 
 def test_tests_that_did_not_run_keep_their_line() -> None:
-    after = renewed(BEFORE, COSTS, whole=False)
-    assert after == AFTER | {"b::elsewhere": 1.0}
+    assert renewed(BEFORE, COSTS) == AFTER | {"b::elsewhere": 1.0}
     assert COSTS.fast_s() == pytest.approx(LIMIT_S - 0.01)
 
 
-def test_a_whole_run_drops_names_that_are_no_tests() -> None:
-    assert renewed(BEFORE, COSTS, whole=True) == AFTER
+def test_names_that_are_no_tests_go() -> None:
+    whole = replace(COSTS, collected=frozenset(COSTS.seconds))
+    assert renewed(BEFORE, whole) == AFTER
+    assert renewed(BEFORE | {"a::renamed": 1.0}, whole) == AFTER
 
 
 MEASURED = """
@@ -154,7 +155,7 @@ def test_costs_are_measured(tmp_path: Path, processes: str) -> None:
     assert found.returncode == 0, found.stdout
     measured = costs.read(folder)
     busy, marked, lacking = (f"test_it.py::test_{name}" for name in ("busy", "marked", "lacking"))
-    assert set(measured.seconds) == {busy, marked, lacking}
+    assert set(measured.seconds) == measured.collected == {busy, marked, lacking}
     assert measured.seconds[busy] >= 0.19
     assert (measured.marked, measured.skipped) == ({marked, lacking}, {lacking})
     assert set(measured.slow()) == {busy}
