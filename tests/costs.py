@@ -35,7 +35,7 @@ LIST = ROOT / "tests" / "slow.txt"
 LIMIT_S = 0.12
 #: processor time of all tests of `make test`, which is to end within 6 minutes on two cores; each
 #: of its processes collects the tests too
-FAST_S = 420.0
+FAST_S = 300.0
 #: a cost that was measured again replaces the listed one where it differs by more than this part
 NOISE = 0.3
 LEAST = 20  # tests by which machines are compared
