@@ -51,7 +51,7 @@ test-masks:
 	@$(SETUP) $(ALL)
 	$(PYTHON) -m tests.masks
 
-test-turn: export UGPU_TEST_NUMBER := $(NUMBER)
+test-turn: export UGPU_TEST_NUMBER := $(or $(NUMBER),$(UGPU_TEST_NUMBER))
 test-turn:
 	@$(SETUP) $(ALL)
 	$(PYTHON) -m tests.shards

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import changed
 from tests.kernel import __main__ as runner
 from tests.kernel import initrd, lab, machine, packages
 from tests.kernel.channel import Monitor, serve_requests
@@ -254,6 +255,14 @@ def test_a_lack_is_a_skip_of_every_tier_and_no_failure(
         "skipped": "no such luck"
     }
     assert runner.main(["no_such_tier"]) == 2
+    monkeypatch.setenv(changed.NUMBER, "2")
+    assert runner.main(["--cache", str(tmp_path), "--turn"]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert "not run: tiers edu, hotplug, own, usb, usb_stock (`make test-kernel` runs all)" in table
+    assert [line.split()[:2] for line in table[-2:]] == [
+        ["navi31", "skipped"],
+        ["amdgpu", "skipped"],
+    ]
 
 
 def test_the_table_names_what_failed(tmp_path: Path) -> None:
