@@ -5,6 +5,8 @@
 #   make test        the fast test suite, on all cores
 #   make test-slow   the slow tests, and properties with examples drawn from a new seed
 #   make test-masks  the tests of generated host code, without some of the processor's instruction sets
+#   make test-turn   this commit's part of test-slow, test-masks and test-kernel, as .ci/run runs it; NUMBER=N: of another
+#   make test-all    all of test, test-slow, test-masks and test-kernel; before an issue is called done
 #   make mutants     plant single bugs and count which of them the tests find
 #   make faults      plant every fault in the virtual devices and check how each ends; SEED=N
 #   make soak        the same at random, on devices at work in threads; MINUTES=30, SEED=N
@@ -14,7 +16,8 @@
 #   make test-turnip  Mesa's Vulkan driver for Adreno on the virtual GPUs (builds it once, 5 minutes)
 #   make hw          the suite on every real GPU of this machine; writes docs/hardware (WHEELS=DIR: no network)
 #   make check       lint, types, layers, file sizes, what STYLE promises, generated files untouched
-#   make bench       measure the figures; writes build/bench.json
+#   make bench       measure the figures; writes build/bench.json, adds to this machine's history
+#   make bench-compare  what the last make bench did worse or better than the median of earlier ones
 #   make regen       fetch the vendors' headers and generate the tables again (must leave no diff)
 #   make docs        the reference of the programming interface, from docstrings, into build/docs
 #   make page        compile the script of ugpud's page from TypeScript (needs npm)
@@ -26,7 +29,7 @@ PYTHON := $(VENV)/bin/python
 SETUP := tools/house/setup.sh $(VENV)
 ALL := demo dev firmware regen nv adreno?
 
-.PHONY: demo dev test test-slow test-masks mutants faults soak test-kernel test-foreign test-adreno test-turnip hw check bench docs regen golden page clean
+.PHONY: demo dev test test-slow test-masks test-turn test-all mutants faults soak test-kernel test-foreign test-adreno test-turnip hw check bench bench-compare docs regen golden page clean
 
 dev:
 	@$(SETUP) $(ALL)
@@ -47,6 +50,16 @@ test-slow:
 test-masks:
 	@$(SETUP) $(ALL)
 	$(PYTHON) -m tests.masks
+
+test-turn: export UGPU_TEST_NUMBER := $(or $(NUMBER),$(UGPU_TEST_NUMBER))
+test-turn:
+	@$(SETUP) $(ALL)
+	$(PYTHON) -m tests.shards
+	$(PYTHON) -m tests.seeds
+	$(PYTHON) -m tests.masks --turn
+	$(PYTHON) -m tests.kernel --turn --minutes 8
+
+test-all: test test-slow test-masks test-kernel
 
 mutants:
 	@$(SETUP) $(ALL)
@@ -95,6 +108,10 @@ check:
 bench:
 	@$(SETUP) demo dev bench
 	$(PYTHON) -m tests.bench
+
+bench-compare:
+	@$(SETUP) demo dev
+	$(PYTHON) -m tests.bench compare
 
 # The script of ugpud's page, from TypeScript; its first line names the source that it was made from.
 page: TYPESCRIPT := typescript@7.0.2

@@ -47,6 +47,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    costs.record(config)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
     with COLLECTOR.off():  # nothing of what is collected becomes garbage
@@ -59,13 +63,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of tests/slow.txt are slow, as `python -m tests.costs` has measured."""
     slow = costs.listed()
     for item in items:
-        if item.nodeid in slow:
+        if item.nodeid in slow and not item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.costly)
+    left = {"slow", "hardware", "foreign"}
+    fast = (item.nodeid for item in items if left.isdisjoint(m.name for m in item.iter_markers()))
+    config.stash[costs.COLLECTED] = frozenset(item.nodeid for item in items)
+    config.stash[costs.FAST] = frozenset(fast)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

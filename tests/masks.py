@@ -1,10 +1,11 @@
 """Run the tests of generated host code again without some of the processor's instruction sets.
 
-    python -m tests.masks [PYTEST ARGUMENT ...]      default: those in TESTS
+    python -m tests.masks [--turn] [PYTEST ARGUMENT ...]      default: those in TESTS
 
 Each mask that takes something away from this processor gives one run of pytest; the others are
-listed as skipped, with the reason. Results must not depend on what a host has: a test that passes
-on one x86-64 processor passes on all. Exit code: 0 when all runs passed.
+listed as skipped, with the reason. --turn: of the masks that could run, only the one whose turn it
+is by the commit's number, as continuous integration does. Results must not depend on what a host
+has: a test that passes on one x86-64 processor passes on all. Exit code: 0 when all runs passed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from numpy._core._multiarray_umath import __cpu_dispatch__ as NUMPY_DISPATCH
 
 from hcq.host import features
+from tests import costs
+from tests.changed import Checkout
 
 #: mask -> beginnings of LLVM's feature names, and of NumPy's dispatch targets, that it takes away
 MASKS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -60,17 +63,30 @@ def to_run(present: Mapping[str, bool]) -> dict[str, str]:
     return found
 
 
+def in_turn(masks: Mapping[str, str], number: int) -> dict[str, str]:
+    """The same with all masks skipped but one: the one of the commit with this number."""
+    able = [mask for mask, reason in masks.items() if not reason]
+    return {
+        mask: reason or ("" if mask == able[number % len(able)] else "the turn of other commits")
+        for mask, reason in masks.items()
+    }
+
+
 def main(arguments: Sequence[str]) -> int:
     status = 0
     shared = ["-n", "auto", "--dist", "worksteal", "-m", "not slow and not hardware"]
+    masks = to_run(features(()))
+    if arguments[:1] == ["--turn"]:
+        arguments, masks = arguments[1:], in_turn(masks, Checkout().number())
     tests = list(arguments) or [*shared, *TESTS]
-    for mask, reason in to_run(features(())).items():
+    for mask, reason in masks.items():
         if reason:
             print(f"mask {mask!r}: skipped: {reason}", flush=True)
             continue
         print(f"mask {mask!r}:", *(f"{k}={v!r}" for k, v in settings(mask).items()), flush=True)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
-        ended = subprocess.run(command, env=os.environ | settings(mask), check=False)
+        environment = os.environ | settings(mask) | {costs.FOLDER: ""}
+        ended = subprocess.run(command, env=environment, check=False)
         status = ended.returncode or status
     return status
 

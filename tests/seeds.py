@@ -6,10 +6,13 @@ properties that cost little draw theirs from a seed, which is printed first and 
 
 from __future__ import annotations
 
+import os
 import secrets
 import subprocess
 import sys
 from collections.abc import Sequence
+
+from tests import costs
 
 #: properties whose examples are not compiled, so that new ones cost little
 TESTS = (
@@ -36,10 +39,11 @@ def main(arguments: Sequence[str]) -> int:
     print(f"seed {seed}: `python -m tests.seeds {seed}` draws the same examples", flush=True)
     tests = [*arguments[len(given) :]] or ["-n", "auto", "--dist", "worksteal", *TESTS]
     chosen = ("--hypothesis-profile", "ugpu-random", "--hypothesis-seed", str(seed))
-    # Only what draws: the other tests of these files have run.
-    marks = "hypothesis and not slow and not hardware and not foreign"
+    # Only what draws: the other tests of these files have run. Not what is marked slow by its file.
+    marks = "hypothesis and (not slow or costly) and not hardware and not foreign"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
-    return subprocess.run([*command, "-m", marks, *tests], check=False).returncode
+    environment = os.environ | {costs.FOLDER: ""}  # other examples cost something else
+    return subprocess.run([*command, "-m", marks, *tests], env=environment, check=False).returncode
 
 
 if __name__ == "__main__":

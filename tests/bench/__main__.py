@@ -4,7 +4,10 @@ A benchmark is a module tests/bench/bench_<subject>.py with `measure() -> list[d
 {name, value, unit} plus {peer, peer_value, ratio} where a peer is measured in the same run, and
 cpu_ratio where processor time is compared too; or {name, skipped: reason}. Each module runs in a
 process of its own, so that none profits or suffers from what another has loaded.
-`python -m tests.bench start boot` runs only the named subjects.
+`python -m tests.bench start boot` runs only the named subjects. Each run is added to the history of
+this kind of machine (tests/bench/history.py); `python -m tests.bench compare` measures nothing, but
+shows what the last run did worse and better than the median of earlier ones, beyond their spread.
+Exit status: 0; of compare, 1 where something became worse; 2 for an unknown subject.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.bench import history
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -56,6 +61,11 @@ def show(result: dict[str, object]) -> str:
 
 
 def main() -> int:
+    path = history.history_file()
+    if sys.argv[1:] == ["compare"]:
+        lines, worse = history.comparison(history.runs(path))
+        print("\n".join([f"{path}:", *lines]))
+        return int(worse)
     wanted = sys.argv[1:] or subjects()
     unknown = sorted(set(wanted) - set(subjects()))
     if unknown:
@@ -69,7 +79,8 @@ def main() -> int:
     target = ROOT / "build" / "bench.json"
     target.parent.mkdir(exist_ok=True)
     target.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {target.relative_to(ROOT)}")
+    history.append(history.BenchRun.of(results), path)
+    print(f"written to {target.relative_to(ROOT)}; added to {path}")
     return 0
 
 

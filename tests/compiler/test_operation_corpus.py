@@ -9,9 +9,13 @@ from am import chips
 from tests.support.compiler_devices import poisoned
 from tests.support.operation_corpus import corpus
 
-NVIDIA = [f"virtual:{chip}" for chip in ("tu102", "ga102", "ad102", "gh100", "gb202")]
-AMD = [f"virtual:{chip}" for chip in chips.names()]
-DEVICES = ["cpu", *AMD, *NVIDIA]
+# Devices whose kernels are the same but for the products, whose instructions a chip may lack. The
+# first of a family runs the whole corpus, each of the others another sixth.
+NVIDIA = [f"virtual:{chip}" for chip in ("gh100", "tu102", "ga102", "ad102", "gb202")]
+AMD = [f"virtual:{chip}" for chip in sorted(chips.names(), key=lambda chip: chip != "navi31")]
+FAMILIES = (["cpu"], AMD, NVIDIA)
+PRODUCTS = ("matmul", "attention", "conv2d")
+SHARES = 6
 TURNS = 12  # the fast suite runs every twelfth case, another one on each device
 
 
@@ -30,6 +34,22 @@ def test_a_share_of_the_corpus_runs(device: str, turn: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [family[0] for family in FAMILIES])
 def test_the_whole_corpus_runs(device: str) -> None:
     run(device, list(corpus()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", [device for family in FAMILIES for device in family[1:]])
+def test_other_chips_of_a_family_run_what_differs_and_a_share(device: str) -> None:
+    (family,) = (family for family in FAMILIES if device in family)
+    place = family.index(device)
+    names = dict.fromkeys(list(corpus())[place::SHARES])
+    if matrix_units(device) not in map(matrix_units, family[:place]):
+        names |= dict.fromkeys(name for name in corpus() if name.startswith(PRODUCTS))
+    run(device, list(names))
+
+
+def matrix_units(device: str) -> str:
+    with hcq.open(device) as opened:
+        return opened.target.matrix

@@ -73,8 +73,10 @@ def test_a_share_of_the_corpus(cpu: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(nvjitlink.library() is None, reason="nvidia-nvjitlink is not installed")
 @pytest.mark.parametrize("cpu", ARCHITECTURES)
-def test_the_whole_corpus_assembles(cpu: str) -> None:
-    for kernel in corpus_kernels(cpu).values():
+def test_the_corpus_assembles(cpu: str) -> None:
+    """All of it without matrix units and with the most of them, a share on each in between."""
+    step = 1 if cpu in ("sm_75", "sm_90a") else 4
+    for kernel in list(corpus_kernels(cpu).values())[ARCHITECTURES.index(cpu) % step :: step]:
         text = ptx(kernel, ptx_target(cpu))
         check_entry(kernel, text, cpu)
         assert nvjitlink.assemble(text.encode(), cpu).startswith(b"\x7fELF")

@@ -198,6 +198,7 @@ def test_a_closed_program_is_not_launched(device: Device) -> None:
             queue.submit()
 
 
+@pytest.mark.each_driver
 def test_a_full_queue_holds_no_lock(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread fills a queue whose work waits for another thread's submission."""
     compute, copies = device.queue(), device.queue(QueueKind.COPY)

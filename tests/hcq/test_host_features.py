@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from hcq import host
 from hcq.config import Config, from_environment
-from tests import masks
+from tests import changed, masks
 
 ROOT = Path(__file__).resolve().parents[2]
 SAPPHIRE_RAPIDS = dict.fromkeys(
@@ -55,3 +56,25 @@ def test_masks_that_change_a_processor_are_run_once_each(
 
 def test_the_tests_to_run_are_there() -> None:
     assert all((ROOT / name).exists() for name in masks.TESTS)
+
+
+def test_masks_take_turns() -> None:
+    able = masks.to_run(ZEN_4)
+    turns = [masks.in_turn(able, number) for number in range(3)]
+    runs = [[mask for mask, reason in turn.items() if not reason] for turn in turns]
+    assert runs == [["AVX2 only"], ["AVX-512 without FP16 and BF16"], ["AVX2 only"]]
+    assert masks.in_turn(masks.to_run(HASWELL), 1) == masks.to_run(HASWELL)
+
+
+def test_only_the_mask_whose_turn_it_is_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+
+    def run(command: list[str], env: dict[str, str], check: bool) -> Mock:
+        runs.append(env["UGPU_HOST_WITHOUT"])
+        return Mock(returncode=3)
+
+    monkeypatch.setattr(masks, "features", lambda without: ZEN_4)
+    monkeypatch.setattr(masks.subprocess, "run", run)
+    monkeypatch.setenv(changed.NUMBER, "1")
+    assert masks.main(["--turn", "tests/a.py"]) == 3
+    assert runs == ["avx512fp16,avx512bf16,amx"]

@@ -4,10 +4,11 @@ A tier is a module tests/kernel/tier_<name>.py with `run(lab) -> list[Run]`; it 
 LabUnavailable where something it needs cannot be had, and is then reported as skipped, never as
 passed. Two tiers run side by side, each in a process of its own, where the machine has two
 processors and the memory. `python -m tests.kernel edu` runs the named tiers only; `--cache DIR`
-keeps the unpacked programs elsewhere; `--minutes N` bounds all of it: what could not end by then is
-not begun. `--long`: tier usb pulls the cable 200 times, and tier usb_stock boots the card, which
-takes minutes. Exit status: 0 when nothing failed (skipped tiers included), 1 otherwise, 2 for an
-unknown tier. Ends with a table, a line for each boot. Writes build/test-kernel.json.
+keeps the unpacked programs elsewhere; `--turn` runs tier amdgpu and the one whose turn it is by the
+commit's number, as continuous integration does; `--minutes N` bounds all of it: what could not end
+by then is not begun. `--long`: tier usb pulls the cable 200 times, and tier usb_stock boots the
+card, which takes minutes. Exit status: 0 when nothing failed (skipped tiers included), 1 otherwise,
+2 for an unknown tier. Ends with a table, a line for each boot. Writes build/test-kernel.json.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests.changed import Checkout
 from tests.kernel.lab import CACHE, ROOT, Lab, LabBroken, Run
 from tests.kernel.machine import LabUnavailable
-from tests.kernel.tiers import run_tiers, tiers
+from tests.kernel.tiers import in_turn, run_tiers, tiers
 
 MESSAGE_LINES, CONSOLE_LINES, END_LINES = 40, 40, 12
 MINUTES = 20
@@ -79,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.kernel")
     parser.add_argument("tiers", nargs="*", metavar="TIER", help=f"of: {', '.join(tiers())}")
     parser.add_argument("--cache", type=Path, default=CACHE, help="default: %(default)s")
+    parser.add_argument("--turn", action="store_true", help="this commit's tiers only")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="default: %(default)s")
     parser.add_argument("--long", action="store_true", help="what takes minutes too: see above")
     arguments = parser.parse_args(argv)
@@ -91,6 +94,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows: list[Row] = []
     failures: list[str] = []
     wanted: Sequence[str] = arguments.tiers or tiers()
+    if arguments.turn:
+        wanted = in_turn(wanted, Checkout().number())
+        rest = [name for name in tiers() if name not in wanted]
+        print(f"not run: tiers {', '.join(rest)} (`make test-kernel` runs all)", flush=True)
     try:
         with Lab.prepare(arguments.cache, limit_s=60 * arguments.minutes) as lab:
             lab.long = arguments.long

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests import changed
 from tests.kernel import __main__ as runner
 from tests.kernel import initrd, lab, machine, packages
 from tests.kernel.channel import Monitor, serve_requests
 from tests.kernel.machine import LabUnavailable
+from tests.kernel.tiers import in_turn, tiers
 
 
 def module(depends: str, soft: str = "") -> bytes:
@@ -253,6 +255,14 @@ def test_a_lack_is_a_skip_of_every_tier_and_no_failure(
         "skipped": "no such luck"
     }
     assert runner.main(["no_such_tier"]) == 2
+    monkeypatch.setenv(changed.NUMBER, "2")
+    assert runner.main(["--cache", str(tmp_path), "--turn"]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert "not run: tiers edu, hotplug, own, usb, usb_stock (`make test-kernel` runs all)" in table
+    assert [line.split()[:2] for line in table[-2:]] == [
+        ["navi31", "skipped"],
+        ["amdgpu", "skipped"],
+    ]
 
 
 def test_the_table_names_what_failed(tmp_path: Path) -> None:
@@ -274,3 +284,11 @@ def test_a_mirror_that_cannot_be_reached_is_a_reason_and_leaves_nothing(tmp_path
     with pytest.raises(LabUnavailable, match="could not"):
         packages.ensure(tmp_path / "lab", mirror=f"file:{tmp_path}/nowhere", keyring=keyring)
     assert not (tmp_path / "lab/programs").exists()
+
+
+def test_tiers_take_turns() -> None:
+    turns = [in_turn(tiers(), number) for number in range(len(tiers()))]
+    assert all(turn[1:] == ["amdgpu"] for turn in turns)
+    assert {turn[0] for turn in turns} == set(tiers()) - {"amdgpu", "own"}
+    assert in_turn(["amdgpu"], 7) == ["amdgpu"]
+    assert in_turn(["own"], 7) == []

@@ -13,10 +13,19 @@ from tests.kernel.machine import LabUnavailable, guests_at_once
 
 HERE = Path(__file__).resolve().parent
 LONGEST = "navi31"  # begun first, so that it is not what all wait for in the end
+ALWAYS = "amdgpu"  # Linux's own driver on the model: in continuous integration at each commit
+OPTIONAL = "own"  # needs a kernel that continuous integration does not build
 
 
 def tiers() -> list[str]:
     return sorted(path.stem.removeprefix("tier_") for path in HERE.glob("tier_*.py"))
+
+
+def in_turn(names: Sequence[str], number: int) -> list[str]:
+    """Those of the tiers that run at the commit with this number."""
+    others = [name for name in names if name not in (ALWAYS, OPTIONAL)]
+    turn = [others[number % len(others)]] if others else []
+    return [*turn, *(name for name in names if name == ALWAYS)]
 
 
 def run_tier(name: str, lab: Lab) -> list[Run]:

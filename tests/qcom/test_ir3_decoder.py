@@ -48,8 +48,8 @@ def test_text_is_that_of_mesa(gpu: int) -> None:
 @needs_mesa
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", (630, 740))
-@pytest.mark.parametrize("part", range(10))
-def test_a_million_words(gpu: int, part: int) -> None:
+@pytest.mark.parametrize("part", range(3))
+def test_many_words(gpu: int, part: int) -> None:
     assert not differences(gpu, random_words(100_000, gpu * 1000 + part))
 
 

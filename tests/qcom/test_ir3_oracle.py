@@ -31,9 +31,9 @@ def test_a_share_of_the_corpus(chip: str, turn: int) -> None:
 
 @needs_mesa
 @pytest.mark.slow
-@pytest.mark.parametrize("chip", ["a630", "a740"])
-def test_the_whole_corpus(chip: str) -> None:
-    for made in ir3_run.runnable(chip):
+@pytest.mark.parametrize(("chip", "turn"), [("a630", 0), ("a740", 1)])
+def test_every_case_on_one_generation(chip: str, turn: int) -> None:
+    for made in ir3_run.runnable(chip, turn, 2):
         if made.case.name not in SPILL:
             ir3_run.check(made, chip)
 

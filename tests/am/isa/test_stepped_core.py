@@ -132,8 +132,8 @@ def test_results_are_those_of_ordinary_code(options: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", range(6))
-def test_all_results_are_those_of_ordinary_code(group: int) -> None:
-    compare(list(corpus())[group::6], "")
+def test_more_results_are_those_of_ordinary_code(group: int) -> None:
+    compare(list(corpus())[group::12], "")
 
 
 def test_every_instruction_of_every_wave_halts_once() -> None:

@@ -1,4 +1,7 @@
-"""The operation corpus on the virtual multiprocessors: some cases always, all of them when slow."""
+"""The operation corpus on the virtual multiprocessors: some cases always, all of them when slow.
+
+Of an architecture that has a virtual device, tests/compiler/test_operation_corpus.py runs more.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ from tests.support.operation_corpus import corpus
 from tests.support.sm_run import LOCAL_WINDOW, SHARED_WINDOW, Bench
 
 _ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+_WITHOUT_A_DEVICE = ("sm_80", "sm_100")
 _SHARED = re.compile(r"\.shared \.align (\d+) \.b8 \S+\[(\d+)\]")
 
 
@@ -90,7 +94,7 @@ def test_some_of_the_corpus(number: int, cpu: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("cpu", _ARCHITECTURES)
-def test_the_whole_corpus(cpu: str) -> None:
-    for made in _cases(1, 0, cpu):
+@pytest.mark.parametrize(("number", "cpu"), list(enumerate(_WITHOUT_A_DEVICE)))
+def test_every_case_runs_on_an_architecture_without_a_device(number: int, cpu: str) -> None:
+    for made in _cases(len(_WITHOUT_A_DEVICE), number, cpu):
         _check(made, cpu)
