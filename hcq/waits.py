@@ -83,9 +83,10 @@ class Waits:
             own = timeline.name.startswith(core.name)
             where = timeline.name if own else f"{core.name}: {timeline.name}"
             what = f"kernel {state['kernel']}" if own and state.get("kernel") else "work"
+            cause = f"{state.pop('cause')}; " if state.get("cause") else ""
             failure = DeviceHang(
-                f"{where}: {what} has not ended within {limit_s} s: expected signal {value}, got "
-                f"{reached}",
+                f"{where}: {what} has not ended within {limit_s} s: {cause}"
+                f"expected signal {value}, got {reached}",
                 timeline=timeline.name,
                 reached=reached,
                 limit_s=limit_s,
