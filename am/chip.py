@@ -19,6 +19,7 @@ from am import advice
 from am.chips.facts import ChipFacts
 from am.discovery import Discovery, IpInstance
 from am.link import Link
+from am.recent import described
 from am.regs import load
 from hcq.clock import Clock
 from hcq.errors import BadArgument, DeviceLost, DiscoveryError
@@ -373,20 +374,8 @@ class Chip:
     # ---- presence ----------------------------------------------------------------------------
 
     def recent_accesses(self) -> list[str]:
-        """Return the last register accesses, oldest first, by name and with the fields that are not
-        0. An access repeated in a row is one line with its count."""
-        lines: list[str] = []
-        for access, repeated in itertools.groupby(tuple(self.bus.recent)):
-            is_write, index, value = access
-            times = sum(1 for _ in repeated)
-            found = next(filter(None, (block.find(index) for block in self._blocks())), None)
-            name = found.register.name if found is not None else f"register {index:#x}"
-            fields = found.register.decode(value).fields() if found is not None else {}
-            shown = ", ".join(f"{field} {part:#x}" for field, part in fields.items() if part)
-            line = f"{'write' if is_write else 'read'} {name} {value:#x}"
-            line += f"  [{shown}]" if shown else ""
-            lines.append(line + (f" ({times} times)" if times > 1 else ""))
-        return lines
+        """Return the last register accesses, oldest first; see am.recent."""
+        return described(tuple(self.bus.recent), [*self._blocks()])
 
     def outside_graphics(self, index: int) -> bool:
         """Return whether an absolute dword index is in a block other than the graphics core."""

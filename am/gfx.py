@@ -377,13 +377,23 @@ class Gfx:
     @contextmanager
     def aim(self, engine: int, array: int, wgp: int, simd: int) -> Iterator[None]:
         """Make wave registers refer to one SIMD, and to all SIMDs again at the end."""
+        with self.aiming():
+            self.aim_at(engine, array, wgp, simd)
+            yield
+
+    @contextmanager
+    def aiming(self) -> Iterator[None]:
+        """Make wave registers refer to all SIMDs again at the end; see `aim_at`."""
         try:
-            self.chip.gc.GRBM_GFX_INDEX.write(
-                SE_INDEX=engine, SA_INDEX=array, INSTANCE_INDEX=wgp << 2 | simd
-            )
             yield
         finally:
             self._broadcast()
+
+    def aim_at(self, engine: int, array: int, wgp: int, simd: int) -> None:
+        """Make wave registers refer to one SIMD, inside `aiming`."""
+        self.chip.gc.GRBM_GFX_INDEX.write(
+            SE_INDEX=engine, SA_INDEX=array, INSTANCE_INDEX=wgp << 2 | simd
+        )
 
     def wave_register(self, slot: int, name: str) -> int:
         """Return SQ_WAVE_<name> of a wave slot of the SIMD that `aim` selected."""

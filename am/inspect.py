@@ -83,15 +83,16 @@ def waves(chip: Chip, limit_s: float | None = None) -> Iterator[dict[str, object
     gfx, count, looks, lacking = Gfx(chip, Nbio(chip)), 0, 0, 0
     now = chip.clock.now
     end = None if limit_s is None else now() + limit_s
-    for place in gfx.simds():
-        with gfx.aim(*place):
+    with gfx.aiming():
+        for place in gfx.simds():
+            gfx.aim_at(*place)
             looks += 1
             try:
                 there = gfx.wave_register(0, "VALID_AND_IDLE")  # a bit for each slot of the SIMD
             except NotRecorded:
                 lacking += 1
                 continue
-            for slot in range(_SLOTS_OF_SIMD if there != ALL_ONES else 0):
+            for slot in range(_SLOTS_OF_SIMD if there not in (0, ALL_ONES) else 0):
                 if count == MOST_WAVES or (end is not None and now() > end):
                     yield {"more": "not looked at: the time or the room for waves was used up"}
                     return

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from am import advice, faults, inspect
 from am.faults import SqWord
 from am.ih import Interrupt
+from am.queue import SLOT_WORDS, SLOTS, RingQueue
 from hcq.culprit import take_culprit
 from hcq.errors import LinkError, UgpuError
 from hcq.timeline import Timeline
@@ -168,10 +170,12 @@ class Reporter:
                     state |= driver.units.gfx.queue_state(compute.pipe, compute.queue)
                     state |= {"slots_submitted": compute.count, "slots_done": compute.done}
                     state |= self._first_wave()
+                    state |= _standstill(compute, state)
             for copy in driver.queues.copy:
                 if copy.timeline is timeline:
                     state |= copy.engine.state()
                     state |= {"slots_submitted": copy.count, "slots_done": copy.done}
+                    state |= _standstill(copy, state)
             for hub in driver.units.gmc:
                 fault = hub.take_fault()
                 if fault is not None:
@@ -180,3 +184,26 @@ class Reporter:
         except (LinkError, UgpuError) as error:
             state["while_looking"] = str(error)
         return state
+
+
+def _standstill(queue: RingQueue, state: Mapping[str, object]) -> dict[str, object]:
+    """Return the cause of a queue that has not begun what was submitted, from its pointers: the
+    driver's, and those that the engine has."""
+    count = queue.count - queue.done
+    what = f"{count} submission{'s' if count > 1 else ''}"
+    read, write = state.get("rptr"), state.get("wptr")
+    if not count or "pc" in state or not isinstance(read, int) or not isinstance(write, int):
+        return {}
+    ring = SLOTS * SLOT_WORDS
+    due, begin = (slots * SLOT_WORDS % ring for slots in (queue.count, queue.done))
+    read, write = (read >> queue.shift) % ring, (write >> queue.shift) % ring
+    if read != begin:
+        return {}
+    if write == begin:
+        return {"cause": f"{what}, write pointer never moved: the doorbell did not arrive"}
+    if write == due:
+        return {
+            "cause": f"{what}, read pointer never moved: the engine fetches and gets no answer; "
+            "see the IOMMU's log (dmesg, lines with DMAR or AMD-Vi)"
+        }
+    return {}

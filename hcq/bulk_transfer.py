@@ -46,7 +46,7 @@ class Mark(Timeline):
         self.memory = memory
         self.address = int(memory.address)
         self.name = name
-        self.last = self.restarts = self._seen = 0
+        self.last = self._seen = 0
 
 
 class Fence(Mark):

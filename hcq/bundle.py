@@ -11,6 +11,7 @@ programs) is kept. The user's buffers are not read.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -24,6 +25,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from hcq import ownfolder
 from hcq.errors import BadArgument, UgpuError
@@ -61,7 +63,7 @@ class Evidence:
         elif isinstance(found, str):
             content = found.encode("utf-8", "replace")
         else:
-            content = json.dumps(found, indent=1, default=str).encode()
+            content = json.dumps(found, default=str).encode()  # with an indent it takes ten times
         if len(content) > _LARGEST_PART:
             self.missing[name] = f"{len(content)} bytes, of which {_LARGEST_PART} are kept at most"
             return
@@ -87,7 +89,8 @@ def _plain(value: object) -> object:
     return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
-def versions() -> dict[str, str]:
+@functools.cache
+def versions() -> Mapping[str, str]:
     """Return the versions of this project, Python and the kernel. No host name."""
     from importlib import metadata  # takes long to import
 
@@ -95,11 +98,13 @@ def versions() -> dict[str, str]:
         own = metadata.version("ugpu")
     except metadata.PackageNotFoundError:
         own = "not installed"
-    return {
-        "ugpu": own,
-        "python": platform.python_version(),
-        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
-    }
+    return MappingProxyType(
+        {
+            "ugpu": own,
+            "python": platform.python_version(),
+            "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
+        }
+    )
 
 
 def write(
@@ -138,7 +143,7 @@ def _packed(
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(when)),
         "device": device,
         "error": facts_of(error),
-        "versions": versions(),
+        "versions": dict(versions()),
         "parts": {
             name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
             for name, data in parts.items()

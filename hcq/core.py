@@ -11,10 +11,10 @@ device. A device that is not closed is kept until the process ends (hcq.life).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -39,16 +39,14 @@ from hcq.copies import Copies
 from hcq.crash import Keeper, evidence
 from hcq.errors import (
     BadArgument,
-    ChipError,
-    Closed,
-    DeviceHang,
-    FirmwareError,
     LinkError,
     UgpuError,
+    UsageError,
 )
 from hcq.follow import Followers
-from hcq.graph import CAPTURED, Capture, Replay
+from hcq.graph import Capture, Replay
 from hcq.ladder import Level, Recovery
+from hcq.losses import Losses
 from hcq.memory import Placement
 from hcq.objectkind import load_program
 from hcq.program import Program
@@ -57,6 +55,8 @@ from hcq.recovery import Healer
 from hcq.retired import Retired
 from hcq.templates import encode_submission, launches_of
 from hcq.timeline import Timeline
+from hcq.waits import Waits
+from hcq.weakregistry import WeakRegistry
 
 if TYPE_CHECKING:
     from hcq.device import Device
@@ -64,8 +64,6 @@ if TYPE_CHECKING:
     from hcq.observe import Observer
 
 log = logging.getLogger(__name__)
-
-_LONGEST_PAUSE_S = 1.0  # in one call of a driver: system calls limit the size of time-outs
 
 
 def core_of(device: Device) -> Core:
@@ -84,7 +82,8 @@ class Core(Closing):
     if its caller gives no limit (seconds, by the driver's clock). last_failure: the failure handled
     by the last `reset`. resets: number of resets. keeper: writes the first failure's bundle.
     healer: resets the device. copies: copies between its memory and this process. replaying: a
-    replay that has begun, see `complete`. launches: kernels submitted so far. errors: failures so
+    replay that has begun, see `complete`. waits: waits for its queues. losses: work that resets
+    lost. launches: kernels submitted so far. errors: failures so
     far, by class. observer: serves telemetry, if enabled (hcq.observe). explainers: return further
     facts for a failure, from modules that know more about its kernel; must not raise.
     """
@@ -104,11 +103,13 @@ class Core(Closing):
         self.healer = Healer(self)
         self.capturing: Capture | None = None
         self.replaying: Replay | None = None
-        self.graphs: weakref.WeakSet[Capture] = weakref.WeakSet()
-        self.programs: weakref.WeakValueDictionary[int, Program] = weakref.WeakValueDictionary()
+        self.graphs: WeakRegistry[Capture] = WeakRegistry()
+        self.programs: WeakRegistry[Program] = WeakRegistry()
         self.followers = Followers(self)
         self.retired = Retired(self)
         self.copies = Copies(self)
+        self.waits = Waits(self)
+        self.losses = Losses(self)
         self.explainers: list[Callable[[UgpuError], Mapping[str, object]]] = []
 
     # ---- memory and programs -----------------------------------------------------------------
@@ -159,7 +160,7 @@ class Core(Closing):
                 self.check_usable()
                 self.retired.collect()
                 made.append(load_program(self.driver, bytes(image)))
-            self.programs[id(made[0])] = made[0]
+            self.programs.add(made[0])
             if made[0].memory is not None:
                 made[0].memory.retired = self.retired
             return made[0]
@@ -193,12 +194,15 @@ class Core(Closing):
                     if self.capturing is not None and captured:
                         return self.capturing.record(hardware, commands)
                     encoded, parameters = encode_submission(hardware, commands)
+                if self.resets:
+                    self.losses.check_waits(commands)
                 self.complete()
                 if hardware.room(len(encoded.words)):
                     value = hardware.timeline.last + 1
                     hardware.submit(encoded, values_of(encoded, value, parameters))
                     hardware.timeline.last = value
                     self.launches += encoded.launches
+                    self.losses.submitted(hardware.timeline, value)
                     return value
             self.await_room(hardware, len(encoded.words))
 
@@ -212,24 +216,8 @@ class Core(Closing):
             self.replaying.complete()
 
     def await_room(self, hardware: HardwareQueue, words: int) -> None:
-        """Block until `hardware` has room for an image of `words` words. DeviceHang if no work of
-        the queue ends for as long as a wait may take. The lock is not held: the queue may be
-        waiting for another thread's submission."""
-        timeline = hardware.timeline
-        patience, reached = self.driver.clock.patience(self.limit_s), timeline.value
-        while True:
-            self.look()
-            with self.lock:
-                room = hardware.room(words)
-            self.driver.clock.looked(room)
-            if room:
-                return
-            value = timeline.value
-            if value != reached:
-                patience, reached = self.driver.clock.patience(self.limit_s), value
-            if patience.over():
-                self._report_hang(timeline, value + 1, self.limit_s)
-            self.driver.pause_until(timeline, value + 1, min(patience.pause_s, _LONGEST_PAUSE_S))
+        """See Waits.await_room."""
+        self.waits.await_room(hardware, words)
 
     def prepare(self, hardware: HardwareQueue, commands: Sequence[Command]) -> CommandBuffer:
         """Encode commands once, for many submissions. Values that differ between them are symbols
@@ -259,6 +247,7 @@ class Core(Closing):
                     hardware.submit_prepared(prepared, value, parameters)
                     hardware.timeline.last = value
                     self.launches += prepared.launches
+                    self.losses.submitted(hardware.timeline, value)
                     return value
             self.await_room(hardware, len(prepared.words))
 
@@ -284,42 +273,71 @@ class Core(Closing):
                     hardware.submit_resident(resident, prepared.command_words, value)
                     hardware.timeline.last = value
                     self.launches += prepared.launches
+                    self.losses.submitted(hardware.timeline, value)
                     return value
             self.await_room(hardware, 0)
 
     # ---- waits -------------------------------------------------------------------------------
 
     def synchronize(self, limit_s: float | None = None) -> None:
-        """Wait until all queues are idle; raise failures reported meanwhile.
+        """Wait until all queues are idle; raise failures reported meanwhile, and errors of lost
+        work (hcq.losses).
 
         limit_s applies to each queue. The lock is not held while waiting.
         """
         # The usual case takes few steps, since memory is slow after a kernel that has read much
         # of it. RACE: the device may fail or be reset meanwhile: the full path then reports it.
-        resets, usual = self.resets, limit_s is None and self.failure is None and not self.closed
+        resets, losses = self.resets, self.losses
+        usual = limit_s is None and self.failure is None and not self.closed
         usual = usual and self.replaying is None and not self.retired.closing
-        usual = usual and not self.healer.untold
-        if usual and self.driver.settled() and self.resets == resets and not self.followers.raising:
+        usual = usual and losses.mine.resets == resets and not losses.automatic
+        usual = usual and not self.followers.raising
+        timelines = [hardware.timeline for hardware in self.driver.all_queues()]
+        ends = [timeline.last for timeline in timelines]
+        if usual and self.driver.settled() and self.resets == resets:
+            losses.found_clean(timelines, ends)
             return
         if limit_s is not None:
             seconds("limit_s", limit_s)
+        with self._told():
+            self._drain(limit_s)
+            losses.tell(timelines)
+        losses.mine.resets = resets
+        losses.found_clean(timelines, ends)
+        self.driver.synchronized()
+
+    def _drain(self, limit_s: float | None) -> None:
+        """Wait until all queues are idle; raise failures reported meanwhile."""
         if self.cut_off:
             with self.lock:
                 self.complete()
         for hardware in self.driver.all_queues():
             timeline = hardware.timeline
             if timeline.value < timeline.last:
-                self._reach(timeline, timeline.last, limit_s)
+                self.waits.reach(timeline, timeline.last, limit_s)
         self.look()
-        self.healer.tell_all()
-        self.driver.synchronized()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Note that the calling thread is told of a failure that is raised inside."""
+        try:
+            yield
+        except UgpuError as error:
+            self._hear(error)
+            raise
+
+    def _hear(self, error: UgpuError) -> None:
+        """Note that the calling thread is told of a failure; errors that blame the caller do not
+        count, unless a lease has failed by one."""
+        if error is self.failure or not isinstance(error, UsageError):
+            self.losses.heard(error)
 
     def settle(self) -> None:
         """Wait until the device is idle or has failed; does not raise this or later failures."""
         try:
             if not self.closed and self.failure is None and not self.idle:
-                self.synchronize()
-        except (ChipError, LinkError, FirmwareError, Closed) as error:
+                self._drain(None)
+        except UgpuError as error:
             log.debug("%s: while settling: %s", self.name, error)
 
     @property
@@ -351,64 +369,21 @@ class Core(Closing):
             return capturing.last(timeline)
         return timeline.last
 
-    def wait_for(self, timeline: Timeline, value: int, limit_s: float | None) -> None:
+    def wait_for(self, timeline: Timeline, value: int | None, limit_s: float | None) -> None:
         """See Timeline.wait."""
-        value = whole("value", value, 0, WORD)
-        self._reach(timeline, value, limit_s)
-        self.look()  # work that faulted may have continued to its end
-        self.healer.tell(timeline)
-
-    def _reach(self, timeline: Timeline, value: int, limit_s: float | None) -> None:
-        """Wait, without checking for failures once the value is reached."""
-        limit = seconds("limit_s", self.limit_s if limit_s is None else limit_s)
-        if value >= CAPTURED:
-            raise BadArgument("cannot wait for a captured submission; wait for the replay")
-        if self.closed or self.failure is not None:
-            self.healer.heal()
-            self.check_alive()
-        restarts, resets = timeline.restarts, self.resets
-        reached = timeline.value >= value
-        if not reached:
-            patience = self.driver.clock.patience(limit)
-        while not reached:
-            self.look()
-            lost = timeline.restarts != restarts or not self.is_own(timeline)
-            if lost and self.resets != resets and self.idle:
-                break  # the work that would have raised it was lost
-            if patience.over():
-                self._report_hang(timeline, value, limit)
-                return
-            self.driver.pause_until(timeline, value, min(patience.pause_s, _LONGEST_PAUSE_S))
-            reached = timeline.value >= value
-            self.driver.clock.looked(reached)
-        self.healer.tell(timeline)
-        if (timeline.restarts != restarts and self.is_own(timeline)) or not reached:
-            # The timeline was raised by `restart`, not by the work.
-            raise self.last_failure or DeviceHang(f"{self.name} was reset: its work was lost")
-
-    def _report_hang(self, timeline: Timeline, value: int, limit_s: float) -> None:
-        with self.lock:
-            # Check once more: this thread may have overslept although the device met the limit.
-            if timeline.value >= value:
-                return
-            self.check_alive()
-            reached, state = timeline.value, self.driver.diagnose(timeline, value)
-            own = timeline.name.startswith(self.name)
-            where = timeline.name if own else f"{self.name}: {timeline.name}"
-            what = f"kernel {state['kernel']}" if own and state.get("kernel") else "work"
-            self.failure = DeviceHang(
-                f"{where}: {what} has not ended within {limit_s} s: expected signal {value}, got "
-                f"{reached}",
-                timeline=timeline.name,
-                reached=reached,
-                limit_s=limit_s,
-                **state,
-            )
-            self._note(self.failure)
-            failure = self.failure
-        self.healer.heal()
-        self.healer.tell(timeline)
-        raise failure
+        end = timeline.last if value is None else whole("value", value, 0, WORD)
+        try:
+            self.waits.reach(timeline, end, limit_s)
+            self.look()  # work that faulted may have continued to its end
+            if value is None:
+                self.losses.tell([timeline])
+            else:
+                self.losses.check(timeline, end)
+                self.losses.tell_recovered(timeline)
+        except UgpuError as error:
+            self._hear(error)
+            raise
+        self.losses.waited(timeline, end)
 
     # ---- failures ----------------------------------------------------------------------------
 
@@ -445,7 +420,8 @@ class Core(Closing):
         """See Closing."""
         if self.failure is not None:
             self.healer.heal()
-        super().check_usable()
+        with self._told():
+            super().check_usable()
 
     def fail(self, failure: UgpuError) -> None:
         """Record a failure that the driver met, if it is the first one. The lock is held."""
@@ -464,9 +440,26 @@ class Core(Closing):
     def reset(self, only: Level | None = None) -> Recovery:
         """See Device.reset."""
         with self.lock:
-            return self.healer.reset(only)
+            return self.healer.reset(only, asked=True)
 
     # ---- the end -----------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """Close, at the end of a `with` block that did not raise; then raise a failure of its work
+        that no thread has been told of. The loss of an idle device's link is none."""
+        if self.closed:
+            return
+        idle = True
+        try:
+            idle = self.idle
+            if self.failure is None:
+                self._drain(None)
+        except UgpuError as error:
+            log.debug("%s: at the end of its block: %s", self.name, error)
+        self.close()
+        untold = self.losses.pending()
+        if untold is not None and not (idle and isinstance(untold, LinkError)):
+            raise untold.with_traceback(None)
 
     def stop_helpers(self) -> None:
         """See Closing."""

@@ -27,7 +27,7 @@ def evidence(core: Core, failure: UgpuError) -> Evidence:
     named = found.parts.get("queues.json", b"").decode() + str(failure.facts)
     sources = {
         name: program.source
-        for program in list(core.programs.values())
+        for program in core.programs
         for name in program.kernels
         if program.source is not None and name in named
     }

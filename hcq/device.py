@@ -34,7 +34,8 @@ _COMPILER = "compiler.front.source"
 
 
 class Device:
-    """A device that runs kernels. Thread-safe. A context manager: leaving `with` closes it.
+    """A device that runs kernels. Thread-safe. A context manager: leaving `with` closes it, and
+    raises a failure of its work that was not raised yet, unless an exception ends the block.
 
     A failure reported by the hardware (ChipError, LinkError, FirmwareError) is raised in every
     waiting thread and kept in `failure`; every later submission raises it again, until `reset`. In
@@ -238,8 +239,11 @@ class Device:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._core.leave()
+        else:
+            self.close()
 
     def __repr__(self) -> str:
         return repr(self._core)

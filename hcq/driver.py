@@ -184,8 +184,8 @@ class Driver(ABC):
     @abstractmethod
     def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
         """Return facts for the error that reports that `timeline` does not reach `value`: the
-        queue's state, and reports of firmware and waves. Must not raise, even if the device does
-        not respond."""
+        queue's state, and reports of firmware and waves. `cause`, if it is known, becomes part of
+        the error's text. Must not raise, even if the device does not respond."""
 
     def evidence(self, error: UgpuError) -> Evidence:
         """Return the device's evidence of a failure, for a bundle (hcq.bundle): parts available

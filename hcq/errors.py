@@ -73,8 +73,26 @@ def _show(name: str, value: object) -> str:
     return str(value) if -1000 < value < 1000 or name in _COUNTED else f"{value:#x}"
 
 
+_BYTES = frozenset(
+    ("size", "free", "used", "missing", "largest", "machine", "vram", "need", "total")
+)
+
+
+def bytes_text(size: int) -> str:
+    """Return a number of bytes in decimal, from 1 KiB on also in the largest unit that fits."""
+    for shift, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if abs(size) >= 1 << shift:
+            return f"{size} bytes ({size / (1 << shift):.4g} {unit})"
+    return f"{size} bytes"
+
+
 class UgpuError(Exception):
     """Base of the tree. `facts` holds the keywords; each is an attribute too."""
+
+    @staticmethod
+    def show(name: str, value: object) -> str:
+        """Return a fact as text."""
+        return _show(name, value)
 
     def __init__(self, message: str, **facts: object) -> None:
         super().__init__(message)
@@ -87,7 +105,7 @@ class UgpuError(Exception):
         self.facts |= facts
         for name, value in facts.items():
             setattr(self, name, value)
-        shown = ", ".join(f"{name}={_show(name, value)}" for name, value in self.facts.items())
+        shown = ", ".join(f"{name}={self.show(name, value)}" for name, value in self.facts.items())
         # Not `args` alone: ImportError stores its text separately.
         super().__init__(f"{self.message} ({shown})" if shown else self.message)
 
@@ -148,7 +166,12 @@ class GroupNotViable(DeviceBusy):
 
 
 class OutOfMemory(HostError, MemoryError):
-    """No memory or address space is left."""
+    """No memory or address space is left. Facts that are sizes are shown in decimal, with units."""
+
+    @staticmethod
+    def show(name: str, value: object) -> str:
+        """Return a fact as text."""
+        return bytes_text(value) if name in _BYTES and type(value) is int else _show(name, value)
 
 
 class IommuOff(HostError):

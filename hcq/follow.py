@@ -51,7 +51,7 @@ class Follower:
         with self._lock:
             heapq.heappush(self._wanted, value)
             if not self._following and not self._stopped:
-                self._resets = self.source.core.healer.epoch(self.source)
+                self._resets = self.source.core.resets
                 name = f"{self.source.core.name} for {self.target.core.name}"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
                 start(thread)
@@ -73,7 +73,7 @@ class Follower:
 
     def _run(self) -> None:
         while True:
-            reached = self.source.value  # RACE: a reset counts itself, then raises it
+            reached = self.source.value  # RACE: a reset raises it, and records what it lost
             trouble = self._trouble()
             with self._lock:
                 if trouble is None and self._stopped:
@@ -106,13 +106,15 @@ class Follower:
     def _trouble(self) -> UgpuError | None:
         """Return why the source may never continue, or why its value cannot be trusted."""
         core = self.source.core
-        if core.healer.epoch(self.source) != self._resets:
-            return core.last_failure or DeviceHang(f"{core.name} was reset")
+        if core.resets != self._resets and not core.is_own(self.source):
+            return core.losses.latest
         try:
-            core.check_failures()
+            core.check_failures()  # ORDER: waits for the end of a reset, which records what it lost
         except UgpuError as error:
             return error
-        return None
+        with self._lock:
+            lost = (core.losses.of(self.source, value) for value in self._wanted)
+            return next((error for error in lost if error is not None), None)
 
     def _explained(self, trouble: UgpuError) -> DeviceHang:
         source, value = self.source, self._wanted[0]

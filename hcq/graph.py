@@ -77,6 +77,11 @@ class Replay:
         self.graph.submit(self.ends)
         self.graph.core.replaying = None
 
+    def give_up(self) -> None:
+        """Count the replay as submitted to all queues: the device is being reset, which loses it.
+        The device's lock is held."""
+        self.graph.expect(self.ends)
+
 
 class Capture:
     """Records what its thread submits to the device between entering and leaving, and replays it.
@@ -190,7 +195,7 @@ class Capture:
             self._check()
             places, addresses = self._bind(inputs) if inputs else ((), [])
             scalars = self._scalars(parameters) if parameters or self._widths else []
-            self._wait(None)
+            self._await_previous()
             while True:
                 with self.core.lock:
                     self.core.check_usable()
@@ -202,6 +207,8 @@ class Capture:
                         self.core.replaying = Replay(self, ends)
                         self.core.launches += self.launches
                         self.core.complete()
+                        for timeline, end in zip(self._timelines, ends, strict=True):
+                            self.core.losses.submitted(timeline, end)
                         return
                 self.core.await_room(full, 0)
 
@@ -209,7 +216,8 @@ class Capture:
         """Block until the last replay has finished; raises the same errors as Timeline.wait."""
         if limit_s is not None:
             seconds("limit_s", limit_s)
-        self._wait(limit_s)
+        for timeline, value in zip(self._timelines, self._ends, strict=False):
+            timeline.wait(value, limit_s=limit_s)
 
     def images(self) -> Sequence[Resident]:
         """Return the images, one for each queue that the graph uses."""
@@ -281,6 +289,12 @@ class Capture:
             if image.hardware.timeline.last < end:
                 image.hardware.submit_resident(image.resident, image.encoded.command_words, end)
 
+    def expect(self, ends: Sequence[int]) -> None:
+        """Raise the last values of all timelines to those of a replay; see Replay."""
+        self._ends = ends
+        for timeline, end in zip(self._timelines, ends, strict=True):
+            timeline.last = max(timeline.last, end)
+
     def _points(self, before: Sequence[int]) -> list[int]:
         """Return the values of all points."""
         if len(self._point_step) == 1:
@@ -314,11 +328,14 @@ class Capture:
         if self._lost is not None:
             raise Closed(self._lost)
 
-    def _wait(self, limit_s: float | None) -> None:
+    def _await_previous(self) -> None:
+        """Wait until the images may be written; raise errors of replays that were lost, once."""
+        losses = self.core.losses
         for timeline, value in zip(self._timelines, self._ends, strict=False):
             if not timeline.reached(value):
-                timeline.wait(value, limit_s=limit_s)
-            self.core.healer.tell(timeline)
+                timeline.wait(value)
+            losses.tell_recovered(timeline)
+            losses.tell_own(timeline)
 
     def _release(self) -> None:
         self.closed = True

@@ -19,11 +19,11 @@ import logging
 import os
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from hcq.errors import UgpuError
+from hcq.weakregistry import WeakRegistry
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +69,8 @@ class ModuleLock:
 
 
 _devices: dict[int, OpenDevice] = {}  # open, by id; in the order they were opened
-_parts: weakref.WeakSet[Closable] = weakref.WeakSet()  # transports; each belongs to a device
-_inherited: weakref.WeakSet[Inherited] = weakref.WeakSet()
+_parts: WeakRegistry[Closable] = WeakRegistry()  # transports; each belongs to a device
+_inherited: WeakRegistry[Inherited] = WeakRegistry()
 # Threads that cannot be stopped: whether each still runs, and all objects that it may access.
 _left_behind: list[tuple[Callable[[], bool], list[object]]] = []
 

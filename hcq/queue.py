@@ -297,10 +297,15 @@ class Queue:
         For a timeline of another device, the host waits and signals the queue (hcq.follow).
         """
         self._check_timeline(timeline)
+        losses = timeline.core.losses
         if value is None:
             awaited = timeline.core.last_value(timeline)
+            losses.tell_own(timeline)
+            if losses.of(timeline, awaited) is not None:
+                return self  # nothing is under way: the last submission was lost
         else:
             awaited = whole("value", value, 0, WORD)
+            losses.check(timeline, awaited)
         if timeline.core is not self.core:
             if awaited >= CAPTURED:
                 raise BadArgument("a captured submission can only be awaited inside its graph")

@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hcq import trace
-from hcq.errors import BadArgument, ChipError, LinkError, UgpuError
+from hcq.errors import BadArgument, ChipError, DeviceHang, LinkError, UgpuError
 from hcq.ladder import Attempt, Diagnosis, Level, Recovery
+from hcq.weakregistry import WeakRegistry
 
 if TYPE_CHECKING:
     from hcq.buffer import Buffer
     from hcq.core import Core
     from hcq.queue import HardwareQueue
-    from hcq.timeline import Timeline
 
 log = logging.getLogger(__name__)
 
@@ -41,13 +40,12 @@ class Healer:
     def __init__(self, core: Core) -> None:
         self.core = core
         self.last: Recovery | None = None
-        self.buffers: weakref.WeakSet[Buffer] = weakref.WeakSet()
+        self.buffers: WeakRegistry[Buffer] = WeakRegistry()
         self._policy = "raise"
         self._beyond: UgpuError | None = None  # a failure that a reset did not fix
         self._resetting = False
         self._unfinished = self.repeated = False
-        self.untold: dict[Timeline, UgpuError] = {}
-        self._shared: UgpuError | None = None  # one of them that only one queue has to report
+        self._reached: dict[HardwareQueue, int] = {}  # before the reset, or the first of several
 
     @property
     def policy(self) -> str:
@@ -63,56 +61,67 @@ class Healer:
 
     # ---- reset -------------------------------------------------------------------------------
 
-    def reset(self, only: Level | None = None) -> Recovery:
-        """See Device.reset. After an exception the device has failed, and can be reset again."""
+    def reset(self, only: Level | None = None, *, asked: bool = False) -> Recovery:
+        """See Device.reset. After an exception the device has failed, and can be reset again.
+        asked: by the calling thread, for a user."""
         core = self.core
         core.check_open()
         failure, self._resetting = core.failure, True
         self.repeated, self._unfinished = self._unfinished, True
         try:
             with trace.step("reset", device=core.name, failure=failure):
-                recovery = self._recover(failure, only)
+                recovery = self._recover(failure, only, asked)
         except BaseException as error:
             if core.failure is None:
                 core.failure = ChipError(
                     f"{core.name}: a reset was cut off; reset the device again", cause=repr(error)
                 )
+                core.losses.heard(core.failure)  # by the error that is being raised
             raise
         finally:
             self._resetting = False
         self._unfinished = False
         return recovery
 
-    def _recover(self, failure: UgpuError | None, only: Level | None) -> Recovery:
+    def _recover(self, failure: UgpuError | None, only: Level | None, asked: bool) -> Recovery:
         core = self.core
         core.last_failure = failure
         core.resets += 1
+        error = core.losses.begin(failure, asked=asked)
         with contextlib.suppress(UgpuError):
             core.complete()  # for queues that the driver leaves as they are
+        if core.replaying is not None:
+            core.replaying.give_up()
         queues = core.driver.all_queues()
-        behind = self._behind(queues)
-        found = core.driver.recover() if only is None else core.driver.recover(only)
-        recovery = found or _plain(failure, queues)
+        # Work may end until the queue stops. It counts as lost: the driver's own work on the queue
+        # raises the timeline, so its value cannot be read afterwards, nor after an interrupt.
+        for queue in queues:
+            self._reached.setdefault(queue, queue.timeline.reached_surely())
+        ends = {queue: queue.timeline.last for queue in queues}
+        recovery = core.driver.recover() if only is None else core.driver.recover(only)
+        recovery = recovery or _plain(failure, queues)
         core.replaying = None
-        for hardware in recovery.restarted:
-            hardware.timeline.restart()
+        concerned = []
+        for queue in recovery.restarted:
+            timeline, reached, end = queue.timeline, self._reached[queue], ends[queue]
+            timeline.restart()
+            hidden = _hides(failure) and queue in (recovery.failed or recovery.restarted)
+            timeline.lose((timeline.clean if hidden else reached) + 1, end)
+            timeline.clean = max(timeline.clean, end)
+            if reached < end or queue in recovery.failed:
+                concerned.append(queue)
+        self._reached.clear()
         core.followers.forget(everything=len(recovery.restarted) == len(queues))
         self.last = recovery = replace(recovery, lost=self._lost(recovery))
+        core.losses.end([queue.timeline for queue in concerned])
         if failure is not None and self.policy == "recover":
-            concerned = [one for one in recovery.restarted if one in (*behind, *recovery.failed)]
-            self._shared = None if concerned else failure
-            self.untold |= {one.timeline: failure for one in concerned or recovery.restarted}
+            core.losses.shared = None if concerned else failure
+            told = [queue.timeline for queue in concerned or recovery.restarted]
+            core.losses.automatic |= dict.fromkeys(told, error)
         core.failure = None
         core.keeper.mended()
         core.retired.collect()
         return recovery
-
-    def _behind(self, queues: Sequence[HardwareQueue]) -> list[HardwareQueue]:
-        """Return the queues with work in flight; all queues if the link is gone."""
-        try:
-            return [queue for queue in queues if queue.timeline.value < queue.timeline.last]
-        except LinkError:
-            return [*queues]
 
     def _lost(self, recovery: Recovery) -> tuple[Buffer, ...]:
         if not recovery.lost_placements:
@@ -146,30 +155,11 @@ class Healer:
                 failure.add_facts(lost=", ".join(lost) or "no buffer")
             log.warning("%s: recovered: %s", core.name, recovery)
 
-    def tell(self, timeline: Timeline) -> None:
-        """Raise the failure that lost work of the timeline's queue, if it was not reported yet.
-        Called without the lock."""
-        if self.untold:
-            with self.core.lock:
-                failure = self.untold.pop(timeline, None)
-                if failure is not None and failure is self._shared:
-                    self.untold.clear()  # no queue had lost work: reporting it once is enough
-            if failure is not None:
-                raise failure
 
-    def tell_all(self) -> None:
-        """Raise the failures of all queues, as one error. Called without the lock."""
-        if self.untold:
-            with self.core.lock:
-                failures = [*self.untold.values()]
-                self.untold.clear()
-            if failures:
-                raise failures[-1]
-
-    def epoch(self, timeline: Timeline) -> int:
-        """Return a number that changes when a reset loses work that a timeline would have reached.
-        Called without the lock."""
-        return timeline.restarts if self.core.is_own(timeline) else self.core.resets
+def _hides(failure: UgpuError | None) -> bool:
+    """Return whether work may have ended although the failure concerns it: a kernel that faults may
+    continue to its end."""
+    return failure is not None and not isinstance(failure, DeviceHang | LinkError)
 
 
 def _plain(failure: UgpuError | None, queues: Sequence[HardwareQueue]) -> Recovery:

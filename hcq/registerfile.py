@@ -25,7 +25,7 @@ class RegisterFile:
         """Return the file's text; values keep their order."""
         values = {name: int(value) for name, value in self.values.items()}
         known = {"format": FORMAT, "source": self.source, "chip": self.chip, "registers": values}
-        return json.dumps(known, indent=1) + "\n"
+        return json.dumps(known) + "\n"
 
     @staticmethod
     def loads(text: str | bytes, where: str) -> RegisterFile:

@@ -79,7 +79,7 @@ class Retired:
         """Free a buffer of `closing`, whose work has ended."""
         core = self._core
         buffer.closed = True
-        for graph in list(core.graphs):
+        for graph in core.graphs:
             graph.forget(buffer)
         self.release(lambda: core.driver.free_memory(buffer))
         self.closing.remove(buffer)

@@ -4,6 +4,7 @@ queue can wait for them."""
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hcq.errors import LinkError
@@ -23,8 +24,13 @@ class Timeline:
     timeline.
 
     `last` is the highest value returned by `advance`; `value` is the value that the device has
-    reached.
+    reached. clean: a wait has found all work up to this value ended and free of failures. lost:
+    ranges of values whose work resets lost (hcq.losses), rising: last value, first value, number of
+    the reset.
     """
+
+    clean = 0
+    lost: Sequence[tuple[int, int, int]] = ()
 
     def __init__(self, core: Core, memory: Buffer, name: str) -> None:
         self.core = core
@@ -32,7 +38,6 @@ class Timeline:
         self.address = int(memory.address)
         self.name = name
         self.last = 0
-        self.restarts = 0  # number of resets that lost values of it
         self._seen = 0
         assert memory.access is not None
         self._view = memory.access
@@ -73,9 +78,10 @@ class Timeline:
         """Block until the timeline reaches `value` (default: `last`).
 
         Raises what the device reports meanwhile (PageFault, IllegalInstruction, ...), DeviceLost,
-        or after `limit_s` (default: the device's) DeviceHang with the device's own diagnosis.
+        or after `limit_s` (default: the device's) DeviceHang with the device's own diagnosis. If a
+        reset lost the work that `value` marks the end of, raises the failure that was reset.
         """
-        self.core.wait_for(self, self.last if value is None else value, limit_s)
+        self.core.wait_for(self, value, limit_s)
 
     def reach(self, value: int) -> None:
         """Raise the timeline from the host, which carries over another device's progress
@@ -85,9 +91,33 @@ class Timeline:
             self._view[:VALUE_SIZE] = value.to_bytes(VALUE_SIZE, "little")
 
     def restart(self) -> None:
-        """Count all values as reached after a reset, since none will be signalled."""
-        self.restarts += 1
+        """Count all values as reached after a reset, since none will be signalled; those that were
+        not reached are lost."""
+        self.lose(self.reached_surely() + 1, self.last)
         self._view[:VALUE_SIZE] = self.last.to_bytes(VALUE_SIZE, "little")
+
+    def lose(self, first: int, last: int) -> None:
+        """Record that the device's last reset lost the work of these values."""
+        reset, lost = self.core.resets, [*self.lost]
+        if lost and lost[-1][2] == reset and first <= last:
+            known, begin, _ = lost.pop()
+            first, last = min(first, begin), max(last, known)
+        if lost:
+            first = max(first, lost[-1][0] + 1)
+        if first <= last:
+            self.lost = [*lost, (last, first, reset)]
+
+    def reached_surely(self) -> int:
+        """Return a value that was reached, during a reset, which may have taken the memory of a
+        timeline behind a bridge."""
+        if isinstance(self._view, memoryview):
+            return self.value
+        seen = self._seen
+        with contextlib.suppress(LinkError):
+            value = self.value
+            if seen <= value <= self.last:
+                return value
+        return seen
 
     def close(self) -> None:
         """Free the memory of a timeline made by Device.timeline, once work in flight has ended;

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,7 @@ class NvDriver(Driver):
         self.debugger = 0
         self.shared_data: SharedData | None = None
         self.unpublished = ""  # why there are no sensors of clocks and power
+        self._publishing = threading.Lock()  # one thread asks for them
         self.session = session
         self.clock = session.node.clock
         self._on_stage = on_stage
@@ -421,14 +423,15 @@ class NvDriver(Driver):
 
     def sensors(self) -> Sequence[Sensor]:
         """Return the sensors; the first call waits up to 2.5 s for the driver's first samples."""
-        if self.shared_data is None and not self.unpublished:
-            try:
-                self.shared_data = SharedData(self.gpu)
-            except DeviceLost:
-                raise
-            except UgpuError as error:
-                self.unpublished = str(error)
-                log.info("%s: no sensors of clocks and power: %s", self.name, error)
+        with self._publishing:
+            if self.shared_data is None and not self.unpublished:
+                try:
+                    self.shared_data = SharedData(self.gpu)
+                except DeviceLost:
+                    raise
+                except UgpuError as error:
+                    self.unpublished = str(error)
+                    log.info("%s: no sensors of clocks and power: %s", self.name, error)
         resting = Sensor("resting", "flag", lambda: float(self.at_rest), "gfx")
         return (*make_sensors(self.gpu, self.shared_data), resting)
 

@@ -31,7 +31,7 @@ from hcq.queue import QueueKind
 from hcq.timeline import Timeline
 from hcq.transport.node import take_gap
 from nv import abi
-from nv.rm.channel import ChannelError
+from nv.rm.channel import ENTRIES, ChannelError
 from nv.rm.client import GONE
 
 if TYPE_CHECKING:
@@ -317,6 +317,14 @@ class Faults:
                 facts["meaning"] = _HANGING if facts["kernel"] else _SILENT
                 stands = queue.progress()
                 facts["ring"] = f"GP_GET {stands.fetched}, GP_PUT {stands.given}"
+                count = queue.submissions_in_flight
+                if count and (stands.given - stands.fetched) % ENTRIES == count % ENTRIES:
+                    what = f"{count} submission{'s' if count > 1 else ''}"
+                    # An entry counts as fetched only once it has ended, waits included.
+                    facts["cause"] = (
+                        f"{what}, GP_GET never moved: the doorbell did not arrive, or the first "
+                        "waits for a signal"
+                    )
                 facts["remedy"] = _RESET
                 failed = queue.error()
                 if failed is not None:

@@ -17,6 +17,7 @@ from hcq.culprit import Culprit
 from hcq.errors import BadCodeObject, UgpuError
 from hcq.memory import Placement, VirtAddr
 from hcq.program import Kernel, Program
+from hcq.transport.node import code_of
 from nv import ptxlines
 from nv.assemble import assemble
 from nv.bulk_copies import to_own_memory
@@ -50,6 +51,10 @@ _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(([^)]*)\)")
 _PARAMETER = re.compile(r"([\w$%]+)\s*(\[\d*\])?\s*$")
 _SCALAR = re.compile(r"\.([usf])(?:8|16|32|64)\b")
 _LONGEST = 1 << 20  # most bytes of PTX that are assembled again to find a line
+_NEEDS_PTX = (
+    "virtual GPUs execute PTX, not machine code; load the PTX text, as built by `nvcc -ptx` or "
+    "`clang -S --cuda-device-only`"
+)
 _KINDS = {"u": "integer", "s": "integer", "f": "float"}  # bits, .b, are of any kind
 
 
@@ -97,6 +102,8 @@ class Programs:
             data = assemble(ptx, target, config().cache_folder / "cubins")
         cubin = parse_cubin(data)
         _check_target(cubin, driver.gpu.capability)
+        if not ptx and code_of(driver.session.node) == "PTX":
+            raise BadCodeObject(_NEEDS_PTX, found=f"a cubin for {cubin.target}")
         names = _parameters(ptx)
         image = lay_out(cubin, ptx)
         memory = None

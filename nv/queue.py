@@ -262,6 +262,12 @@ class ChannelQueue(HardwareQueue):
         )
 
     @property
+    def submissions_in_flight(self) -> int:
+        """The number of submissions that have not ended."""
+        value = self.timeline.value
+        return sum(submission.end > value for submission in self._pending)
+
+    @property
     def in_flight(self) -> tuple[str, ...]:
         """Names of kernels that were submitted and have not ended."""
         value = self.timeline.value

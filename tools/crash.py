@@ -12,9 +12,11 @@ from typing import Any
 from hcq import bundle
 from hcq.bundle import Bundle
 from hcq.errors import BadArgument, UsageError
+from hcq.transport.recorded import last_stage
 
 from .bundles import find, folder
 from .console import Output, human_size
+from .kept import Moment, kept
 from .registers import command
 from .registers.sources import REGISTERS
 
@@ -111,7 +113,15 @@ def diff(left: str, right: str, out: Output) -> int:
             out.result({"facts": {name: list(values) for name, *values in rows}})
             return 1 if rows else 0
         right = str(both[1].path)
-    return command.diff(str(one), right, [], out)
+    return command.diff(str(one), _booted(right), [], out)
+
+
+def _booted(name: str) -> str:
+    """Return the moment to compare with: of a recording whose moment is not given, the end of its
+    boot. Afterwards come its work, and a close that turns the units off."""
+    moment = kept(name)
+    stage = last_stage(moment.recording) if isinstance(moment, Moment) and "@" not in name else ""
+    return f"{name}@{stage}" if stage else name
 
 
 def _is_recording(name: str) -> bool:

@@ -20,6 +20,7 @@ from hcq.bundle import Bundle
 from hcq.errors import BadArgument, NotRecorded, NotSupported, UsageError
 from hcq.registerfile import RegisterFile
 from hcq.registry import Attachment
+from hcq.transport.recorded import failed_stage
 
 from .console import Output
 from .kept import Moment, kept
@@ -78,13 +79,47 @@ def part(source: str, found: Bundle | Moment | None, name: str, boot: bool) -> A
     if isinstance(found, Moment):
         if name == "states":
             transport, module = found.transport()
-            return module.named_states(Attachment(transport))
+            return _with_failure(found, module.named_states(Attachment(transport)))
         with found.chip() as (chip, module):
             return module.look(chip, name)
     if name == "states" and not boot:
         return window.named_states(source)
     with _chip(source, boot) as (chip, module):
         return module.look(chip, name)
+
+
+# Stages whose unit has another name.
+_UNITS = {
+    **dict.fromkeys(("PSP bootloader", "PSP ring", "TMR", "IP firmware"), "PSP"),
+    **dict.fromkeys(("GFX", "compute queue"), "MEC"),
+    "RLC autoload": "RLC",
+    "copy queues": "SDMA0",
+}
+
+
+def _with_failure(moment: Moment, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the states of a recording, at its end with the unit that ended its boot: what the
+    driver read of it may look well, or be too little."""
+    failed = failed_stage(moment.recording)
+    if failed is None or moment.at is not None or moment.stage not in ("", failed[0]):
+        return states
+    stage, failure = failed
+    unit = _UNITS.get(stage, stage)
+    known = next((state for state in states if state["unit"] == unit), None)
+    if known is None or known["ok"] is not False:
+        meaning = f"the boot ended here, in the stage {stage}: {failure.message}"
+        state = {
+            "unit": unit,
+            "name": "failed",
+            "ok": False,
+            "meaning": meaning,
+            "remedy": "the remedy of the error",
+            "registers": known["registers"] if known is not None else {},
+        }
+        states = [state if each is known else each for each in states]
+        if known is None:
+            states.append(state)
+    return states
 
 
 def states(

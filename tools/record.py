@@ -21,11 +21,12 @@ import hcq
 from hcq.catalogue import ENDPOINTS, pci_drivers, virtual_chips
 from hcq.errors import BadArgument, DeviceNotFound, TransportError, UgpuError, UsageError
 from hcq.node_drivers import NODE_DRIVERS
+from hcq.transport.recorded import failed_stage
 from hcq.transport.recording import (
+    BOOTED,
     Allocation,
     Content,
     Entry,
-    Failure,
     LongWrite,
     Look,
     Mark,
@@ -185,18 +186,18 @@ def load(path: Path, partial: Output | None = None) -> Recording:
 
 
 def _stages(recording: Recording) -> list[str]:
-    return [entry.name for entry in recording.entries if isinstance(entry, Stage)]
+    names = [entry.name for entry in recording.entries if isinstance(entry, Stage)]
+    return [name for name in names if name != BOOTED]
 
 
 def _failure(recording: Recording) -> str | None:
     """Return where and how the boot failed; None if it did not fail."""
-    stage = ""
-    for entry in recording.entries:
-        if isinstance(entry, Stage):
-            stage = f"failed in stage {entry.name}: "
-        elif isinstance(entry, Failure):
-            return f"{stage or 'failed: '}{entry.kind}: {entry.message}"
-    return None
+    found = failed_stage(recording)
+    if found is None:
+        return None
+    stage, failure = found
+    where = f"failed in stage {stage}" if stage else "failed"
+    return f"{where}: {failure.kind}: {failure.message}"
 
 
 def summary(recording: Recording) -> dict[str, object]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ import hcq
 import ugpu
 from hcq import window
 from hcq.config import config
-from hcq.errors import MissingDependency
+from hcq.errors import MissingDependency, UgpuError
 from hcq.fields import RegisterBlock
 
 from .console import Output
@@ -153,6 +155,7 @@ def run(device: str, out: Output, *, how: str = "boot", commands: Sequence[str] 
             banner1=f"{device}\n{session.banner()}\n",
         )  # fmt: skip
         session.variables = shell.user_ns
+        shell.set_custom_exc((UgpuError,), _show_error)
         if not commands:
             shell()
             return 0
@@ -162,3 +165,13 @@ def run(device: str, out: Output, *, how: str = "boot", commands: Sequence[str] 
                 error = done.error_in_exec or done.error_before_exec
                 return 2 if isinstance(error, SyntaxError) else 1
     return 0
+
+
+def _show_error(
+    shell: Any, kind: type[UgpuError], error: UgpuError, trace: TracebackType, tb_offset: int = 0
+) -> list[str]:
+    """Print one of our errors as the last line of its traceback: it says what is wrong, and the
+    many frames of this package do not. `shell`: IPython's, which is untyped."""
+    line = f"{kind.__name__}: {error}"
+    print(line, file=sys.stderr)
+    return [line]

@@ -11,6 +11,7 @@ from hcq import window
 from hcq.device import Device
 from hcq.errors import BadArgument, Closed, UgpuError
 from hcq.fields import BoundRegister, RegisterBlock, RegisterValue
+from hcq.stages import check_stage
 from hcq.threads import start
 
 from .registers.sources import matching
@@ -76,13 +77,15 @@ class Boot:
         return self.at if len(self.stages) > before else ""
 
     def until(self, stage: str) -> str:
-        """Continue to the end of a stage; BadArgument if the boot ends without it."""
+        """Continue to the end of a stage. BadArgument for a name that is not a stage, before
+        anything runs, and if the boot ends without the stage."""
+        check_stage(self.name, stage)
         if stage in [name for name, _ in self.stages]:
             raise BadArgument(f"stage {stage!r} has already run; the boot is at {self.at!r}")
         self._go(stage)
         if self._over and self.at != stage:
             known = ", ".join(name for name, _ in self.stages)
-            raise BadArgument(f"expected a stage ({known}), got {stage!r}; the boot has finished")
+            raise BadArgument(f"the boot had no stage {stage!r}, and has finished; it had: {known}")
         return stage
 
     def again(self, stage: str = "") -> str:

@@ -26,14 +26,14 @@ from compiler.codegen.adreno.version import adreno_version
 from compiler.codegen.complaints import brief, locate
 from compiler.codegen.process import Ended, Process
 from hcq import ownfolder
-from hcq.errors import CompileError, HostError
+from hcq.errors import CompileError, HostError, MissingDependency
 from hcq.target import TargetSpec
 
 # TIMEOUT: the largest kernels of the tests take 2 s on a busy machine; LLVM may also never end
 LIMIT_S = 120.0
 MOST = 4  # maximum processes, and at most the host's processors
 ANSWER = struct.Struct("<Bd")
-DONE, REFUSED = 0, 1
+DONE, REFUSED, MISSING = 0, 1, 2
 NEEDED = ("name", "abi", "triple", "cpu", "features")  # the fields of a target that LLVM needs
 WORKER = "compiler.codegen.worker"
 KEPT = 20  # IR files of failed kernels kept in their folder
@@ -83,6 +83,9 @@ class Child:
         if status == DONE:
             return Compiled(rest, seconds)
         said = rest.decode(errors="replace")
+        if status == MISSING:
+            missing = json.loads(said)
+            raise MissingDependency(missing["message"], **missing["facts"])
         raise CompileError(f"{who} rejected the code: {brief(said)}", **locate(text, said))
 
     def _answer(self, request: bytes) -> bytes:

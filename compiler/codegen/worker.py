@@ -14,10 +14,10 @@ import socket
 import sys
 import time
 
-from compiler.codegen.children import ANSWER, DONE, REFUSED
+from compiler.codegen.children import ANSWER, DONE, MISSING, REFUSED
 from compiler.codegen.objects import compile_here
 from compiler.codegen.process import receive, send
-from hcq.errors import UgpuError
+from hcq.errors import MissingDependency, UgpuError
 from hcq.target import TargetSpec
 
 IDLE_S = 60.0  # TIMEOUT: an idle process ends; the next request starts another
@@ -29,6 +29,9 @@ def answer(message: bytes) -> bytes:
     start = time.perf_counter()
     try:
         image = compile_here(asked["text"], TargetSpec(**asked["target"]))
+    except MissingDependency as error:
+        missing = {"message": error.message, "facts": error.facts}
+        return ANSWER.pack(MISSING, time.perf_counter() - start) + json.dumps(missing).encode()
     except (RuntimeError, UgpuError) as error:  # LLVM's parser, verifier or target lookup; ours
         return ANSWER.pack(REFUSED, time.perf_counter() - start) + str(error).encode()
     return ANSWER.pack(DONE, time.perf_counter() - start) + image

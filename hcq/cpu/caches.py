@@ -5,6 +5,7 @@ Facts: Linux Documentation/ABI/testing/sysfs-devices-system-cpu, /sys/devices/sy
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from pathlib import Path
@@ -25,6 +26,7 @@ def caches() -> Caches:
     return Caches(*chosen) if chosen is not None else found(SYSFS, min(os.sched_getaffinity(0)))
 
 
+@functools.cache  # for each open: the files do not change
 def found(root: Path, processor: int) -> Caches:
     """Return the cache sizes that a tree like sysfs reports for a processor. The default replaces a
     size that is missing or invalid. If several cores share the second level, only one core's part

@@ -13,7 +13,6 @@ import logging
 import os
 import platform
 import threading
-import weakref
 from collections.abc import Sequence
 
 import llvmlite.binding as llvm
@@ -49,6 +48,7 @@ from hcq.target import TargetSpec
 from hcq.telemetry import Sensor
 from hcq.timeline import SIZE as TIMELINE_SIZE
 from hcq.timeline import Timeline
+from hcq.weakregistry import WeakRegistry
 
 log = logging.getLogger(__name__)
 
@@ -85,10 +85,9 @@ class CpuDriver(Driver):
         super().__init__(name)
         self.threads = threads
         self.target = host_target(threads)
-        self._sizes: weakref.WeakKeyDictionary[HostMemory | CodeMemory, int]
-        self._sizes = weakref.WeakKeyDictionary()  # of allocated memory
+        self._counted: WeakRegistry[HostMemory | CodeMemory] = WeakRegistry()  # as used
         self.kernel_names: dict[int, str] = {}
-        self._memories: weakref.WeakSet[HostMemory | CodeMemory] = weakref.WeakSet()
+        self._memories: WeakRegistry[HostMemory | CodeMemory] = WeakRegistry()
         self._abandoned: list[object] = []  # objects that threads that never ended may access
         self.bell = Bell()
         self._pool = Pool(threads - 1, name)
@@ -134,16 +133,16 @@ class CpuDriver(Driver):
     def take_memory(self, size: int) -> HostMemory:
         memory = HostMemory(size)
         self._memories.add(memory)
-        self._sizes[memory] = size
+        self._counted.add(memory)
         return memory
 
     @property
     def used(self) -> int:
         """Bytes of memory that buffers, graphs and programs occupy."""
-        return sum(list(self._sizes.values()))
+        return sum(memory.size for memory in self._counted)
 
     def drop_memory(self, memory: HostMemory) -> None:
-        self._sizes.pop(memory, None)
+        self._counted.discard(memory)
         if self._abandoned:
             self._abandoned.append(memory)
         else:
@@ -160,7 +159,7 @@ class CpuDriver(Driver):
     def _release_code(self, memory: CodeMemory) -> None:
         for address in [address for address in self.kernel_names if memory.holds(address)]:
             del self.kernel_names[address]
-        self._sizes.pop(memory, None)
+        self._counted.discard(memory)
         if self._abandoned:
             self._abandoned.append(memory)
         else:
@@ -172,7 +171,7 @@ class CpuDriver(Driver):
         memory, kernels = load_object(image)
         try:
             self._memories.add(memory)
-            self._sizes[memory] = memory.size
+            self._counted.add(memory)
             address = VirtAddr(memory.address)
             owner = Buffer(self.core, address, memory.size, Placement.DEVICE, None, memory)
             program = Program(self.core, owner)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,6 +30,7 @@ from hcq.telemetry import Sensor
 from hcq.timeline import Timeline
 from hcq.transfer import Transfer
 from hcq.transport.view import RemoteView
+from hcq.weakregistry import WeakRegistry
 
 if TYPE_CHECKING:
     from hcq.remote.request import Grant
@@ -52,7 +52,7 @@ class RemoteDriver(Driver):
         self.clock_hertz = grant.clock_hertz
         self.failed: UgpuError | None = None  # at the server, since the last reset
         self.resets = 0
-        self._owned: weakref.WeakSet[Owned] = weakref.WeakSet()
+        self._owned: WeakRegistry[Owned] = WeakRegistry()
         self._pending: dict[RemoteResident, int] = {}  # replays that go in one message
         self._queues: list[RemoteQueue] = []
         for kind in QueueKind:
@@ -103,7 +103,7 @@ class RemoteDriver(Driver):
     @property
     def used(self) -> int:
         """Bytes of memory that buffers and programs occupy."""
-        return sum(each.size for each in list(self._owned) if not each.freed and each.number)
+        return sum(each.size for each in self._owned if not each.freed and each.number)
 
     # ---- queues ------------------------------------------------------------------------------
 

@@ -49,6 +49,7 @@ class RemoteTimeline(Timeline):
             self._arrived.notify_all()
 
     def restart(self) -> None:
+        self.lose(self.value + 1, self.last)
         self.reach(self.last)
 
     def pause(self, value: int, limit_s: float) -> None:

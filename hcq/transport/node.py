@@ -96,6 +96,13 @@ def take_gap(node: Node) -> NotSupported | None:
     return gaps.pop(0) if gaps else None
 
 
+def code_of(node: Node) -> str:
+    """Return the only kind of code that the model behind a node executes, such as "PTX"; empty if
+    it executes all, as a real driver does."""
+    kind: str = getattr(node, "code", "")
+    return kind
+
+
 @dataclass(frozen=True)
 class NodeAttachment:
     """A connection to one GPU through its kernel driver, passed to our driver, which then owns the

@@ -41,6 +41,7 @@ from hcq.transport.base import (
 )
 from hcq.transport.life import TransportLife, close_all
 from hcq.transport.recording import (
+    BOOTED,
     Allocation,
     Content,
     Failure,
@@ -247,6 +248,8 @@ class RecordingTransport(TransportLife):
         try:
             with trace.subscribe(on_event):
                 yield
+            self._look()
+            self.recording.entries.append(Stage(BOOTED))
         finally:
             self._opening = False
 

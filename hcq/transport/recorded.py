@@ -21,7 +21,16 @@ from hcq.errors import BadArgument, NotRecorded, NotSupported
 from hcq.transport import pci_config
 from hcq.transport.base import DmaMemory, ResetKind, Traits
 from hcq.transport.life import TransportLife
-from hcq.transport.recording import Entry, LongWrite, Presence, Recording, Reset, Stage
+from hcq.transport.recording import (
+    BOOTED,
+    Entry,
+    Failure,
+    LongWrite,
+    Presence,
+    Recording,
+    Reset,
+    Stage,
+)
 from hcq.transport.trace import CONFIG, Access
 
 Place = tuple[int, int]  # window, offset in bytes
@@ -349,3 +358,21 @@ class RecordedTransport(TransportLife):
     def present(self) -> bool:
         """Return whether the device responded at that moment."""
         return self._present and not self.closed
+
+
+def last_stage(recording: Recording) -> str:
+    """Return the last stage of a boot that has ended, whose end is the state that a working device
+    has; empty if the boot failed, or if the recording does not mark its end."""
+    stages = [entry.name for entry in recording.entries if isinstance(entry, Stage)]
+    return stages[stages.index(BOOTED) - 1] if BOOTED in stages[1:] else ""
+
+
+def failed_stage(recording: Recording) -> tuple[str, Failure] | None:
+    """Return the stage in which the boot failed, and how; None if it did not."""
+    stage = ""
+    for entry in recording.entries:
+        if isinstance(entry, Stage):
+            stage = entry.name
+        elif isinstance(entry, Failure):
+            return stage, entry
+    return None

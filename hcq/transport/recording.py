@@ -114,9 +114,12 @@ class Presence:
     present: bool
 
 
+BOOTED = "booted"  # the stage that begins when the boot has ended: work, and the close
+
+
 @dataclass(frozen=True)
 class Stage:
-    """A boot stage begins; not an access to the device."""
+    """A boot stage begins, or the time after the boot (BOOTED); not an access to the device."""
 
     name: str
 

@@ -23,7 +23,7 @@ _WANTED = ("CLOCK", "PERF", "MEMORY", "POWER", "THERMAL", "PCI", "FAN")
 _STAMP = "lastModifiedTimestamp"
 _WRITING = (1 << 64) - 1  # RUSD_TIMESTAMP_WRITE_IN_PROGRESS
 _SEQUENCE = 0xFF << 56  # RUSD_SEQ_START: from here on a counter, odd during a write
-_TRIES = 10
+_TRIES = 100  # each lets a writer on; a section takes microseconds
 # On driver 580.159.04 the sections after this one are 8 bytes further on than in 580.142, and its
 # CUDA maps 8 bytes more (recorded on an H100). No public header of that release is available.
 _GREW, _SHIFTS = "memRowRemap", (0, 8)
@@ -114,11 +114,11 @@ class SharedData:
             before = int.from_bytes(view[at : at + 8], "little")
             if before == 0:
                 return None
-            if before == _WRITING or (before >= _SEQUENCE and before & 1):
-                continue
-            copy = self.layout.view(bytes(view[shift:]).ljust(self.layout.size, b"\0"))
-            if int.from_bytes(view[at : at + 8], "little") == before:
-                return _member(copy, f"{section}.{rest}")
+            if before != _WRITING and not (before >= _SEQUENCE and before & 1):
+                copy = self.layout.view(bytes(view[shift:]).ljust(self.layout.size, b"\0"))
+                if int.from_bytes(view[at : at + 8], "little") == before:
+                    return _member(copy, f"{section}.{rest}")
+            self.gpu.client.node.clock.sleep(0)
         return None
 
     def close(self) -> None:

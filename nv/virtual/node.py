@@ -80,6 +80,8 @@ class VirtualNode:
     closing also switches the machine off.
     """
 
+    code = "PTX"  # that kernels are executed from: hcq.transport.node.code_of
+
     def __init__(self, machine: VirtualMachine, *, owns_machine: bool = False) -> None:
         self.name = f"virtual NVIDIA driver {machine.options.driver}"
         self.machine = machine

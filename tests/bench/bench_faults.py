@@ -1,19 +1,25 @@
 """How long after the event a fault is its own error, on the virtual Navi31, and how long a reset
-takes."""
+takes; and the same with the bundle of the evidence, also on the virtual H100."""
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
+import hcq
 from hcq.errors import UgpuError
+from tests.support import faulty_work
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import build_chip, check_runs, opened, run
+from tests.support.kernels import contract_object
 
 ROUNDS = 5
+BUNDLES = 15  # whose time is measured; the least is that of an idle machine
 UNMAPPED = np.uint64(0x1234_5678_9000)
 
 
@@ -54,4 +60,34 @@ def measure() -> list[dict[str, object]]:
             lambda: run(device, program, "good", out, np.uint32(3))
         )
     chip.close()
+    for name in ("virtual:navi31", "virtual:gh100"):
+        figures |= _with_bundle(name)
     return [{"name": name, "value": value * 1e3, "unit": "ms"} for name, value in figures.items()]
+
+
+def _with_bundle(name: str) -> dict[str, float]:
+    """Return the time from a page fault's submission to its error, whose bundle is then on the
+    disk."""
+    walls, processors = [], []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        hcq.open(name) as device,
+        device.load(contract_object(device.target)) as program,
+    ):
+        device.driver.core.keeper.folder = Path(folder)
+        timeline = device.queue().timeline
+        for _ in range(BUNDLES):
+            wall, processor = time.perf_counter(), time.process_time()
+            try:
+                timeline.wait(faulty_work.submit(device, program))
+            except UgpuError as error:
+                walls.append(time.perf_counter() - wall)
+                processors.append(time.process_time() - processor)
+                if "bundle" not in error.facts:
+                    raise SystemExit("the fault has no bundle") from error
+            device.reset()
+    what = f"{name}: page fault, from submission to error and bundle"
+    return {
+        f"{what}, least": min(walls),
+        f"{what}, processor time": sorted(processors)[BUNDLES // 2],
+    }

@@ -173,7 +173,7 @@ def test_the_kernel_of_a_tensor_is_in_the_bundle_too(folder: Path) -> None:
         data = ugpu.Tensor(np.arange(64, dtype=np.float32), device=gpu)
         (data * 3.0).numpy()
         core = gpu.driver.core
-        (program,) = core.programs.values()
+        (program,) = core.programs
         (name,) = program.kernels
         found = crash.evidence(core, DeviceHang("stuck", kernel=name))
     assert not [what for what in found.missing if what.startswith("kernel-")], found.missing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from nv.virtual.options import DRIVERS, MachineOptions
 from tests.support.nv_machine import left_behind, opened, powered, work
 from tests.support.rm_program import RmProgram, StatusError
 
+WRITING = (1 << 64) - 1  # RUSD_TIMESTAMP_WRITE_IN_PROGRESS
 PUBLISHING = tuple(version for version in DRIVERS if not version.startswith("535"))
 
 
@@ -195,3 +197,37 @@ def test_sensors_of_a_device_that_is_gone() -> None:
         with pytest.raises((hcq.errors.DeviceLost, DriverRefused)):
             device.sensors()
         device.close()
+
+
+def test_a_section_is_read_once_its_writer_has_ended(
+    shared: SharedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that is stopped in the middle is let on: the value is there, only later."""
+    _write(shared, WRITING, 5)
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 30:
+            _write(shared, 3, 9)
+
+    monkeypatch.setattr(shared.gpu.client.node.clock, "sleep", sleep)
+    assert shared.value(PLACE) == 9 and len(pauses) == 30
+
+
+def test_two_threads_ask_for_the_sensors_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[SharedData] = []
+    with powered("gh100") as machine, opened(machine) as device:
+        make = SharedData.__init__
+
+        def counted(data: SharedData, gpu: Any) -> None:
+            made.append(data)
+            make(data, gpu)
+
+        monkeypatch.setattr(SharedData, "__init__", counted)
+        threads = [threading.Thread(target=device.sensors) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(made) == 1

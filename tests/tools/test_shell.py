@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+import hcq
 from am.virtual.options import FaultPlan
 from hcq.errors import BadArgument, Closed, FirmwareSilent
+from hcq.stages import stages_of
 from tests.support.waiting import came
 from tools import cli
 from tools.steps import Boot
@@ -58,12 +60,30 @@ def test_a_stage_is_repeated_and_its_registers_stay_watched(boot: Boot) -> None:
     assert boot.again("IH") == "IH" and device.closed
 
 
-def test_an_unknown_stage_is_told_at_the_end(boot: Boot) -> None:
-    with pytest.raises(BadArgument, match=r"expected a stage .config space, .*got 'lunch'"):
+def test_an_unknown_stage_is_refused_before_anything_runs(boot: Boot) -> None:
+    with pytest.raises(BadArgument, match=r"no stage 'SMUU'; did you mean 'SMU'\?.*PSP ring"):
+        boot.until("SMUU")
+    with pytest.raises(BadArgument, match="no stage 'lunch'; virtual:navi31 has: config space"):
         boot.until("lunch")
+    with pytest.raises(BadArgument, match="did you mean 'PSP ring'"):
+        boot.until("psp ring")
+    assert boot.stages == [] and "not begun" in repr(boot)
+
+
+def test_a_stage_that_this_boot_has_not_is_told_at_the_end(boot: Boot) -> None:
+    with pytest.raises(BadArgument, match="the boot had no stage 'bus reset', and has finished"):
+        boot.until("bus reset")
     assert boot.device is not None
     with pytest.raises(BadArgument, match="has already run"):
         boot.until("PSP ring")
+
+
+@pytest.mark.parametrize("name", ["cpu", "virtual:navi31", "virtual:gh100", "virtual:a630"])
+def test_the_stages_of_drivers_are_known(name: str) -> None:
+    ran: list[str] = []
+    hcq.open(name, on_stage=lambda stage, seconds: ran.append(stage)).close()
+    known = stages_of(name)
+    assert ran and [stage for stage in known if stage in ran] == ran
 
 
 def test_a_boot_that_fails_raises_where_it_is_asked_for() -> None:

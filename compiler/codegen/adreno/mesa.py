@@ -29,7 +29,7 @@ from compiler.codegen.adreno.nir import Builder, Intrinsic, Tables
 from compiler.codegen.adreno.slots import redirect
 from compiler.codegen.adreno.version import MESA
 from hcq.config import config
-from hcq.errors import CompileError
+from hcq.errors import CompileError, MissingDependency
 
 INSTALL = "pip install 'ugpu[adreno]'"
 # enum nir_intrinsic_index_flag (nir_intrinsics_indices.h): those that we use
@@ -331,10 +331,17 @@ def library() -> Mesa:
     """Return the library of the installed package."""
     found = importlib.util.find_spec("tinymesa")
     if found is None or found.origin is None:
-        raise CompileError("compiling for Adreno requires tinymesa", install=INSTALL)
+        raise MissingDependency(
+            "compiling for Adreno requires the package tinymesa, of the extra ugpu[adreno]",
+            install=INSTALL,
+        )
     version = metadata.version("tinymesa")
     if version != MESA:
-        raise CompileError("another version of tinymesa is installed", expected=MESA, found=version)
+        raise MissingDependency(
+            f"compiling for Adreno requires tinymesa {MESA}, of the extra ugpu[adreno]",
+            found=version,
+            install=INSTALL,
+        )
     return Mesa(Path(found.origin).parent / "libtinymesa.so")
 
 

@@ -1,0 +1,1 @@
+"""Programs that measure or judge: campaigns whose size is an argument."""

@@ -1,0 +1,58 @@
+"""Work that every kind of device reports as a fault: an access to memory that is not mapped, or, on
+`cpu`, whose kernels share the process's memory, a command that does not exist."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hcq.buffer import Buffer
+from hcq.command import Barrier
+from hcq.device import Device
+from hcq.graph import Capture
+from hcq.memory import Placement, VirtAddr
+from hcq.program import Program
+from hcq.queue import Queue, QueueKind
+
+UNMAPPED = VirtAddr(0x1234_5678_9000)
+NO_COMMAND = 0xDEAD
+
+
+def shares_memory(device: Device) -> bool:
+    """Whether a kernel that faults ends the process that runs it."""
+    return device.target.abi == "host"
+
+
+def unmapped(device: Device) -> Buffer:
+    """A buffer that no memory is behind."""
+    return Buffer(device.driver.core, UNMAPPED, 64, Placement.DEVICE)
+
+
+def record(queue: Queue, program: Program) -> Queue:
+    """Record the fault on a GPU: a launch, or on a copy queue a fill."""
+    nowhere = unmapped(queue.device)
+    if queue.hardware.kind is QueueKind.COPY:
+        return queue.fill(nowhere, 1)
+    args = (nowhere, np.uint64(1), np.uint8(1))
+    return queue.launch(program["wide"], grid=(1,), block=(1,), args=args)
+
+
+def submit(device: Device, program: Program, kind: QueueKind = QueueKind.COMPUTE) -> int:
+    """Submit work that faults to the first queue of a kind; the value that marks its end."""
+    queue, core = device.queue(kind), device.driver.core
+    if not shares_memory(device):
+        return record(queue, program).submit()
+    prepared = core.prepare(queue.hardware, [Barrier()])
+    prepared.words[0] = NO_COMMAND
+    return core.submit_prepared(queue.hardware, prepared, [])
+
+
+def capture(device: Device, program: Program) -> Capture:
+    """A graph whose replay faults."""
+    with device.capture() as graph, device.queue() as queue:
+        if shares_memory(device):
+            queue.barrier()
+        else:
+            record(queue, program)
+    if shares_memory(device):
+        graph.images()[0].words[0] = NO_COMMAND
+    return graph
