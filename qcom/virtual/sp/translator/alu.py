@@ -123,7 +123,9 @@ def _float_one(e: Registers, op: Op, turn: int) -> None:
     (value,) = _floats(e, op, turn)
     if op.name == "sign.f":
         one = e.intrinsic("copysign", "float", constant("float", 0x3F800000), value)
-        number = e.compare("une", "float", value, constant("float", 0))
+        number = e.compare("one", "float", value, constant("float", 0))
+        zero = e.compare("oeq", "float", value, constant("float", 0))
+        value = e.select(zero, "float", value, constant("float", 0))  # of NaN 0, as NIR's fsign
         value = e.select(number, "float", one, value)
     elif op.name != "absneg.f":
         value = e.intrinsic(_ROUNDED[op.name], "float", value)
@@ -227,14 +229,19 @@ def _product_add(e: Registers, op: Op, turn: int) -> None:
 
 
 def _shifted_product(e: Registers, op: Op, turn: int) -> None:
-    """Multiply the upper half of the first source by the lower half of the second, shifted left by
-    16."""
+    """Multiply the lower half of the first source by the upper half of the second, shifted left by
+    16.
+
+    Mesa's nir_opt_algebraic.py drops the product of imadsh_mix16 where the first source's lower
+    half or the second's upper half is zero, and the rest of such code computes products on boards.
+    The constant folding of imadsh_mix16 in Mesa 25.2.7 ignores the product, so it shows nothing.
+    """
     if op.flag("SAT") or op.target.half:
         raise Unsupported(f"{op.name} with (sat), or narrowed")
     a, b, c = (e.source(operand.at(turn)) for operand in op.sources)
     sixteen = constant("i32", 16)
-    high = e.binary("lshr", "i32", a, sixteen)
-    product = e.binary("shl", "i32", _low_product(e, "i32", high, b), sixteen)
+    high = e.binary("lshr", "i32", b, sixteen)
+    product = e.binary("shl", "i32", _low_product(e, "i32", a, high), sixteen)
     e.result(op.target, turn, e.binary("add", "i32", product, c), "i32")
 
 
