@@ -22,6 +22,7 @@ from .command import LEASE, Ended, run
 from .evidence import attempt, of_exit
 from .history import History
 from .page import Row
+from .plants import prepare
 from .pool import Loan, Pool, Refused
 from .suite import Case, Suite
 from .verdict import Attempt, Judgement, Verdict, is_over, judge
@@ -129,6 +130,7 @@ class Bench:
 
     def _once(self, case: Case, avoid: Collection[str], number: int) -> _Run:
         loan = self._lease(case, avoid, number)
+        prepare(loan, self.suite.faults, case.name)
         try:
             start = self.now()
             try:
@@ -213,7 +215,11 @@ class Bench:
         place = self._place(case, number)
         lease = place / "extended"
         lease.unlink(missing_ok=True)
-        variables = {**self._variables(case, loan, place), LEASE: str(lease)}
+        names = [loan.opened_as(name) for name in loan.names]
+        variables = {
+            **self._variables(case, loan, place), LEASE: str(lease),
+            self.variable: names[0], DEVICES: " ".join(names),
+        }  # fmt: skip
         return run(
             case.command, variables, self.suite.folder, place / "output", case.limit_s, lease
         ), place

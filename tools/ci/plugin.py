@@ -24,6 +24,10 @@ from .limits import pytest_timeout_set_timer, suspended
 __all__ = ["pytest_timeout_set_timer"]  # a hook of this plugin
 
 ENTRY = "UGPU_CI_RUN"  # the run's id, for the processes of pytest-xdist
+_FAULT_HELP = (
+    "fault of a virtual device while a test has it, such as virtual:navi31?mec_crashed; a pattern "
+    "of test names may follow; may be repeated"
+)
 _HELP = "device that tests may borrow (name as for ugpu.open); may be repeated"
 
 
@@ -42,7 +46,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--gpu-wait", type=float, default=600.0, metavar="SECONDS",
         help="how long a test waits for a device that others have; default: %(default)s",
     )  # fmt: skip
+    group.addoption(
+        "--gpu-fault", action="append", default=[], metavar="DEVICE?FAULT", help=_FAULT_HELP
+    )
     parser.addini("gpu_devices", _HELP, type="args", default=[])
+    parser.addini("gpu_faults", _FAULT_HELP, type="linelist", default=[])
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,6 +73,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     which must not count as the test's."""
     if any(_borrows(item) for item in session.items):
         importlib.import_module(".runs", __package__)
+        from hcq.errors import BadArgument
+
+        try:
+            _faults(session.config, pool_of(session.config))
+        except BadArgument as error:
+            raise pytest.UsageError(error.message) from None
 
 
 def pool_of(config: pytest.Config) -> Any:
@@ -79,6 +93,17 @@ def pool_of(config: pytest.Config) -> Any:
     return config.stash[_POOL]
 
 
+def _faults(config: pytest.Config, pool: Any) -> list[Any]:
+    """Return the faults to plant (tools.ci.plants.Plant)."""
+    from . import plants
+
+    texts = [*config.getoption("--gpu-fault"), *config.getini("gpu_faults")]
+    found = [plants.read(text) for text in texts]
+    for one in found:
+        one.check(pool.names)
+    return found
+
+
 @pytest.fixture
 def gpu(request: pytest.FixtureRequest) -> Iterator[Any]:
     """An open, healthy device that no other test has; a list of them for count > 1. Asked for by
@@ -86,6 +111,7 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Any]:
     fixture closes the device."""
     from hcq.errors import BadArgument, UgpuError
 
+    from . import plants
     from .demand import Demand
 
     marker = request.node.get_closest_marker("gpu")
@@ -93,12 +119,15 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Any]:
     pool = pool_of(request.config)
     refusal = ""
     try:
+        faults = _faults(request.config, pool)
         if marker is not None and marker.args:
             raise BadArgument(f"gpu() accepts only keywords, got {marker.args[0]!r}")
         demand = Demand.from_words(**(marker.kwargs if marker is not None else {}))
         limit_s = request.config.getoption("--gpu-wait")
         with suspended(request.node):
             run.lend(pool.take(demand, avoid=run.avoid, limit_s=limit_s))
+        plants.prepare(run.loan, faults, request.node.nodeid)
+        plants.strike(run.loan)
     except UgpuError as error:
         hint = "" if pool.names else "; name devices: --gpu-device, gpu_devices, UGPU_TEST_DEVICES"
         refusal, run.sick = f"{error}{hint}", getattr(error, "sick", ())

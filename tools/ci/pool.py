@@ -69,9 +69,11 @@ class Work:
 
 @dataclass
 class Loan:
-    """Open devices by the pool's names, locked until `release` (idempotent)."""
+    """Open devices by the pool's names, locked until `release` (idempotent). planted: names with
+    the faults that devices have during this loan (tools.ci.plants)."""
 
     lent: dict[str, Device] = field(default_factory=dict)
+    planted: dict[str, str] = field(default_factory=dict)
     locks: list[int] = field(default_factory=list)
 
     @property
@@ -81,6 +83,10 @@ class Loan:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self.lent)
+
+    def opened_as(self, name: str) -> str:
+        """Return the name that opens a device of this loan, with its planted faults."""
+        return self.planted.get(name, name)
 
     def work(self) -> Work:
         """Return what the devices have received since they were opened."""
@@ -233,15 +239,15 @@ class Pool:
 
     def examine(self, loan: Loan) -> str:
         """Test the devices of a loan after a failure; return the fault of the first sick one. A
-        sick device is quarantined. Closed devices are opened again, whoever closed them. A device
-        that is still held by a process left behind is not sick, but is tested before the next
-        loan."""
+        sick device is quarantined. Closed devices are opened again, even those that the test has
+        closed. A device that is still held by a process left behind is not sick, but is tested
+        before the next loan."""
         found = ""
         for name in loan.names:
             self._tested.discard(name)  # tested before the next loan
             try:
                 if loan.lent[name].closed:
-                    loan.lent[name] = self._opener(name)
+                    loan.lent[name] = self._opener(loan.opened_as(name))
                 trouble = self._check(loan.lent[name]).trouble
             except DeviceBusy:
                 continue

@@ -76,7 +76,10 @@ def _run(arguments: argparse.Namespace, out: Output) -> int:
     from ..ci.pool import Pool, lock_folder
 
     cases = suite.read(arguments.suite)
-    pool = Pool(_names(arguments), lock_folder(os.environ), uuid.uuid4().hex[:12])
+    names = _names(arguments)
+    for fault in cases.faults:
+        fault.check(names)
+    pool = Pool(names, lock_folder(os.environ), uuid.uuid4().hex[:12])
     folder = results_folder(arguments.out)
     history = History(arguments.history) if arguments.history else None
     bench = Bench(
