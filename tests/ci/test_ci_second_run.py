@@ -109,6 +109,49 @@ def test_expected_failures_are_not_repeated(pytester: pytest.Pytester, tmp_path:
     assert [verdict for _, verdict in sorted(rows.items())] == ["passed", "test", "passed", "test"]
 
 
+CLASS = """
+import unittest
+
+class TestOne(unittest.TestCase):
+    @pytest.fixture(autouse=True)
+    def borrow(self, gpu):
+        self.gpu = gpu
+
+    def test_early(self):
+        if not first(self.gpu):
+            return
+        self.fail("wrong")
+
+    def test_flaky(self):
+        self.assertFalse(first(self.gpu))
+"""
+
+
+def test_methods_of_unittest_are_judged_alike(pytester: pytest.Pytester) -> None:
+    result = run(pytester, FIRST + CLASS, *DEVICES)
+    result.assert_outcomes(failed=1, passed=1)
+    early, flaky = verdicts(result)
+    assert early.startswith("test ") and "did not reach" in early
+    assert flaky.startswith("flaky ")
+
+
+SUBTESTS = """
+def test_one(gpu, subtests):
+    with subtests.test("a"):
+        assert not first(gpu)
+    with subtests.test("b"):
+        pass
+"""
+
+
+def test_a_failed_subtest_is_not_repeated(pytester: pytest.Pytester) -> None:
+    result = run(pytester, FIRST + SUBTESTS, *DEVICES)
+    assert result.ret == 1
+    (line,) = verdicts(result)
+    assert "test_one: 1 of its subtests failed, AssertionError" in line
+    assert "(it was run once)" in line
+
+
 STUCK = """
 import pathlib, threading
 RUNS = []

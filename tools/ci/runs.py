@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -24,8 +26,9 @@ class Run:
     """One run of a test. avoid: devices to borrow only if no others fit. errors: by phase, of
     reports that failed. late: a fault of the device found after the test had failed otherwise.
     before: the work of the devices at the begin of the loan; work: what the test has added, once
-    its function has ended. ended: the test's function has ended and its work was awaited. sick:
-    devices excluded from the run, if none was left for the test."""
+    its function has ended. unsettled: what went wrong when that work was awaited. sick: devices
+    excluded from the run, if none was left for the test. subtests: how many of pytest's subtests
+    have failed."""
 
     avoid: tuple[str, ...] = ()
     loan: Loan | None = None
@@ -33,10 +36,11 @@ class Run:
     work: Work | None = None
     errors: dict[str, BaseException] = field(default_factory=dict)
     late: UgpuError | None = None
-    ended: bool = False
+    unsettled: BaseException | None = None
     reports: list[pytest.TestReport] = field(default_factory=list)
     missing: list[Check] = field(default_factory=list)
     sick: tuple[str, ...] = ()
+    subtests: int = 0
 
     def lend(self, loan: Loan) -> None:
         """Begin the loan."""
@@ -48,8 +52,11 @@ class Run:
         if self.loan is None or self.before is None:
             return
         self.work = self.loan.work().since(self.before)
-        self.ended = True
-        self.synchronize()
+        try:
+            self.synchronize()
+        except BaseException as error:
+            self.unsettled = error
+            raise
 
     def synchronize(self) -> None:
         """Wait for work in flight. Fails for a device that the test has closed."""
@@ -83,6 +90,10 @@ class Run:
     def evidence(self) -> Evidence:
         """What the run shows: why it failed, or why it proves nothing."""
         report = self.failed
+        if report is None and self.subtests:
+            one = of_error(self.errors.get("call"))
+            told = f"{self.subtests} of its subtests failed, {one.error}"
+            return Evidence(told, one.device_error, one.hang, one.bundle)
         if report is None:
             return Evidence(void=_void(self.reports) or self._unreached())
         error = self.errors.get(report.when or "")
@@ -127,6 +138,7 @@ class Runs:
                 run.reports = runtestprotocol(self.item, log=False, nextitem=nextitem)
             run.reports = _without_echoes(run)
             run.missing = watch.missing
+            run.subtests = _failed_subtests(self.item)
             self._examine(run, first)
         finally:
             if run.loan is not None:
@@ -141,7 +153,8 @@ class Runs:
         if first is not None and not found.error and not found.void:
             found = Evidence(void=_idle(first, run))
         made = attempt(run.loan, found, self.pool)
-        retried = bool(run.errors) and not traced()  # else only a test's marks made it fail
+        # Without an exception, only the test's marks made it fail.
+        retried = bool(run.errors) and not run.subtests and not traced()
         self.attempts.append(Attempt(**{**vars(made), "retried": retried}))
 
     def again(self) -> bool:
@@ -172,9 +185,7 @@ class Runs:
     def _checks(self, first: Run) -> list[Check]:
         """Return what a second run has to reach. A test whose function had ended failed by its
         work alone, see `_idle`."""
-        errors = [
-            error for when, error in first.errors.items() if when != "call" or not first.ended
-        ]
+        errors = [error for error in first.errors.values() if error is not first.unsettled]
         found = [checks_of(error, Path(self.item.path)) for error in errors]
         return [check for checks in found for check in checks]
 
@@ -182,7 +193,7 @@ class Runs:
 def _idle(first: Run, run: Run) -> str:
     """Return why a second run that passed proves nothing where the first one failed by work that
     its function had left in flight; empty if it gave its device work of that kind too."""
-    if not first.ended or first.work is None or run.work is None:
+    if first.unsettled is None or first.work is None or run.work is None:
         return ""
     if first.work.kernels and not run.work.kernels:
         return "it launched no kernel"
@@ -202,6 +213,15 @@ def _void(reports: list[pytest.TestReport]) -> str:
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
             return f"it was skipped ({line(str(reason)).removeprefix('Skipped: ')})"
     return ""
+
+
+def _failed_subtests(item: pytest.Item) -> int:
+    """Return how many subtests of a test have failed. pytest has reported them already, and lets
+    the test fail when its result is shown."""
+    key: Any = getattr(sys.modules.get("_pytest.subtests"), "failed_subtests_key", None)
+    counts: Any = item.config.stash.get(key, {}) if key is not None else {}
+    # Keyed by the node's id: an object of its own since pytest 9.1, before that its text.
+    return max(int(counts.get(name, 0)) for name in (getattr(item, "id", None), item.nodeid))
 
 
 def _without_echoes(run: Run) -> list[pytest.TestReport]:
