@@ -8,6 +8,7 @@ virtual:<chip>   a register-level model of a chip, driven by the real driver
 virtual:<chip>+usb   the same behind a virtual USB3 bridge with the open firmware
 virtual:<chip>+usb-stock   with the vendor's firmware, as patched for graphics cards
 virtual:<chip>+msm   the same above another kernel driver (hcq.catalogue.KERNEL_DRIVERS)
+virtual:<chip>?<fault>   with a planted fault (hcq.planting), as in virtual:navi31?smu_silent
 pci:<address>    bare metal
 thunderbolt:<id> the card in the enclosure with that unique id, wherever it is plugged in
 nvrm:<n>         an NVIDIA GPU through the stock kernel driver, /dev/nvidia<n>
@@ -31,7 +32,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hcq import debugging, listing, trace
+from hcq import debugging, listing, planting, trace
 from hcq.catalogue import (
     BRIDGES,
     ENDPOINTS,
@@ -146,7 +147,7 @@ def open(name: str = "auto", **options: object) -> Device:
 def _steppable(name: str) -> bool:
     """Return whether a debugger can halt kernels; True for unknown chips, which raise another
     error."""
-    kind, _, rest = name.partition(":")
+    kind, _, rest = planting.split(name)[0].partition(":")
     return kind == "virtual" and vendor_of(rest.partition("+")[0]) in (None, *STEPPED)
 
 
@@ -157,7 +158,7 @@ def _open_named(name: str, options: dict[str, object]) -> Device:
         _check_options(name, make, options, given=1)
         return _device(make(name, **options))
     if kind == "virtual":
-        return _open_virtual(name, rest, options)
+        return _open_virtual(name, options)
     if kind == "pci":
         return _open_pci(name, rest, options)
     if kind == "thunderbolt":
@@ -204,19 +205,43 @@ def _start_tracing() -> None:
         trace.subscribe(trace.JsonLines(path))
 
 
-def _open_virtual(name: str, chip: str, options: dict[str, object]) -> Device:
-    chip, plus, bus = chip.partition("+")
-    if bus in KERNEL_DRIVERS.get(vendor_of(chip) or "", ()):
+def _open_virtual(name: str, options: dict[str, object]) -> Device:
+    bare, query = planting.split(name)
+    chip, plus, bus = bare.partition(":")[2].partition("+")
+    vendor = vendor_of(chip) or ""
+    if planting.MARK in name:
+        planting.check(bare, query)
+    attachment: Attachment | NodeAttachment
+    if bus in KERNEL_DRIVERS.get(vendor, ()):
         options["kernel_driver"] = bus
+        attachment = _attach_model(chip, options)
     elif plus:
-        return _open_attached(name, _attach_over(name, chip, bus, options), options)
+        attachment = _attach_over(name, chip, bus, options)
+    else:
+        attachment = _attach_model(chip, options)
+    try:
+        if query:
+            planting.plant_in(vendor, attachment.chip, query)
+    except BaseException:
+        if isinstance(attachment, NodeAttachment):
+            attachment.node.close()
+        else:
+            attachment.transport.close()
+        raise
+    if isinstance(attachment, NodeAttachment):
+        device = _open_node(name, attachment, options)
+    else:
+        device = _open_attached(name, attachment, options)
+    planting.opened(device, vendor, attachment.chip)
+    return device
+
+
+def _attach_model(chip: str, options: dict[str, object]) -> Attachment | NodeAttachment:
+    """Attach to a model of a chip, with those of the options that are the model's."""
     attach = _attach_of(chip)
     for_model = set(list(inspect.signature(attach).parameters)[1:]) & set(options)
     option_types(attach, options)
-    attachment = attach_virtual(chip, **{key: options.pop(key) for key in for_model})
-    if isinstance(attachment, NodeAttachment):
-        return _open_node(name, attachment, options)
-    return _open_attached(name, attachment, options)
+    return attach_virtual(chip, **{key: options.pop(key) for key in for_model})
 
 
 def _attach_over(name: str, chip: str, bus: str, options: dict[str, object]) -> Attachment:

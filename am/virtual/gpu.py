@@ -13,6 +13,8 @@ from am.virtual.chip import Chip
 from am.virtual.engines import install as engines
 from am.virtual.firmware.images import synthetic_set
 from am.virtual.options import ChipOptions, FaultPlan
+from am.virtual.planting import faults as faults  # entry points of hcq.planting
+from am.virtual.planting import plant as plant
 from hcq.errors import BadArgument
 from hcq.registry import Attachment
 

@@ -10,6 +10,7 @@ from am.chips.facts import ChipFacts
 from am.virtual.firmware.images import FIRMWARE_KINDS
 from am.virtual.shader import ShaderCore
 from hcq.errors import BadArgument
+from hcq.planting import unknown
 
 DiscoveryFlaw = Literal[
     "signature", "checksum", "table signature", "table checksum", "gc checksum", "harvest", "size"
@@ -56,7 +57,7 @@ class Names(set[str]):
 
 
 def _refuse(what: str, name: str, known: Iterable[str]) -> NoReturn:
-    raise BadArgument(f"unknown {what} {name!r}; known: {', '.join(sorted(known))}")
+    raise unknown(what, name, known)
 
 
 @dataclass

@@ -13,6 +13,7 @@ from compiler.expression.computation import Computation
 from compiler.expression.text import format_value
 from compiler.expression.value import Memory
 from compiler.kernel.choices import Choices, from_text, to_text
+from hcq import planting
 from hcq.device import Device
 from hcq.diskcache import DiskCache
 
@@ -55,7 +56,8 @@ def key_of(computation: Computation, device: Device) -> str:
     """Return the key of a record: the computation, the whole target, LLVM, and whether the device
     is virtual (a model's times are not the chip's). The caller holds `interning`."""
     target = asdict(device.target)
-    kind = device.name if device.name.startswith("virtual:") else device.name.partition(":")[0]
+    name, _ = planting.split(device.name)  # without planted faults
+    kind = name if name.startswith("virtual:") else name.partition(":")[0]
     ranges = [f"{r.name}:{r.size}" for r in computation.ranges]
     memories = [
         f"{m.name} {m.dtype.name} {m.count}" for m in (*computation.outputs, *computation.inputs)

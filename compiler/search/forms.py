@@ -17,6 +17,7 @@ from compiler.kernel.choices import Form
 from compiler.runtime.runtime import runtime_of
 from compiler.search.measurer import OUT_OF_TIME
 from compiler.search.tune import FORMS, KernelTuning, active
+from hcq import planting
 from hcq.device import Device
 from hcq.diskcache import DiskCache
 
@@ -36,7 +37,8 @@ def preferred(
     store, tuner = runtime.programs.tuned, active()
     if tuner is None and not store.exists():
         return None
-    kind = device.name if device.name.startswith("virtual:") else device.name.partition(":")[0]
+    name, _ = planting.split(device.name)  # without planted faults
+    kind = name if name.startswith("virtual:") else name.partition(":")[0]
     target = repr(sorted(asdict(device.target).items(), key=str))
     key = DiskCache.key("form", what, *forms, kind, target, version())
     known = store.get(key)

@@ -99,7 +99,6 @@ class VirtualGpu:
         self.data_cache = CacheWatch("global data", self.violations.append, _DATA_PAGES)
         self._started = time.perf_counter_ns()
         self._epoch = time.time_ns()
-        self._measured = (time.perf_counter(), 0.0)
         self._multiprocessors: Multiprocessors | None = None
         self._publisher: Publisher | None = None
         self._graveyard: list[SystemPages] = []
@@ -220,18 +219,9 @@ class VirtualGpu:
         """Wait until no runlist can make progress; return whether that state was reached."""
         return all(runlist.wait_idle(limit_s) for runlist in self.runlists)
 
-    @property
-    def busy_s(self) -> float:
-        """Seconds for which the engines were busy."""
-        return sum(runlist.busy_s for runlist in self.runlists)
-
     def utilisation(self) -> int:
-        """Return the utilisation of the graphics engine since the last call, in hundredths of a
-        percent."""
-        now, busy = time.perf_counter(), self.runlists[0].busy_s
-        then, before = self._measured
-        self._measured = (now, busy)
-        return min(int((busy - before) / max(now - then, 1e-6) * 10_000), 10_000)
+        """Return the recent utilisation of the graphics engine, in hundredths of a percent."""
+        return round(self.runlists[0].load.share() * 10_000)
 
     # Errors
 

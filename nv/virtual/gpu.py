@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from hcq.errors import BadArgument
+from hcq.planting import number
 from hcq.transport.node import NodeAttachment
 from nv.chips import MODELLED
 from nv.chips.facts import ChipFacts
+from nv.virtual.faults import Fault
 from nv.virtual.machine import VirtualMachine
 from nv.virtual.node import VirtualNode
 from nv.virtual.options import MachineOptions
@@ -67,3 +69,13 @@ def attach(
             f"index must be below {len(chip.gpus)} (GPUs of this machine)", index=index
         )
     return NodeAttachment(node, "nvrm", index, chip)
+
+
+def faults() -> Mapping[str, str]:
+    """Return the faults that can be planted by name, see hcq.planting, with their effects."""
+    return {fault.name.lower(): fault.effect for fault in Fault}
+
+
+def plant(chip: VirtualMachine, fault: str, value: str) -> None:
+    """Plant a fault by name. value: how many operations it affects; 1 if it is empty."""
+    chip.inject(Fault[fault.upper()], count=number(fault, value or "1", 1))

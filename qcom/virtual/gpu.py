@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from hcq.errors import BadArgument
+from hcq.planting import number
 from hcq.transport.node import NodeAttachment
 from qcom.chips import facts as chip_facts
 from qcom.chips import names
@@ -14,6 +15,7 @@ from qcom.virtual.machine import VirtualMachine
 from qcom.virtual.msm.node import MsmNode
 from qcom.virtual.node import VirtualNode
 from qcom.virtual.options import MachineOptions
+from qcom.virtual.planted import Planted
 from qcom.virtual.shader import ShaderProcessors
 
 _NODES: dict[str, type[VirtualNode]] = {"kgsl": VirtualNode, "msm": MsmNode}
@@ -55,3 +57,13 @@ def attach(
     )
     chip = build_machine(name, options)
     return NodeAttachment(make(chip, owns_machine=True), kernel_driver, 0, chip)
+
+
+def faults() -> Mapping[str, str]:
+    """Return the faults that can be planted by name, see hcq.planting, with their effects."""
+    return {fault.name.lower(): fault.effect for fault in Planted}
+
+
+def plant(chip: VirtualMachine, fault: str, value: str) -> None:
+    """Plant a fault by name. value: how many operations it affects; 1 if it is empty."""
+    chip.inject(Planted[fault.upper()], count=number(fault, value or "1", 1))

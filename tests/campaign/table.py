@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hcq.planting import faults_of
 from tests.campaign import (
     kinds_adreno,
     kinds_chip,
@@ -49,7 +50,22 @@ checks that the driver
 - leaves nothing behind: descriptors, mappings, threads, device memory, the kernel driver's objects.
 
 "copes" instead of an error: the work gives correct results and no error is raised.
+
+The name of a virtual device can plant faults of its model, see [below](#by-name).
 """
+_BY_NAME = """## By name
+
+    ugpu info 'virtual:navi31?smu_silent'                  # or ugpu.open, UGPU_DEVICE
+    ugpu info 'virtual:navi31?smu_busy=3&interrupts_lost'  # several faults, some with a value
+
+A fault is planted once the model has its power, before the driver starts. How to plant one while a
+test has the device: [GPU tests in pytest](testing.md#planting-faults).
+"""
+_VENDORS = (
+    ("am", "AMD", "value"),
+    ("nv", "NVIDIA", "effect; the value is how many operations it affects, 1 if there is none"),
+    ("qcom", "Adreno", "effect; the value is how many operations it affects, 1 if there is none"),
+)
 _COLUMNS = "| fault | planted by | device: stages | error | state and remedy | recovery | source |"
 
 
@@ -82,4 +98,9 @@ def render(kinds: list[Kind]) -> str:
             lines += [f"## {layer.value.capitalize()}", "", _COLUMNS, "|" + "---|" * 7]
             lines += [_row(kind) for kind in of_layer]
             lines.append("")
+    lines.append(_BY_NAME)
+    for vendor, title, second in _VENDORS:
+        lines += [f"| fault ({title}) | {second} |", "|---|---|"]
+        lines += [f"| `{name}` | {text} |" for name, text in sorted(faults_of(vendor).items())]
+        lines.append("")
     return "\n".join(lines)

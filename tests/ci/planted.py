@@ -11,6 +11,8 @@ import numpy as np
 import hcq
 from hcq.device import Device
 from hcq.errors import UgpuError
+from tests.ci import sessions
+from tests.ci.sessions import Outcome
 from tests.support.am_faulty import faulty_object
 from tools.ci.demand import Demand
 from tools.ci.evidence import attempt, of_error
@@ -32,6 +34,17 @@ def copies(device: Device) -> None:
         buffer.copy_from(np.arange(1024, dtype=np.uint32))
         assert np.array_equal(buffer.numpy(np.uint32), np.arange(1024)), "a copy differs"
     run(device, "good", np.uint32(7))
+
+
+def copies_of_any(device: Device) -> None:
+    """Copy and fill on a device of any vendor."""
+    with device.alloc(4096) as buffer, device.alloc(4096) as other, device.queue() as queue:
+        buffer.copy_from(np.arange(1024, dtype=np.uint32))
+        queue.copy(other, buffer)
+        queue.timeline.wait(queue.submit())
+        assert np.array_equal(other.numpy(np.uint32), np.arange(1024)), "a copy differs"
+        queue.fill(buffer, 7)
+        queue.timeline.wait(queue.submit())
 
 
 def wrong(device: Device) -> None:
@@ -220,14 +233,23 @@ def _outside(draw: Random, name: str, wait: bool = True) -> Use:
     return use
 
 
-def case_of(number: int, seed: int) -> tuple[str, Case]:
-    """Return the kind and the case of a number: the kinds follow each other."""
-    kind = [*KINDS][number % len(KINDS)]
-    return kind, KINDS[kind](Random(f"{seed} {number}"))
+def kinds() -> list[str]:
+    """Return all kinds of cases; those of a number follow each other."""
+    return [*KINDS, *sessions.KINDS]
 
 
-def judged(number: int, seed: int, folder: Path) -> tuple[str, Verdict, Verdict]:
-    """Run a case; its kind, the verdict that is right, and the one that was given."""
-    kind, (use, plan, right) = case_of(number, seed)
+def judged(number: int, seed: int, folder: Path) -> tuple[str, Outcome, Outcome]:
+    """Run a case; its kind, the outcome that is right, and the one that was given."""
+    kind = kinds()[number % len(kinds())]
+    draw = Random(f"{seed} {number}")
+    if kind in sessions.KINDS:
+        session = sessions.session_of(kind, draw)
+        return kind, session.right, sessions.run(session, folder / str(number))
+    use, plan, right = KINDS[kind](draw)
     pool = Pool(CARDS, folder / str(number), "r", opener=opened)
-    return kind, right, two_runs(pool, use, plan)
+    given = two_runs(pool, use, plan)
+    return (
+        kind,
+        Outcome(right, right is not Verdict.TEST),
+        Outcome(given, given is not Verdict.TEST),
+    )

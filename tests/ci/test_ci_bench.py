@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -19,10 +20,11 @@ from hcq.device import Device
 from hcq.errors import BadArgument, DeviceBusy, DeviceHang, DeviceLost, UgpuError, UsageError
 from tests.support.waiting import until
 from tools import cli
-from tools.ci import command, junit, suite
+from tools.ci import command, junit, page, suite
+from tools.ci.about import About
 from tools.ci.bench import Bench, Result, results_folder
 from tools.ci.demand import Demand
-from tools.ci.evidence import of_exit
+from tools.ci.evidence import line, of_exit
 from tools.ci.health import Health
 from tools.ci.history import History
 from tools.ci.pool import Pool
@@ -179,6 +181,50 @@ def test_code_77_skips_and_no_program_is_code_127(tmp_path: Path) -> None:
     assert ended.code == 127 and "./none" in (tmp_path / "o").read_text()
 
 
+def test_a_failure_stays_where_the_second_run_skips(tmp_path: Path) -> None:
+    code = "echo $UGPU_DEVICE; test $UGPU_DEVICE = cpu:b && exit 77; exit 1"
+    result = run(tmp_path, code)
+    assert devices(result) == ["cpu:a", "cpu:b"] and verdict(result) is Verdict.TEST
+    assert not result.passed and not result.skipped
+    assert (
+        "run on cpu:b, it skipped itself (exit code 77): this proves nothing" in result.row.reason
+    )
+    assert result.row.devices == "cpu:a" and result.output == "cpu:a\n"
+    assert result.log is not None and result.log.read_text() == "cpu:a\n"
+
+
+def test_a_device_that_fails_before_its_case_has_a_verdict(tmp_path: Path) -> None:
+    def opener(name: str) -> Device:
+        if name == "cpu:a":
+            raise DeviceLost("it does not answer")
+        return opened(name)
+
+    result = run(tmp_path, "true", opener=opener)
+    assert result.passed and verdict(result) is Verdict.PASSED and devices(result) == ["cpu:b"]
+    assert result.excluded == ("cpu:a: DeviceLost: it does not answer",)
+    bench, case = made(tmp_path / "2", "true", opener=opener, names=["cpu:a"])
+    (tmp_path / "2").mkdir()
+    for _ in range(2):  # the second time, it is excluded already
+        result = bench.run(case)
+        assert not result.passed and verdict(result) is Verdict.DEVICE
+        assert "it does not answer" in result.row.reason and result.row.verdict == "device"
+
+
+def test_the_end_of_a_long_output_begins_with_a_line(tmp_path: Path) -> None:
+    code = "i=0; while test $i -lt 900; do echo line $i; i=$((i+1)); done; exit 1"
+    result = run(tmp_path, code)
+    assert result.output.startswith("line ") and result.output.endswith("line 899\n")
+    assert 3900 < len(result.output) <= 4000
+
+
+def test_a_long_reason_ends_with_a_word() -> None:
+    found = line("\n\n" + "seven " * 60)
+    assert found.endswith("seven ...") and 280 < len(found) <= 300
+    assert len(line("x" * 500)) <= 301
+    assert line("short\nand more") == "short"
+    assert line("") == ""
+
+
 def test_hooks_surround_each_lease(tmp_path: Path) -> None:
     log = "echo {} $UGPU_DEVICE >> $OUT/log"
     result = run(
@@ -258,6 +304,27 @@ def test_reports(tmp_path: Path) -> None:
     output = suite_.find("testcase/system-out")
     assert output is not None and output.text == "bad \N{REPLACEMENT CHARACTER} byte"
     assert results[1].row.verdict == "error"
+    assert [one.tag for one in suite_] == [
+        "properties", "testcase", "testcase", "system-out", "system-err"
+    ]  # fmt: skip
+    assert set(suite_.attrib) == {
+        "name", "tests", "failures", "errors", "skipped", "time", "timestamp", "hostname", "id",
+        "package",
+    }  # fmt: skip
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", suite_.attrib["timestamp"])
+    for one in suite_.findall("testcase"):
+        assert set(one.attrib) == {"classname", "name", "time", "status"}
+        (fault,) = [*one.iter("failure"), *one.iter("error")]
+        assert fault.get("type") and fault.get("message")
+    assert Path(found["gpu_output"] or "").read_bytes() == b"bad \x01 byte"
+    about = About(tmp_path)
+    page.write(tmp_path / "p.html", [one.row for one in results], about, ["cpu:z: <dead>"])
+    text = (tmp_path / "p.html").read_text()
+    for words in (
+        f"host {about.host}, commit unknown", 'href="./out/001-case.2/output"',
+        "0 skipped, 1 error", "<li>cpu:z: &lt;dead&gt;",
+    ):  # fmt: skip
+        assert words in text, words
     assert bench.history.weak() == bench.history.flaky() == []
 
 
@@ -269,6 +336,9 @@ command = ["sh", "-c", "test $WHERE = cpu"]
 [[case]]
 name = "bad"
 command = ["false"]
+[[case]]
+name = "not here"
+command = ["sh", "-c", "exit 77"]
 """
 
 
@@ -282,9 +352,11 @@ def test_the_verb(
     words += [f"--{name}={tmp_path / name}" for name in ("junit", "html", "history", "out")]
     assert cli.main(words) == 1
     text = capsys.readouterr().out
-    assert "1 of 2 cases passed" in text and "bad: verdict test: exit code 1" in text
-    page = (tmp_path / "html").read_text()
-    assert "1 test" in page and "1 passed" in page
+    assert "1 of 3 cases passed, 1 skipped;" in text and "bad: verdict test: exit code 1" in text
+    text = (tmp_path / "html").read_text()
+    assert "1 test" in text and "1 passed" in text and "1 skipped" in text
+    found = ElementTree.parse(tmp_path / "junit").getroot()[0]
+    assert (found.get("tests"), found.get("failures"), found.get("skipped")) == ("3", "1", "1")
     assert cli.main(words) == 2
     assert "--out must be a new or an empty folder" in capsys.readouterr().err
     assert cli.main(["ci", "devices", "--devices", "cpu", "--json"]) == 0

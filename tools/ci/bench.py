@@ -2,7 +2,8 @@
 
 A command gets the names of its devices in environment variables and opens the devices itself. They
 are tested before the first lease and after each failure. A case that fails is run once more, on
-another device if one fits. It gets a verdict as a test of the pytest plugin does.
+another device if one fits. It gets a verdict as a test of the pytest plugin does. A second run that
+skips itself leaves the first one's failure.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hcq import bundle
-from hcq.errors import DeviceBusy, DeviceNotFound, HostError, UsageError
+from hcq.errors import DeviceBusy, DeviceNotFound, HostError, UgpuError, UsageError
 
 from .command import LEASE, Ended, run
-from .evidence import SKIPPED, attempt, of_exit
+from .evidence import attempt, of_exit
 from .history import History
 from .page import Row
-from .pool import Loan, Pool
+from .plants import prepare
+from .pool import Loan, Pool, Refused
 from .suite import Case, Suite
 from .verdict import Attempt, Judgement, Verdict, is_over, judge
 
@@ -31,8 +33,10 @@ _TAIL = 4000  # last bytes of a failing command's output, shown in reports
 
 @dataclass(frozen=True)
 class Result:
-    """A case with its last run. verdict: None if no device was lent; then `error` has the reason.
-    skipped: the command skipped itself. output: the end of its output. hooks: hooks that failed."""
+    """A case with the run that counts. judgement: None if no device was lent, and none has failed;
+    `error` has the reason if none was lent. skipped: the command skipped itself. output: the end of
+    its output. hooks: hooks that failed. log: the file with the whole output. excluded: devices
+    that failed before the case had them, with the reasons."""
 
     case: Case
     attempts: tuple[Attempt, ...] = ()
@@ -42,21 +46,46 @@ class Result:
     error: str = ""
     output: str = ""
     hooks: tuple[str, ...] = ()
+    log: Path | None = None
+    excluded: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
-        """Return whether the case passed in its last run, or skipped itself."""
-        return bool(self.attempts) and self.attempts[-1].passed and not self.error
+        """Return whether the case passed in the run that counts, or skipped itself."""
+        done = bool(self.attempts) and (self.attempts[-1].passed or self.skipped)
+        return done and not self.error
+
+    @property
+    def devices(self) -> str:
+        """The names of the devices of the run that counts."""
+        counted = [one for one in self.attempts if not one.void] or self.attempts
+        return " ".join(counted[-1].devices) if counted else ""
 
     @property
     def row(self) -> Row:
         """Return the case's row of the page."""
-        names = " ".join(self.attempts[-1].devices) if self.attempts else ""
+        names = self.devices
         if self.judgement is None:
             return Row(self.case.name, names, self.seconds, "error", self.error)
         verdict = "skipped" if self.skipped else self.judgement.verdict.value
-        found = " ".join(one.bundle for one in self.attempts if one.bundle)
-        return Row(self.case.name, names, self.seconds, verdict, self.judgement.reason, found)
+        found = "\n".join(one.bundle for one in self.attempts if one.bundle)
+        return Row(
+            self.case.name, names, self.seconds, verdict, self.judgement.reason, found,
+            str(self.log or ""),
+        )  # fmt: skip
+
+
+@dataclass
+class _Run:
+    """One run of a case. place: its folder."""
+
+    attempt: Attempt
+    seconds: float
+    place: Path
+
+    @property
+    def log(self) -> Path:
+        return self.place / "output"
 
 
 @dataclass
@@ -81,41 +110,69 @@ class Bench:
         """Run one case, twice if it fails."""
         self._hooks = []
         attempts: list[Attempt] = []
-        skipped, error, output, seconds = False, "", "", 0.0
-        while not attempts or not is_over(attempts):
-            avoid = tuple(name for one in attempts for name in one.devices)
+        made: list[_Run] = []
+        refusal: UgpuError | None = None
+        while not is_over(attempts):
+            avoid = made[-1].attempt.devices if made else ()
             try:
-                loan = self._lease(case, avoid, len(attempts))
-            except (DeviceNotFound, DeviceBusy) as refusal:
+                made.append(self._once(case, avoid, len(made)))
+            except (DeviceNotFound, DeviceBusy) as error:
                 # No device was available for the second run; the first run's verdict stands.
-                error = "" if attempts else refusal.message
+                refusal = error
+            attempts += [
+                Attempt((name,), why, device_error=True, before=True)
+                for name, why in self.pool.excluded().items()
+            ]
+            if refusal is not None:
                 break
+            attempts.append(made[-1].attempt)
+        return self._result(case, attempts, made, refusal)
+
+    def _once(self, case: Case, avoid: Collection[str], number: int) -> _Run:
+        loan = self._lease(case, avoid, number)
+        prepare(loan, self.suite.faults, case.name)
+        try:
+            start = self.now()
             try:
-                start = self.now()
-                try:
-                    ended, place = self._command(case, loan, len(attempts))
-                    seconds = self.now() - start
-                finally:
-                    self._hook("after", self.suite.after, case, loan, len(attempts))
-                found = of_exit(
-                    ended.code, expired_s=ended.expired_s, bundles=bundle.bundles(place / "crashes")
-                )
-                attempts.append(attempt(loan, found, self.pool))
-                skipped = ended.code == SKIPPED and not found.error
-                output = _tail(place / "output") if found.error else ""
+                ended, place = self._command(case, loan, number)
+                seconds = self.now() - start
             finally:
-                loan.release()
-            self._tell(case, attempts[-1], skipped, seconds)
+                self._hook("after", self.suite.after, case, loan, number)
+            found = of_exit(
+                ended.code, expired_s=ended.expired_s, bundles=bundle.bundles(place / "crashes")
+            )
+            made = _Run(attempt(loan, found, self.pool), seconds, place)
+        finally:
+            loan.release()
+        self._tell(case, made)
+        return made
+
+    def _result(
+        self, case: Case, attempts: list[Attempt], made: list[_Run], refusal: UgpuError | None
+    ) -> Result:
+        """Judge a case, write its history, and say what is not a plain pass."""
         judgement = judge(attempts) if attempts else None
+        error = refusal.message if refusal is not None and not made else ""
+        if judgement is None and isinstance(refusal, Refused) and refusal.sick:
+            judgement = Judgement(Verdict.DEVICE, f"excluded before: {refusal.message}")
         if judgement is not None and self.history is not None:
             self.history.add(self.pool.run, case.name, attempts, judgement, time.time())
         if judgement is not None and judgement.verdict is not Verdict.PASSED:
             self.say(f"{case.name}: verdict {judgement.verdict.value}: {judgement.reason}")
         if error:
             self.say(f"{case.name}: not run: {error}")
+        excluded = tuple(f"{one.devices[0]}: {one.error}" for one in attempts if one.before)
+        if not made:
+            return Result(
+                case, judgement=judgement, error=error, hooks=tuple(self._hooks), excluded=excluded
+            )
+        # A second run that proves nothing leaves the first one's result.
+        counts = made[-1] if not made[-1].attempt.void else made[0]
+        output = tail(counts.log) if counts.attempt.error else ""
         return Result(
-            case, tuple(attempts), judgement, seconds, skipped, error, output, tuple(self._hooks)
-        )
+            case, tuple(run.attempt for run in made), judgement, counts.seconds,
+            bool(counts.attempt.void), error, output, tuple(self._hooks), counts.log, excluded,
+        )  # fmt: skip
 
     def _lease(self, case: Case, avoid: Collection[str], number: int) -> Loan:
         """Borrow devices, close them for the command and prepare them with the hook. Devices that
@@ -146,7 +203,7 @@ class Bench:
         trouble = ""
         if ended.expired_s is not None or ended.code:
             found = of_exit(ended.code, expired_s=ended.expired_s, bundles=())
-            said = " ".join(_tail(place / which).split()[-30:])
+            said = " ".join(tail(place / which).split()[-30:])
             trouble = f"hook {which}: {found.error or f'exit code {ended.code}'} {said}".rstrip()
             for name in loan.names:
                 self.pool.quarantine(name, trouble)
@@ -158,7 +215,11 @@ class Bench:
         place = self._place(case, number)
         lease = place / "extended"
         lease.unlink(missing_ok=True)
-        variables = {**self._variables(case, loan, place), LEASE: str(lease)}
+        names = [loan.opened_as(name) for name in loan.names]
+        variables = {
+            **self._variables(case, loan, place), LEASE: str(lease),
+            self.variable: names[0], DEVICES: " ".join(names),
+        }  # fmt: skip
         return run(
             case.command, variables, self.suite.folder, place / "output", case.limit_s, lease
         ), place
@@ -179,10 +240,11 @@ class Bench:
             raise HostError(f"cannot create {place}: {error.strerror}") from None
         return place
 
-    def _tell(self, case: Case, one: Attempt, skipped: bool, seconds: float) -> None:
-        word = "skipped" if skipped else "passed" if one.passed else f"failed: {one.error}"
+    def _tell(self, case: Case, made: _Run) -> None:
+        one = made.attempt
+        word = "skipped" if one.void else "passed" if one.passed else f"failed: {one.error}"
         sick = f"; {one.trouble}" if one.trouble else ""
-        self.say(f"{case.name}: {word} on {' '.join(one.devices)} in {seconds:.1f} s{sick}")
+        self.say(f"{case.name}: {word} on {' '.join(one.devices)} in {made.seconds:.1f} s{sick}")
 
 
 def results_folder(wanted: Path | None) -> Path:
@@ -195,7 +257,12 @@ def results_folder(wanted: Path | None) -> Path:
     return wanted.resolve()
 
 
-def _tail(path: Path) -> str:
+def tail(path: Path) -> str:
+    """Return the end of a file, from the begin of a line if it has several."""
     with path.open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-        return file.read().decode("utf-8", "replace")
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - _TAIL))
+        found = file.read()
+    if size > _TAIL:
+        found = found.partition(b"\n")[2] or found
+    return found.decode("utf-8", "replace")

@@ -21,22 +21,22 @@ _MOST_CHARACTERS = 300
 
 @dataclass(frozen=True)
 class Evidence:
-    """Why a run failed. error: class and message; empty if the run passed. The other attributes are
-    those of `Attempt`."""
+    """The outcome of a run. error: class and message; empty if the run did not fail. The other
+    attributes are those of `Attempt`."""
 
     error: str = ""
     device_error: bool = False
     hang: bool = False
     bundle: str = ""
+    void: str = ""
 
 
 def of_error(error: BaseException | None) -> Evidence:
     """Return the evidence of an exception; None: the run passed."""
     if error is None:
         return Evidence()
-    text = _line(str(error))
     return Evidence(
-        f"{type(error).__name__}: {text}".rstrip(": "),
+        f"{type(error).__name__}: {line(str(error))}".rstrip(": "),
         isinstance(error, DEVICE_ERRORS),
         isinstance(error, DeviceHang),
         str(getattr(error, "facts", {}).get("bundle", "")),
@@ -49,7 +49,7 @@ def of_exit(code: int, *, expired_s: float | None, bundles: Iterable[Path]) -> E
     the first failure. Bundles of a command that passed belong to failures that the command
     expects."""
     if expired_s is None and code in (0, SKIPPED):
-        return Evidence()
+        return Evidence(void=f"it skipped itself (exit code {SKIPPED})" if code else "")
     if expired_s is not None:
         told = f"still ran after {expired_s:g} s"
     elif code < 0:
@@ -65,7 +65,7 @@ def of_exit(code: int, *, expired_s: float | None, bundles: Iterable[Path]) -> E
         kind = getattr(errors, name, None)
         known = kind if isinstance(kind, type) else Exception
         return Evidence(
-            f"{told}; {name}: {_line(message)}",
+            f"{told}; {name}: {line(message)}",
             issubclass(known, DEVICE_ERRORS),
             expired_s is not None or issubclass(known, DeviceHang),
             str(path),
@@ -76,11 +76,17 @@ def of_exit(code: int, *, expired_s: float | None, bundles: Iterable[Path]) -> E
 def attempt(loan: Loan, found: Evidence, pool: Pool) -> Attempt:
     """Return the outcome of a run. The devices of a failed run are tested."""
     if not found.error:
-        return Attempt(loan.names)
+        return Attempt(loan.names, void=found.void)
     return Attempt(
         loan.names, found.error, found.device_error, pool.examine(loan), found.bundle, found.hang
     )
 
 
-def _line(text: str) -> str:
-    return text.splitlines()[0][:_MOST_CHARACTERS] if text else ""
+def line(text: str) -> str:
+    """Return a text's first line that is not empty; a long one is cut between two words."""
+    first = next((each.strip() for each in text.splitlines() if each.strip()), "")
+    if len(first) <= _MOST_CHARACTERS:
+        return first
+    words = first[: _MOST_CHARACTERS - 3]
+    cut = words if first[len(words)].isspace() else words.rpartition(" ")[0] or words
+    return f"{cut.rstrip()} ..."

@@ -2,37 +2,38 @@
 
 A test that fails on a borrowed device is run once more, on another device if one fits. It gets a
 verdict: test, device or flaky (tools.ci.verdict). With a verdict "device" or "flaky" whose second
-run passed, the test passes. The verdict is in the JUnit report (property `gpu_verdict`), at the end
-of the output, in the HTML page and in the history.
+run ran the same assertions and passed (tools.ci.reached), the test passes. The verdict is in the
+JUnit report (property `gpu_verdict`), at the end of the output, in the HTML page and in the
+history.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from .limits import pytest_timeout_set_timer, suspended
+
+__all__ = ["pytest_timeout_set_timer"]  # a hook of this plugin
+
 ENTRY = "UGPU_CI_RUN"  # the run's id, for the processes of pytest-xdist
+_FAULT_HELP = (
+    "fault of a virtual device while a test has it, such as virtual:navi31?mec_crashed; a pattern "
+    "of test names may follow; may be repeated"
+)
 _HELP = "device that tests may borrow (name as for ugpu.open); may be repeated"
 
 
-@dataclass
-class Borrowed:
-    """State of one run of one test: its loan, the devices to avoid, and the error it met."""
-
-    avoid: tuple[str, ...] = ()
-    loan: Any = None  # Loan: imported only by tests that borrow
-    error: BaseException | None = None
-
-
-_BORROWED = pytest.StashKey[Borrowed]()
+_RUNS = pytest.StashKey[Any]()  # Runs: imported only by tests that borrow
 _POOL = pytest.StashKey[Any]()  # Pool
+_ABOUT = pytest.StashKey[Any]()  # About
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,7 +46,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--gpu-wait", type=float, default=600.0, metavar="SECONDS",
         help="how long a test waits for a device that others have; default: %(default)s",
     )  # fmt: skip
+    group.addoption(
+        "--gpu-fault", action="append", default=[], metavar="DEVICE?FAULT", help=_FAULT_HELP
+    )
     parser.addini("gpu_devices", _HELP, type="args", default=[])
+    parser.addini("gpu_faults", _FAULT_HELP, type="linelist", default=[])
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,6 +62,23 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     if not hasattr(config, "workerinput"):
         os.environ[ENTRY] = uuid.uuid4().hex[:12]
+    if config.getoption("--gpu-html"):
+        from .about import About
+
+        config.stash[_ABOUT] = About(config.rootpath)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Import before the first test what tests that borrow need: it takes seconds on a busy host,
+    which must not count as the test's."""
+    if any(_borrows(item) for item in session.items):
+        importlib.import_module(".runs", __package__)
+        from hcq.errors import BadArgument
+
+        try:
+            _faults(session.config, pool_of(session.config))
+        except BadArgument as error:
+            raise pytest.UsageError(error.message) from None
 
 
 def pool_of(config: pytest.Config) -> Any:
@@ -71,44 +93,69 @@ def pool_of(config: pytest.Config) -> Any:
     return config.stash[_POOL]
 
 
+def _faults(config: pytest.Config, pool: Any) -> list[Any]:
+    """Return the faults to plant (tools.ci.plants.Plant)."""
+    from . import plants
+
+    texts = [*config.getoption("--gpu-fault"), *config.getini("gpu_faults")]
+    found = [plants.read(text) for text in texts]
+    for one in found:
+        one.check(pool.names)
+    return found
+
+
 @pytest.fixture
 def gpu(request: pytest.FixtureRequest) -> Iterator[Any]:
     """An open, healthy device that no other test has; a list of them for count > 1. Asked for by
-    the marker `gpu`. Work that is still in flight at the test's end belongs to the test."""
+    the marker `gpu`. Work that is still in flight at the test's end belongs to the test, and the
+    fixture closes the device."""
     from hcq.errors import BadArgument, UgpuError
 
+    from . import plants
     from .demand import Demand
 
     marker = request.node.get_closest_marker("gpu")
-    borrowed = request.node.stash.setdefault(_BORROWED, Borrowed())
+    run = request.node.stash[_RUNS].current
     pool = pool_of(request.config)
     refusal = ""
     try:
+        faults = _faults(request.config, pool)
         if marker is not None and marker.args:
             raise BadArgument(f"gpu() accepts only keywords, got {marker.args[0]!r}")
         demand = Demand.from_words(**(marker.kwargs if marker is not None else {}))
         limit_s = request.config.getoption("--gpu-wait")
-        borrowed.loan = pool.take(demand, avoid=borrowed.avoid, limit_s=limit_s)
+        with suspended(request.node):
+            run.lend(pool.take(demand, avoid=run.avoid, limit_s=limit_s))
+        plants.prepare(run.loan, faults, request.node.nodeid)
+        plants.strike(run.loan)
     except UgpuError as error:
         hint = "" if pool.names else "; name devices: --gpu-device, gpu_devices, UGPU_TEST_DEVICES"
-        refusal = f"{error}{hint}"
+        refusal, run.sick = f"{error}{hint}", getattr(error, "sick", ())
     if refusal:
         pytest.fail(refusal, pytrace=False)
-    devices = borrowed.loan.devices
+    devices = run.loan.devices
     yield devices[0] if demand.count == 1 else list(devices)
-    for device in devices:
-        device.synchronize()
+    run.finish()
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    yield
-    borrowed = item.stash.get(_BORROWED, None)
-    info = call.excinfo
-    if borrowed is None or info is None or borrowed.error is not None:
-        return
-    if not info.errisinstance(pytest.skip.Exception):
-        borrowed.error = info.value
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    result = yield
+    runs = item.stash.get(_RUNS, None)
+    if runs is not None:
+        runs.current.settle()
+    return result
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    runs = item.stash.get(_RUNS, None)
+    if runs is not None and report.failed and call.excinfo is not None:
+        runs.current.errors[call.when] = call.excinfo.value
+    return report
 
 
 def _borrows(item: pytest.Item) -> bool:
@@ -120,91 +167,72 @@ def _borrows(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Run a test that borrows, twice if it fails. The second run is a protocol of its own inside
+    the first one's, so that what other plugins do around a test, such as limiting its time, is done
+    around each run."""
     if not _borrows(item):
         return None
-    from _pytest.runner import runtestprotocol
+    if (inside := item.stash.get(_RUNS, None)) is not None:
+        inside.make(nextitem)
+        return True
+    from .runs import Runs
 
-    from .evidence import attempt, of_error
-    from .verdict import is_over
-
-    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    attempts: list[Any] = []
-    reports: list[pytest.TestReport] = []
-    while True:
-        avoid = tuple(name for one in attempts for name in one.devices)
-        borrowed = item.stash[_BORROWED] = Borrowed(avoid)
-        try:
-            made = runtestprotocol(item, log=False, nextitem=nextitem)
-            if borrowed.loan is not None:
-                found = of_error(borrowed.error)
-                attempts.append(attempt(borrowed.loan, found, pool_of(item.config)))
-        finally:
-            if borrowed.loan is not None:
-                borrowed.loan.release()
-        # Without a loan the test was skipped, or no device was available. In the second run, the
-        # first run's reports say more.
-        reports = made if borrowed.loan is not None or not attempts else reports
-        if borrowed.loan is None or is_over(attempts):
-            break
-        item._initrequest()  # type: ignore[attr-defined]
-    if attempts:
-        _judge(item, attempts, reports)
-    for report in reports:
-        item.ihook.pytest_runtest_logreport(report=report)
-    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    runs = item.stash[_RUNS] = Runs(item, pool_of(item.config))
+    try:
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        runs.make(nextitem)
+        if runs.again():
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=nextitem)
+        _judge(item, runs)
+        for report in runs.counted().reports:
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    finally:
+        del item.stash[_RUNS]
     return True
 
 
-def _judge(item: pytest.Item, attempts: list[Any], reports: list[pytest.TestReport]) -> None:
+def _judge(item: pytest.Item, runs: Any) -> None:
     from .history import History
-    from .verdict import Verdict, judge
+    from .verdict import Verdict
 
-    found = judge(attempts)
-    words = [("gpu_devices", " ".join(attempts[-1].devices))]
-    if found.verdict is not Verdict.PASSED:
-        words += [("gpu_verdict", found.verdict.value), ("gpu_reason", found.reason)]
+    judgement, attempts = runs.judgement(), runs.attempts
+    if judgement is None:
+        return
+    loan = runs.counted().loan
+    words = [("gpu_devices", " ".join(loan.names if loan is not None else ()))]
+    words += [("gpu_excluded", f"{one.devices[0]}: {one.error}") for one in attempts if one.before]
+    if judgement.verdict is not Verdict.PASSED:
+        words += [("gpu_verdict", judgement.verdict.value), ("gpu_reason", judgement.reason)]
         words += [("gpu_bundle", one.bundle) for one in attempts if one.bundle]
-    for report in reports:
+    for report in runs.counted().reports:
         report.user_properties.extend(words)
     path = item.config.getoption("--gpu-history")
     if path:
         run = os.environ.get(ENTRY, "")
-        History(Path(path)).add(run, item.nodeid, attempts, found, time.time())
+        History(Path(path)).add(run, item.nodeid, attempts, judgement, time.time())
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Show the verdicts, and write the page."""
-    verdicts = []
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            words = dict(getattr(report, "user_properties", ()))
-            if "gpu_verdict" in words and getattr(report, "when", "") == "call":
-                verdicts.append((report.nodeid, words["gpu_verdict"], words["gpu_reason"]))
+    from . import summary
+
+    excluded = summary.excluded(terminalreporter.stats)
+    if excluded:
+        terminalreporter.section("GPUs excluded from the run")
+        for line in excluded:
+            terminalreporter.write_line(line)
+    verdicts = summary.verdicts(terminalreporter.stats)
     if verdicts:
         terminalreporter.section("verdicts of tests on GPUs")
-        for test, verdict, reason in sorted(verdicts):
+        for test, verdict, reason in verdicts:
             terminalreporter.write_line(f"{verdict:<7} {test}: {reason}")
     page = config.getoption("--gpu-html")
     if page:
         from .page import write
 
-        write(Path(page), _rows(terminalreporter.stats))
-
-
-def _rows(stats: Mapping[str, Iterable[Any]]) -> list[Any]:
-    """Return the page's rows (tools.ci.page.Row) from pytest's reports."""
-    from .page import Row
-
-    rows = []
-    for reports in stats.values():
-        for report in reports:
-            words = dict(getattr(report, "user_properties", ()))
-            if "gpu_devices" in words and getattr(report, "when", "") == "call":
-                verdict = words.get("gpu_verdict", "passed")
-                reason, bundle = words.get("gpu_reason", ""), words.get("gpu_bundle", "")
-                devices, seconds = words["gpu_devices"], report.duration
-                rows.append(Row(report.nodeid, devices, seconds, verdict, reason, bundle))
-    return rows
+        rows = summary.rows(terminalreporter.stats)
+        write(Path(page), rows, config.stash.get(_ABOUT, None), excluded)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

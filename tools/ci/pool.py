@@ -38,6 +38,14 @@ def lock_folder(environment: Mapping[str, str]) -> Path:
     return Path(tempfile.gettempdir()) / f"ugpu-ci-{os.geteuid()}"
 
 
+class Refused(DeviceNotFound):
+    """Too few devices fit. sick: devices that are excluded from the run, and might have fitted."""
+
+    def __init__(self, message: str, sick: Sequence[str]) -> None:
+        super().__init__(message)
+        self.sick = tuple(sick)
+
+
 @dataclass(frozen=True)
 class Available:
     """A device of a pool. state: "free", "lent" or "quarantined". detail: the holder, or the
@@ -48,13 +56,25 @@ class Available:
     detail: str = ""
 
 
+@dataclass(frozen=True)
+class Work:
+    """Numbers of kernels launched and of submissions."""
+
+    kernels: int
+    submissions: int
+
+    def since(self, before: Work) -> Work:
+        return Work(self.kernels - before.kernels, self.submissions - before.submissions)
+
+
 @dataclass
 class Loan:
-    """Open devices by the pool's names, locked until `release` (idempotent)."""
+    """Open devices by the pool's names, locked until `release` (idempotent). planted: names with
+    the faults that devices have during this loan (tools.ci.plants)."""
 
     lent: dict[str, Device] = field(default_factory=dict)
+    planted: dict[str, str] = field(default_factory=dict)
     locks: list[int] = field(default_factory=list)
-    closed: bool = False
 
     @property
     def devices(self) -> list[Device]:
@@ -64,10 +84,18 @@ class Loan:
     def names(self) -> tuple[str, ...]:
         return tuple(self.lent)
 
+    def opened_as(self, name: str) -> str:
+        """Return the name that opens a device of this loan, with its planted faults."""
+        return self.planted.get(name, name)
+
+    def work(self) -> Work:
+        """Return what the devices have received since they were opened."""
+        works = [_work(device) for device in self.lent.values()]
+        return Work(sum(one.kernels for one in works), sum(one.submissions for one in works))
+
     def close(self) -> None:
         """Close the devices and keep their locks, so that another process can open them. Errors
         that a device reports on closing are ignored."""
-        self.closed = True
         for device in self.lent.values():
             with contextlib.suppress(UgpuError):
                 device.close()
@@ -101,10 +129,11 @@ class Pool:
         self._check = check
         self._facts: dict[str, Facts] = {}
         self._tested: set[str] = set()
+        self._excluded: dict[str, str] = {}
 
     def take(self, demand: Demand, *, avoid: Collection[str] = (), limit_s: float = 600.0) -> Loan:
         """Borrow healthy devices that fit. Devices in `avoid` are taken only if no others fit.
-        DeviceNotFound if too few fit; DeviceBusy if they are in use by others for `limit_s`."""
+        Refused if too few fit; DeviceBusy if they are in use by others for `limit_s`."""
         end = self._clock.now() + limit_s
         ordered = sorted(self.names, key=lambda name: name in avoid)
         while True:
@@ -123,7 +152,8 @@ class Pool:
             free = [name for name in ordered if refused.get(name) in (None, LENT)]
             if len(free) < demand.count:
                 why = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
-                raise DeviceNotFound(f"expected {demand}, got {len(free)} ({why or 'no devices'})")
+                sick = [name for name in ordered if self.quarantined(name)]
+                raise Refused(f"expected {demand}, got {len(free)} ({why or 'no devices'})", sick)
             if self._clock.now() >= end:
                 raise DeviceBusy(f"{demand}: all were in use by other tests for {limit_s:g} s")
             self._clock.sleep(PAUSE_S)
@@ -182,7 +212,14 @@ class Pool:
 
     def _sick(self, name: str, reason: str) -> str:
         self.quarantine(name, reason)
+        self._excluded[name] = reason
         return reason
+
+    def excluded(self) -> dict[str, str]:
+        """Return the devices that `take` has excluded since the last call, with the reasons: they
+        failed before a test had them."""
+        found, self._excluded = self._excluded, {}
+        return found
 
     def available(self) -> list[Available]:
         """Return which devices are free now, without opening one."""
@@ -202,14 +239,15 @@ class Pool:
 
     def examine(self, loan: Loan) -> str:
         """Test the devices of a loan after a failure; return the fault of the first sick one. A
-        sick device is quarantined. Closed devices are opened again. A device that is still held by
-        a process left behind is not sick, but is tested before the next loan."""
+        sick device is quarantined. Closed devices are opened again, even those that the test has
+        closed. A device that is still held by a process left behind is not sick, but is tested
+        before the next loan."""
         found = ""
         for name in loan.names:
             self._tested.discard(name)  # tested before the next loan
             try:
-                if loan.closed:
-                    loan.lent[name] = self._opener(name)
+                if loan.lent[name].closed:
+                    loan.lent[name] = self._opener(loan.opened_as(name))
                 trouble = self._check(loan.lent[name]).trouble
             except DeviceBusy:
                 continue
@@ -218,7 +256,6 @@ class Pool:
             if trouble:
                 self.quarantine(name, trouble)
                 found = found or f"{name}: {trouble}"
-        loan.closed = False
         return found
 
     def quarantine(self, name: str, reason: str) -> None:
@@ -265,3 +302,9 @@ class Pool:
     @staticmethod
     def _file(name: str, suffix: str) -> str:
         return f"{quote(name, safe=':')}.{suffix}"
+
+
+def _work(device: Device) -> Work:
+    core = device.driver.core
+    queues = [] if core.closed else core.driver.all_queues()
+    return Work(core.launches, sum(queue.timeline.last for queue in queues))

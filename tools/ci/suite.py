@@ -10,6 +10,11 @@
     command = ["./bench", "--copies"]
     arch = "gfx11*"                # and bus, count, memory, reset: as for @pytest.mark.gpu
 
+    [[fault]]
+    device = "virtual:navi31"
+    fault = "mec_crashed"          # planted while a case has the device (hcq.planting)
+    case = "copy"                  # a pattern; without one, all cases
+
 Commands are lists of words and are not run by a shell.
 """
 
@@ -24,10 +29,12 @@ from pathlib import Path
 from hcq.errors import BadArgument, UsageError
 
 from .demand import Demand
+from .plants import Plant
 
 LIMIT_S = 600.0
 HOOK_LIMIT_S = 60.0
-_SUITE = ("limit_s", "before", "after", "hook_limit_s", "case")
+_SUITE = ("limit_s", "before", "after", "hook_limit_s", "case", "fault")
+_FAULT = ("device", "fault", "case")
 _CASE = ("name", "command", "limit_s", *Demand.__dataclass_fields__)
 
 
@@ -44,13 +51,14 @@ class Case:
 @dataclass(frozen=True)
 class Suite:
     """Cases in order. before, after: hooks of a lease; empty: none. folder: the commands' working
-    directory."""
+    directory. faults: planted while cases have devices."""
 
     cases: tuple[Case, ...]
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     hook_limit_s: float = HOOK_LIMIT_S
     folder: Path = Path(".")
+    faults: tuple[Plant, ...] = ()
 
 
 def read(path: Path) -> Suite:
@@ -84,7 +92,22 @@ def _suite(table: Mapping[str, object], folder: Path) -> Suite:
         _words(table, "after"),
         _seconds(table, "hook_limit_s", HOOK_LIMIT_S),
         folder,
+        _faults(table),
     )
+
+
+def _faults(table: Mapping[str, object]) -> tuple[Plant, ...]:
+    listed = table.get("fault", [])
+    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+        raise BadArgument("fault must be a list of tables: [[fault]]")
+    found = []
+    for one in listed:
+        _known(one, _FAULT, "a fault")
+        words = {key: one.get(key, "*" if key == "case" else "") for key in _FAULT}
+        if not all(isinstance(word, str) and word for word in words.values()):
+            raise BadArgument(f"a fault needs device and fault, as strings, got {one!r}")
+        found.append(Plant(words["device"], words["fault"], words["case"]))
+    return tuple(found)
 
 
 def _case(table: object, limit_s: float) -> Case:

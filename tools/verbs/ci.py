@@ -70,31 +70,40 @@ def _run(arguments: argparse.Namespace, out: Output) -> int:
     import uuid
 
     from ..ci import junit, page, suite
+    from ..ci.about import About
     from ..ci.bench import Bench, results_folder
     from ..ci.history import History
     from ..ci.pool import Pool, lock_folder
 
     cases = suite.read(arguments.suite)
-    pool = Pool(_names(arguments), lock_folder(os.environ), uuid.uuid4().hex[:12])
+    names = _names(arguments)
+    for fault in cases.faults:
+        fault.check(names)
+    pool = Pool(names, lock_folder(os.environ), uuid.uuid4().hex[:12])
     folder = results_folder(arguments.out)
     history = History(arguments.history) if arguments.history else None
     bench = Bench(
         pool, cases, folder, os.environ, arguments.variable, history, arguments.wait, out.say
     )
-    results = []
+    results, about = [], About(cases.folder)
     try:
         for case in cases.cases:
             results.append(bench.run(case))
     finally:
         pool.end()
         if arguments.junit:
-            junit.write(arguments.junit, arguments.suite.stem, results)
+            junit.write(arguments.junit, arguments.suite.stem, results, about)
         if arguments.html:
-            page.write(arguments.html, [one.row for one in results])
-    passed = sum(one.passed for one in results)
-    out.say(f"{passed} of {len(results)} cases passed; output and bundles: {folder}")
+            excluded = dict.fromkeys(text for one in results for text in one.excluded)
+            page.write(arguments.html, [one.row for one in results], about, [*excluded])
+    skipped = sum(one.skipped for one in results)
+    passed = sum(one.passed for one in results) - skipped
+    counts = f"{passed} of {len(results)} cases passed"
+    if skipped:
+        counts += f", {skipped} skipped"
+    out.say(f"{counts}; output and bundles: {folder}")
     out.result([vars(one.row) for one in results])
-    return 0 if passed == len(results) else 1
+    return 0 if all(one.passed for one in results) else 1
 
 
 def _devices(arguments: argparse.Namespace, out: Output) -> int:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from hcq.clock import Work
+from hcq.emu.load import Load
 from hcq.emu.memory import Abort
 from hcq.threads import start
 
@@ -35,14 +36,20 @@ class Worker:
     `step` returns the maximum number of seconds to sleep before its next run, or None to sleep
     until a wake. `wake` may be called from any thread, with or without the chip's lock held; a wake
     during `step` is kept. The thread starts at the first wake, so an unused engine costs nothing.
+    load: counts the time in `step` without its pauses.
     """
 
     def __init__(
-        self, name: str, step: Callable[[], float | None], failed: Callable[[str], None]
+        self,
+        name: str,
+        step: Callable[[], float | None],
+        failed: Callable[[str], None],
+        load: Load,
     ) -> None:
         self.name = name
         self._step = step
         self._failed = failed
+        self._load = load
         self._signal = threading.Lock()  # a binary semaphore: held = nothing to do
         self._signal.acquire()
         self._start_lock = threading.Lock()
@@ -71,7 +78,7 @@ class Worker:
 
     def pause(self, seconds: float) -> None:
         """Sleep inside `step` for at most `seconds`; a wake ends it early. Raises Stopped."""
-        self._working = False
+        self._rest()
         self._signal.acquire(timeout=seconds)
         self._begin()
         if self.stopped:
@@ -138,6 +145,11 @@ class Worker:
     def _begin(self) -> None:
         self._working = True
         self._seen = self._woken
+        self._load.begin()
+
+    def _rest(self) -> None:
+        self._working = False
+        self._load.end()
 
     def _run(self) -> None:
         sleep: float | None = None
@@ -153,7 +165,7 @@ class Worker:
                 try:
                     sleep = self._step()
                 finally:
-                    self._working = False
+                    self._rest()
         except Stopped:
             return
         except Exception as error:  # our own bug: it must not look like a hung chip

@@ -101,8 +101,7 @@ class ShaderArray:
                 if abort.flag[0]:  # aborted since the first check; `cut` did not see this launch
                     return Outcome(Ending.ABORTED)
                 part.current = vmid, abort, memory
-            with self._chip.smu.metrics.load.working():
-                return part.core.run(dispatch, memory, abort)
+            return part.core.run(dispatch, memory, abort)
         finally:
             part.current = None
             with self._guard:

@@ -5,60 +5,21 @@ Facts: SmuMetricsExternal_t in smu13_driver_if_v13_0_0.h.
 
 from __future__ import annotations
 
-import contextlib
 import random
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from am.regs import structs
 from am.virtual.firmware.clocks import FABRIC, GFX, MEMORY, Clocks
+from hcq.emu.load import Load
 
 if TYPE_CHECKING:
     from am.virtual.board import Board
 
 _EDGE, _HOTSPOT, _MEMORY_TEMPERATURE = 0, 1, 4
 _IDLE_WATTS, _FULL_WATTS = 18.0, 312.0
-
-
-class Load:
-    """Load of the shader array since the last query; engines enter and leave `working`."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._running = 0
-        self._busy = 0.0  # seconds of work since the last query
-        self._since = clock()  # when the running work began or was last counted
-        self._asked = clock()
-
-    def _count(self) -> float:
-        now = self._clock()
-        if self._running:
-            self._busy += now - self._since
-        self._since = now
-        return now
-
-    @contextlib.contextmanager
-    def working(self) -> Iterator[None]:
-        """Count the time spent in the context as busy. Several threads may enter at once."""
-        with self._lock:
-            self._count()
-            self._running += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._count()
-                self._running -= 1
-
-    def take(self) -> float:
-        """Return the busy fraction, 0 to 1, of the time since the last call."""
-        with self._lock:
-            now = self._count()
-            passed, busy = now - self._asked, self._busy
-            self._asked, self._busy = now, 0.0
-            return min(1.0, busy / passed) if passed > 0 else float(self._running > 0)
+# UNSURE: over which time the firmware averages; AMD does not publish it. Our choice.
+_AVERAGED_S = 0.1
 
 
 class Metrics:
@@ -70,7 +31,7 @@ class Metrics:
         self._clocks = clocks
         self._gfxoff = gfxoff
         self._random = random.Random(chip.options.seed)
-        self.load = Load(chip.scheduler.now)
+        self.load = Load(chip.scheduler.now, _AVERAGED_S)
         self._heat = 0.0  # follows the load slowly
         self._energy = 0.0
         self._counter = 0
@@ -94,7 +55,7 @@ class Metrics:
     def table(self) -> bytes:
         """Build a SmuMetricsExternal_t for the current state."""
         self._counter += 1
-        activity = self.load.take()
+        activity = self.load.share()
         self._heat += 0.2 * (activity - self._heat)
         jitter = self._random.uniform(-1.0, 1.0)
         watts = _IDLE_WATTS + (_FULL_WATTS - _IDLE_WATTS) * activity + 2 * jitter

@@ -98,7 +98,6 @@ class TimeSliceGroup:
         self.preemption = Preemption.WFI  # the default: observed on an H100
         self.patience: Patience | None = None  # with a grid that does not leave the engine
         self.until = 0.0  # end of its slice; 0 until one of its threads starts the slice
-        self.began = 0.0  # when it was given the engine
         self.turn = 0
         self.thread: threading.Thread | None = None
 
@@ -150,7 +149,6 @@ class TimeSliceGroup:
 
     def granted(self) -> None:
         """Record that the group has the engine from now on; its thread has yet to start a slice."""
-        self.began = time.perf_counter()
         self.until = 0.0
         self.ask_aside(False)
 

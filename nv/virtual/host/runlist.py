@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hcq.clock import Work
+from hcq.emu.load import Load
 from hcq.threads import start
 from nv.virtual.host.group import Preemption, TimeSliceGroup
 
@@ -27,7 +28,12 @@ if TYPE_CHECKING:
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 2e-3
 _PATIENCE = 20  # half seconds: a stopped grid ends at its next backward branch
 _CLOSE_LIMIT_S = 10.0  # TIMEOUT: the same, for a thread
+_AVERAGED_S = 0.1  # of the utilisation that programs read; our choice
 _LEAST_WAIT_S = 1e-4  # for work that was asked to stand aside and has not done so yet
+
+
+def _now() -> float:
+    return time.perf_counter()
 
 
 class Runlist:
@@ -46,7 +52,7 @@ class Runlist:
         self.name = name
         self.error: BaseException | None = None
         self.switches = 0  # how often running work stood aside
-        self._busy_s = 0.0
+        self.load = Load(_now, _AVERAGED_S)  # assigned to a group
         self._idle_hook = idle_hook
         self._groups: list[TimeSliceGroup] = []
         self._threads: list[threading.Thread] = []  # of groups, including some removed ones
@@ -78,12 +84,6 @@ class Runlist:
     def running(self) -> bool:
         """Whether a channel is being served now, or its work stands aside."""
         return any(group.working for group in list(self._groups))
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds for which the engine was assigned to a group."""
-        owner = self._owner
-        return self._busy_s + (time.perf_counter() - owner.began if owner is not None else 0.0)
 
     def add(self, channel: Channel, group: TimeSliceGroup) -> None:
         """Add a channel, in a group of this runlist."""
@@ -215,7 +215,7 @@ class Runlist:
 
     def _release(self, group: TimeSliceGroup) -> None:
         if self._owner is group:
-            self._busy_s += time.perf_counter() - group.began
+            self.load.end()
             self._owner = None
 
     def _grant(self) -> None:
@@ -223,6 +223,7 @@ class Runlist:
         if self._owner is None and self._waiting:
             self._owner = self._waiting.pop(0)
             self._owner.granted()
+            self.load.begin()
             self._wake.notify_all()
 
     def _take_up(self, group: TimeSliceGroup) -> None:

@@ -82,8 +82,8 @@ def test_metrics_change_and_follow_the_load(card: Bench) -> None:
     assert card.message(0x12, 3)[0] == 0xFF  # a table this model does not make
     seen = []
     for busy in (False, True, True, True):
-        card.chip.smu.metrics.load.take()  # count from here on
         with card.chip.smu.metrics.load.working() if busy else contextlib.nullcontext():
+            card.pass_time(2.0)
             assert card.message(0x12, 5)[0] == 1
         table = card.vram.read(TABLE, 392)
         # Offsets counted by hand in SmuMetrics_t: 13 clocks, 14 halves, the counter at 80.

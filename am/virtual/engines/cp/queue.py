@@ -103,7 +103,9 @@ class ComputeQueue:
         self._chip = mec.chip
         self._executor = slot.executor(self)
         self._executor.consumed = wptr - (wptr - rptr) % setup.size
-        self.worker = Worker(f"cp-{slot.me}.{slot.pipe}.{slot.queue}", self._step, self._chip.fault)
+        name = f"cp-{slot.me}.{slot.pipe}.{slot.queue}"
+        load = self._chip.smu.metrics.load
+        self.worker = Worker(name, self._step, self._chip.fault, load)
         self._chip.clock.plays(self.worker)
 
     def __repr__(self) -> str:
