@@ -31,7 +31,7 @@ _recipes: dict[tuple[object, ...], Recipe] = {}
 class TensorCore:
     """A node of the graph on a device. Tensors are immutable."""
 
-    __slots__ = ("device", "node")
+    __slots__ = ("__weakref__", "device", "node")
 
     node: Node
     device: Device

@@ -277,7 +277,7 @@ class Runtime:
             else:
                 _launch(queue, loaded, [storage, *given])
             if recording is not None:
-                recording.launched(step.key, storage, given)
+                recording.launched(step.key, storage, given, step.target is not None)
             for place in step.results:
                 if wanted is None or place in wanted:
                     keep[place] = made[place]
