@@ -78,7 +78,7 @@ class Tensor(
             kind = wanted or dtypes.of_scalar(data)
             self.node = self._constant("Tensor", data, kind, ())
         else:
-            self.node = _upload(self.device, _as_array(data), wanted)
+            self.node = _upload(self.device, _as_array(data, wanted), wanted)
         if self.node.origin is None:
             self.node.origin = here()
 
@@ -276,13 +276,14 @@ class Tensor(
         if not 0 <= number_of("dropout", "probability", probability) <= 1:
             raise BadArgument(f"dropout: probability must be from 0 to 1, got {probability}")
         if not training or not probability:
-            return self
-        kept = self.rand(self.shape, device=self.device) >= probability
+            return self._same()
+        kept = type(self).rand(self.shape, device=self.device) >= probability
         return kept.where(self * (1 / (1 - probability) if probability < 1 else 0), 0)
 
     @staticmethod
     def cat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-        """Join tensors along an axis; the other sizes must be equal."""
+        """Join tensors along an axis; the other sizes must be equal. On a tensor, that one is the
+        first: `x.cat(y)`, `x.cat([y, z], axis)`."""
         first = _tensors("cat", tensors)[0]
         place = first._axis("cat", axis)
         kind = first.dtype
@@ -298,7 +299,8 @@ class Tensor(
 
     @staticmethod
     def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-        """Join tensors along a new axis; the shapes must be equal."""
+        """Join tensors along a new axis; the shapes must be equal. On a tensor, that one is the
+        first: `x.stack(y)`, `x.stack([y, z], axis)`."""
         if len({tensor.shape for tensor in _tensors("stack", tensors)}) > 1:
             listed = " and ".join(tensor._shown for tensor in tensors)
             raise BadArgument(f"stack: shapes must be equal, got {listed}")
@@ -371,7 +373,7 @@ class Tensor(
             return self.cast(target)
         device = device_of(target)
         if device is self.device:
-            return self
+            return self._same()
         return type(self)(self.numpy(), device=device, dtype=self.dtype)
 
     def _from_array(self, array: np.ndarray[Any, Any]) -> Tensor:
@@ -399,11 +401,10 @@ class Tensor(
         return preferred(self.device, what, forms)
 
     def __copy__(self) -> Self:
-        return self._new(self.node)
+        return self._same()
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Return another tensor with the same elements; assigning to one leaves the other as is."""
-        return self._new(self.node)
+        return self._same()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the elements and the names of type and device; the device is opened by name."""
@@ -448,13 +449,17 @@ def _restored(kind: type[Tensor], array: NDArray[Any], dtype: str, device: str) 
     return kind(array, dtype=dtype, device=device)
 
 
-def _as_array(data: Any) -> NDArray[Any]:
+def _as_array(data: Any, wanted: DType | None) -> NDArray[Any]:
     if isinstance(data, np.ndarray | np.generic):
         return np.asarray(data)
     try:
         array = as_array(data)
     except BadArgument as error:
         raise BadArgument(f"Tensor: {error.message}") from None
+    if wanted is dtypes.uint64 and array.dtype == np.float64:  # NumPy's type of [0, 2**64 - 1]
+        numbers = np.array(data, object)
+        if all(isinstance(each, int) and 0 <= each < 1 << 64 for each in numbers.flat):
+            return numbers.astype(np.uint64)
     if array.dtype.kind not in "biuf":
         raise BadArgument(
             f"Tensor: expected numbers or an array of numbers, got {type(data).__name__}"
@@ -474,12 +479,20 @@ def _upload(device: Device, array: NDArray[Any], wanted: DType | None) -> Node:
     return _copied(device, array, wanted)
 
 
+def _encoded(array: NDArray[Any], kind: DType) -> NDArray[Any]:
+    """Return an array's elements as the device stores them."""
+    if kind is bfloat16:
+        return dtypes.encode_bfloat16(array.astype(np.float32))
+    return np.ascontiguousarray(array, dtypes.to_numpy(kind))
+
+
 def _copied(device: Device, array: NDArray[Any], wanted: DType | None) -> Node:
     kind = wanted or dtypes.from_numpy(array.dtype)
-    if kind is bfloat16:
-        stored = dtypes.encode_bfloat16(array.astype(np.float32))
-    else:
-        stored = np.ascontiguousarray(array, dtypes.to_numpy(kind))
+    outside = None if wanted is None else dtypes.misfit(array, kind)
+    if outside is not None:
+        raise BadArgument(f"Tensor: {outside} is out of range for {kind.name}")
+    with np.errstate(over="ignore"):  # a number too large for a float type is infinite there
+        stored = _encoded(array, kind)
     node = Node("buffer", kind, array.shape)
     size = stored.nbytes
     storage = runtime_of(device).pool.take(size)

@@ -36,9 +36,10 @@ def jit(function: Callable[Given, Result]) -> Jit[Given, Result]:
     (`x[...] = value`): each call uses their values at that time and gives them the new ones, as if
     the function ran. The function must do the same in every call, and must not read elements,
     create arrays, replace tensors in the lists and dicts it gets, or store tensors that it
-    computed; `reset()` discards the recording. Random numbers are new in each call, the same as without
-    `jit`. Called inside a function that is being recorded, or inside `device.capture()`, it becomes
-    part of that recording. The graph keeps memory for inputs, results and intermediate values.
+    computed; `reset()` discards the recording. Random numbers are new in each call, the same as
+    without `jit`. Called inside a function that is being recorded, or inside `device.capture()`, it
+    becomes part of that recording. The graph keeps memory for inputs, results and intermediate
+    values.
     """
     return Jit(function)
 

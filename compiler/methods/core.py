@@ -17,6 +17,7 @@ from compiler.graph.node import Node, Repeated, Shape
 from compiler.graph.origin import here, text
 from compiler.graph.recipe import Recipe, recipe_of
 from compiler.methods.aliases import with_aliases
+from compiler.methods.ofclass import OfClass
 from hcq.core import core_of
 from hcq.device import Device
 from hcq.errors import BadArgument, BadIndex
@@ -59,6 +60,11 @@ class TensorCore:
         if node.origin is None:
             node.origin = here()
         return made
+
+    def _same(self) -> Self:
+        """Return another tensor with the same elements: an assignment to one leaves the other as
+        it is."""
+        return self._new(self.node)
 
     def _again(
         self, name: tuple[object, ...], others: tuple[TensorCore, ...], method: Callable[[], Self]
@@ -166,21 +172,31 @@ class TensorCore:
         except OverflowError:
             raise BadArgument(f"{operation}: {number} is out of range for {dtype.name}") from None
 
+    def _common(self, operation: str, *others: Any) -> DType:
+        """Return the type of an operation on self and others, see compiler.dtype."""
+        dtype, scalars = self.dtype, []
+        for other in others:
+            lifted = self._lift(operation, other)
+            if isinstance(lifted, TensorCore):
+                dtype = dtypes.promote(dtype, lifted.dtype)
+            else:
+                scalars.append(lifted)
+        for scalar in scalars:
+            dtype = dtypes.promote_scalar(dtype, scalar)
+        return dtype
+
+    def _float_common(self, operation: str, *others: Any) -> DType:
+        """Return the type of a real-valued function of self and others; None counts for nothing."""
+        given = [other for other in others if other is not None]
+        return dtypes.float_dtype(self._common(operation, *given))
+
     def _operands(
         self, operation: str, *others: Any, common: DType | None = None
     ) -> tuple[DType, list[Node]]:
         """Return self and others broadcast to one shape and converted to one type (`common`, if
         given)."""
         lifted = [self, *(self._lift(operation, other) for other in others)]
-        dtype = common
-        if dtype is None:
-            tensors = [each for each in lifted if isinstance(each, TensorCore)]
-            dtype = tensors[0].dtype
-            for tensor in tensors[1:]:
-                dtype = dtypes.promote(dtype, tensor.dtype)
-            for scalar in lifted:
-                if not isinstance(scalar, TensorCore):
-                    dtype = dtypes.promote_scalar(dtype, scalar)
+        dtype = common or self._common(operation, *lifted[1:])
         shape = broadcast_shape(
             operation, *(each.node for each in lifted if isinstance(each, TensorCore))
         )
@@ -219,7 +235,8 @@ class TensorCore:
 
 def whole(tensor: type[T]) -> type[T]:
     """Rename the methods of all base classes to `Tensor.<name>`, for error messages and help().
-    Public methods with an axis also accept PyTorch's argument names."""
+    Public methods with an axis also accept PyTorch's argument names. Methods of the class do not
+    ignore a tensor that they are called on."""
     for group in tensor.__mro__[:-1]:
         for name, member in list(vars(group).items()):
             method = getattr(member, "fget", None) or getattr(member, "__func__", member)
@@ -229,8 +246,8 @@ def whole(tensor: type[T]) -> type[T]:
                 continue
             if isinstance(member, FunctionType):
                 setattr(group, name, with_aliases(member))
-            elif isinstance(member, staticmethod):
-                setattr(group, name, staticmethod(with_aliases(method)))
+            elif isinstance(member, classmethod | staticmethod):
+                setattr(group, name, OfClass(member))
     return tensor
 
 
