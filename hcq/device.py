@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
-from hcq import registry
+from hcq import entered, registry
 from hcq.checks import WORD, whole
 from hcq.errors import BadArgument
 from hcq.graph import Capture
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 
 class Device:
-    """A device that runs kernels. Thread-safe. A context manager: leaving `with` closes it.
+    """A device that runs kernels. Thread-safe. A context manager: leaving `with` closes it; inside,
+    it is the default device of tensors (in this thread, or task of asyncio).
 
     A failure reported by the hardware (ChipError, LinkError, FirmwareError) is raised in every
     waiting thread and kept in `failure`; every later submission raises it again, until `reset`. In
@@ -233,9 +234,11 @@ class Device:
         self._core.close()
 
     def __enter__(self) -> Self:
+        entered.enter(self)
         return self
 
     def __exit__(self, *_: object) -> None:
+        entered.leave(self)
         self.close()
 
     def __repr__(self) -> str:
