@@ -138,18 +138,23 @@ class TensorCore:
         if isinstance(other, np.generic) and other.dtype.kind in "biuf":
             made = dtypes.from_numpy(other.dtype)
             return self._new(Node("const", made, (), (), other.item()))
-        if isinstance(other, np.ndarray):
+        if _is_array(other):
             return self._from_array(other)
+        kind = type(other)
+        name = (
+            kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+        )
         raise BadArgument(
-            f"{operation}: operand must be a Tensor or a number, got {type(other).__name__}"
+            f"{operation}: operand must be a Tensor, an array or a number, got {name}"
         )
 
     @staticmethod
     def _is_operand(other: object) -> bool:
         """Return whether `_lift` accepts it as an operand."""
-        return isinstance(other, TensorCore | bool | int | float | np.generic | np.ndarray)
+        return isinstance(other, TensorCore | bool | int | float | np.generic) or _is_array(other)
 
-    def _from_array(self, array: np.ndarray[Any, Any]) -> TensorCore:
+    def _from_array(self, array: Any) -> TensorCore:  # Any: see _is_array
+        """Return an array from outside as a tensor on this device."""
         raise NotImplementedError
 
     def _kept(self, name: str, make: Callable[[], np.ndarray[Any, Any]]) -> TensorCore | None:
@@ -249,6 +254,15 @@ def whole(tensor: type[T]) -> type[T]:
             elif isinstance(member, classmethod | staticmethod):
                 setattr(group, name, OfClass(member))
     return tensor
+
+
+def _is_array(given: object) -> bool:
+    """Return whether an object exports its elements as an array: NumPy's, or another library's."""
+    if isinstance(given, np.ndarray):
+        return True
+    return not isinstance(given, type) and any(
+        hasattr(given, name) for name in ("__dlpack__", "__array__", "__array_interface__")
+    )
 
 
 def shown(given: Node | Shape) -> str:
