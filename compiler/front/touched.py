@@ -47,12 +47,12 @@ def _watch(change: int) -> None:
     """Count a recording that begins (1) or ends (-1); put the property in place meanwhile."""
     global _under_way, _changes
     with _lock:
-        before, _under_way = _under_way, _under_way + change
-        if bool(before) is bool(_under_way) or _changes >= CHANGES:
-            return
-        _changes += 1
-        name = "node"
-        setattr(TensorCore, name, property(_read, _write) if _under_way else _SLOT)
+        _under_way += change
+        wanted = _under_way > 0 or _changes >= CHANGES
+        if wanted is not isinstance(TensorCore.__dict__["node"], property):
+            _changes += 1
+            name = "node"
+            setattr(TensorCore, name, property(_read, _write) if wanted else _SLOT)
 
 
 class Captured:

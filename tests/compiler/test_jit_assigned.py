@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from compiler import Tensor, function, jit
+from compiler.front import touched
+from compiler.methods.core import TensorCore
 from hcq.device import Device
 from hcq.errors import BadArgument
 from tests.support.compiler_devices import device_fixture
@@ -363,3 +365,21 @@ def test_memory_of_assigned_tensors_is_not_used_again(cpu: Device) -> None:
         kept[-1].realize()
         assert (total.numpy() == turn).all()
     assert all((each.numpy() == turn).all() for turn, each in enumerate(kept, 1))
+
+
+@pytest.mark.parametrize("limit", [0, 3, 4])
+def test_more_recordings_than_a_class_may_change(
+    cpu: Device, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """The property that sees assignments stays in place from then on."""
+    monkeypatch.setattr(touched, "CHANGES", touched._changes + limit)
+    for _ in range(4):
+        total = const(cpu, 0)
+        step = jit(lambda x, total=total: total.assign(total + x) * 2)
+        for turn in range(1, 5):
+            assert step(const(cpu, 1)).tolist() == [2 * turn] and total.tolist() == [turn]
+    assert isinstance(TensorCore.__dict__["node"], property)
+    monkeypatch.undo()
+    step(const(cpu, 1))
+    jit(lambda x: x * 2)(const(cpu, 1))
+    assert not isinstance(TensorCore.__dict__["node"], property)
