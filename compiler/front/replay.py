@@ -79,11 +79,13 @@ class Replay:
         self._buffers: list[Buffer] = []  # stand-ins, by place of the argument
         self._wholes: list[Storage] = []
         self._captured: list[Captured] = []
+        self._by_id: dict[int, Captured] = {}  # the same by the ids of their tensors
         self._made: dict[int, Storage] = {}  # by address: memory that each replay takes anew
         self._states: list[tuple[int | Captured, int]] = []  # assigned tensor, address of its value
         self._result: Any = None  # form of the result, with leaves of _Result
         self._used: set[int] = set()
         self._written: set[int] = set()
+        self._named: set[int] = set()  # addresses of results and of memory that is written
         self._shared: set[int] = set()  # addresses of captured memory with several owners
 
     # ---- recording -----------------------------------------------------------------------------
@@ -156,6 +158,8 @@ class Replay:
         known = {id(source.tensor): place for place, source in enumerate(sources)}
         leaves = {id(each): self._leaf(each, touched, known, made) for each in tensors_of(result)}
         self._result = mapped(result, Tensor, lambda each: leaves[id(each)])
+        self._named = self._written | {leaf.address for leaf in leaves.values()}
+        self._named.update(address for _, address in self._states)
 
     def _leaf(
         self,
@@ -192,6 +196,7 @@ class Replay:
             stored_in.add(captured.address)
             if captured.assigned or captured.node is not None or captured.address in self._used:
                 self._captured.append(captured)
+                self._by_id[id(captured.ref())] = captured
 
     def _undo(
         self,
@@ -233,7 +238,7 @@ class Replay:
     def run(self, tensors: Sequence[Tensor]) -> Any:
         """Replay with these arguments, which are computed; return the result. Raises Outdated."""
         sources = self._sources(tensors)
-        self._check_apart(tensors, sources)
+        self._check_apart(tensors)
         pool = self.runtime.pool
         current: dict[int, Storage] = {}
         bound: dict[Buffer, Buffer] = {}
@@ -286,22 +291,25 @@ class Replay:
                 continue
             if node.storage is None:
                 runtime_of(tensor.device).realize((node,))
-            moved = cast(Storage, node.storage).address != captured.address
-            if moved and captured.address in self._shared:
-                raise Outdated
+            if cast(Storage, node.storage).address != captured.address:
+                if captured.address in self._shared:
+                    raise Outdated
+            elif captured.address not in self._named:
+                continue
             if captured.buffer is not None:
                 sources.append((captured, tensor, captured.buffer))
         return sources
 
-    def _check_apart(self, tensors: Sequence[Tensor], sources: Sequence[tuple[Any, ...]]) -> None:
+    def _check_apart(self, tensors: Sequence[Tensor]) -> None:
         """Refuse an argument that the function also uses from outside, if either is assigned."""
         if not self._states:
             return
-        captured = {id(each[1]): each[0] for each in sources[len(tensors) :]}
-        changed = {owner for owner, _ in self._states}
+        places = {owner for owner, _ in self._states if isinstance(owner, int)}
         for place, tensor in enumerate(tensors):
-            other = captured.get(id(tensor))
-            if other is not None and (place in changed or other in changed):
+            other = self._by_id.get(id(tensor))
+            if other is None or other.ref() is not tensor:
+                continue
+            if place in places or other.assigned:
                 raise BadArgument(
                     f"@jit {self.name}: argument {tensor._shown} is also used by the function "
                     "from outside, and assigned; use it in one of these ways"

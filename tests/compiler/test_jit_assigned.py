@@ -321,6 +321,21 @@ def test_one_tensor_as_argument_and_from_outside(cpu: Device) -> None:
     assert step(other).tolist() == [10] and state.tolist() == [5]
 
 
+def test_an_assigned_argument_that_is_read_from_outside(cpu: Device) -> None:
+    state, other = const(cpu, 1), const(cpu, 5)
+
+    @jit
+    def step(x: Tensor) -> Tensor:
+        x.assign(x + state)
+        return x * 2
+
+    for _ in range(3):
+        step(other)
+    with pytest.raises(BadArgument, match="is also used by the function from outside"):
+        step(state)
+    assert step(other).tolist() == [18] and state.tolist() == [1]
+
+
 def test_a_captured_tensor_is_exchanged(cpu: Device) -> None:
     """Where the program drops a tensor, the function is recorded again with the one it finds."""
     weights = [const(cpu, 1)]
