@@ -8,6 +8,11 @@ Promotion follows NumPy between integers and between floats, and PyTorch between
   widest float (NumPy: float64).
 - An integer with a float gives that float, whatever the integer's width.
 - float16 with bfloat16 gives float32, the narrowest type that holds both.
+- A real-valued method (a quotient, a logarithm, a loss, attention) of integers or bools gives
+  float32.
+- These rules hold for all tensors that a method computes with: a loss of float16 with a target or
+  weight of float32 is float32. A tensor of indices, labels or a mask does not count, and a method
+  that writes values into a tensor (`scatter`, `index_add`, `masked_fill`) keeps that tensor's type.
 - A Python scalar is weak (NumPy's NEP 50): it takes the tensor's type, except that a float makes an
   integer tensor float32 and an int makes a bool tensor int64.
 
@@ -164,6 +169,22 @@ def highest(dtype: DType) -> bool | int | float:
     if dtype.is_float:
         return float("inf")
     return (1 << (dtype.bits - (dtype.kind == "i"))) - 1
+
+
+def misfit(array: NDArray[Any], dtype: DType) -> Any:
+    """Return the first element that is out of range for an integer type, NaN included; None if
+    there is none. Floats are rounded to infinity by float types, and any number is a bool."""
+    if not dtype.is_integer or array.dtype.kind == "b" or not array.size:
+        return None
+    low, high = int(lowest(dtype)), int(highest(dtype))
+    if array.dtype.kind in "iu":
+        if low <= int(array.min()) and int(array.max()) <= high:
+            return None
+        return next(each for each in array.reshape(-1).tolist() if not low <= each <= high)
+    limit = float(high) if int(float(high)) <= high else float(np.nextafter(float(high), 0.0))
+    wide = array.astype(np.float64, copy=False)
+    outside = ~((wide >= float(low)) & (wide <= limit))
+    return wide[outside][0].item() if outside.any() else None
 
 
 def encode_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:

@@ -38,8 +38,8 @@ from compiler.runtime.lent import lend
 from compiler.runtime.memory_pool import Storage
 from compiler.runtime.recording import current_recording
 from compiler.runtime.runtime import device_of, runtime_of
+from compiler.runtime.upload import array_of, copied, upload
 from compiler.search.forms import preferred
-from hcq.arrays import as_array
 from hcq.buffer import Buffer
 from hcq.core import core_of
 from hcq.device import Device
@@ -52,10 +52,11 @@ class Tensor(
 ):
     """An array of `dtype` and `shape` on `device`.
 
-    data: a Python number, nested lists of them, or a NumPy array (copied at once); float64 is
-    stored as float32. device: a Device, a name to open (shared, closed at exit), or None for the
-    default. BadArgument for data that is not an array, has an unsupported type, or lists of unequal
-    length.
+    data: a Python number, nested lists of them, or an array, of NumPy or of another library
+    (`__array__`, DLPack; bfloat16 too), copied at once; float64 is stored as float32. dtype: the
+    type to store it with; numbers must fit it. device: a Device, a name to open (shared, closed at
+    exit), or None for the default. BadArgument for data that is not an array, has an unsupported
+    type or does not fit, or lists of unequal length.
     """
 
     __slots__ = ()
@@ -71,14 +72,15 @@ class Tensor(
         self.device = device_of(device)
         wanted = None if dtype is None else dtypes.as_dtype(dtype)
         if type(data) is np.ndarray:  # by far the most frequent case
-            self.node = _upload(self.device, data, wanted)
+            self.node = upload(self.device, data, wanted)
         elif isinstance(data, Tensor):
             self.node = graph.cast(data.to(self.device).node, wanted or data.dtype)
         elif isinstance(data, bool | int | float):
             kind = wanted or dtypes.of_scalar(data)
             self.node = self._constant("Tensor", data, kind, ())
         else:
-            self.node = _upload(self.device, _as_array(data), wanted)
+            array, own = array_of(data, wanted)
+            self.node = upload(self.device, array, wanted or own)
         if self.node.origin is None:
             self.node.origin = here()
 
@@ -276,13 +278,14 @@ class Tensor(
         if not 0 <= number_of("dropout", "probability", probability) <= 1:
             raise BadArgument(f"dropout: probability must be from 0 to 1, got {probability}")
         if not training or not probability:
-            return self
-        kept = self.rand(self.shape, device=self.device) >= probability
+            return self._same()
+        kept = type(self).rand(self.shape, device=self.device) >= probability
         return kept.where(self * (1 / (1 - probability) if probability < 1 else 0), 0)
 
     @staticmethod
     def cat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-        """Join tensors along an axis; the other sizes must be equal."""
+        """Join tensors along an axis; the other sizes must be equal. On a tensor, that one is the
+        first: `x.cat(y)`, `x.cat([y, z], axis)`."""
         first = _tensors("cat", tensors)[0]
         place = first._axis("cat", axis)
         kind = first.dtype
@@ -298,7 +301,8 @@ class Tensor(
 
     @staticmethod
     def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-        """Join tensors along a new axis; the shapes must be equal."""
+        """Join tensors along a new axis; the shapes must be equal. On a tensor, that one is the
+        first: `x.stack(y)`, `x.stack([y, z], axis)`."""
         if len({tensor.shape for tensor in _tensors("stack", tensors)}) > 1:
             listed = " and ".join(tensor._shown for tensor in tensors)
             raise BadArgument(f"stack: shapes must be equal, got {listed}")
@@ -371,10 +375,10 @@ class Tensor(
             return self.cast(target)
         device = device_of(target)
         if device is self.device:
-            return self
+            return self._same()
         return type(self)(self.numpy(), device=device, dtype=self.dtype)
 
-    def _from_array(self, array: np.ndarray[Any, Any]) -> Tensor:
+    def _from_array(self, array: Any) -> Tensor:
         return Tensor(array, device=self.device)
 
     def _picked(self, mask: Tensor) -> NDArray[Any]:
@@ -390,7 +394,7 @@ class Tensor(
             captured = recording is not None and recording.pool is not None
             if captured or core_of(self.device).capturing is not None:
                 return None
-            kept[name] = _copied(self.device, make(), None)
+            kept[name] = copied(self.device, make(), None)
         return self._new(kept[name])
 
     def _preferred(self, what: str, forms: Mapping[str, Makes]) -> str | None:
@@ -399,11 +403,10 @@ class Tensor(
         return preferred(self.device, what, forms)
 
     def __copy__(self) -> Self:
-        return self._new(self.node)
+        return self._same()
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Return another tensor with the same elements; assigning to one leaves the other as is."""
-        return self._new(self.node)
+        return self._same()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the elements and the names of type and device; the device is opened by name."""
@@ -429,6 +432,14 @@ class Tensor(
     def __float__(self) -> float:
         return float(self.item())
 
+    def __format__(self, spec: str) -> str:
+        """Format a tensor without axes as its number: `f"{loss:.3f}"`."""
+        if not spec:
+            return repr(self)
+        if self.ndim:
+            raise TypeError(f"format {spec!r} needs a tensor without axes, got {list(self.shape)}")
+        return format(self.item(), spec)
+
     def __repr__(self) -> str:
         state = "stored" if self.node.storage is not None else self.node.op
         return f"<Tensor {self.dtype.name}{list(self.shape)} on {self.device.name}, {state}>"
@@ -446,44 +457,3 @@ def _tensors(operation: str, given: Sequence[Tensor]) -> Sequence[Tensor]:
 def _restored(kind: type[Tensor], array: NDArray[Any], dtype: str, device: str) -> Tensor:
     """Rebuild a pickled tensor."""
     return kind(array, dtype=dtype, device=device)
-
-
-def _as_array(data: Any) -> NDArray[Any]:
-    if isinstance(data, np.ndarray | np.generic):
-        return np.asarray(data)
-    try:
-        array = as_array(data)
-    except BadArgument as error:
-        raise BadArgument(f"Tensor: {error.message}") from None
-    if array.dtype.kind not in "biuf":
-        raise BadArgument(
-            f"Tensor: expected numbers or an array of numbers, got {type(data).__name__}"
-        )
-    return array
-
-
-def _upload(device: Device, array: NDArray[Any], wanted: DType | None) -> Node:
-    """Copy an array to a device as a "buffer" node of its own type or the wanted one. Raises
-    BadArgument in a function that is being recorded."""
-    recording = current_recording()
-    if recording is not None:
-        raise BadArgument(
-            f"@jit {recording.name}: the array would be copied to {device.name} in every "
-            "call; pass it as an argument, or create the tensor outside the function"
-        )
-    return _copied(device, array, wanted)
-
-
-def _copied(device: Device, array: NDArray[Any], wanted: DType | None) -> Node:
-    kind = wanted or dtypes.from_numpy(array.dtype)
-    if kind is bfloat16:
-        stored = dtypes.encode_bfloat16(array.astype(np.float32))
-    else:
-        stored = np.ascontiguousarray(array, dtypes.to_numpy(kind))
-    node = Node("buffer", kind, array.shape)
-    size = stored.nbytes
-    storage = runtime_of(device).pool.take(size)
-    if size:
-        storage.buffer.core.copies.upload(storage.buffer, stored.data.cast("B"))
-    node.storage = storage
-    return node

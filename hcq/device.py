@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
+from hcq import entered
 from hcq.checks import WORD, whole
 from hcq.errors import BadArgument
 from hcq.graph import Capture
@@ -34,8 +35,9 @@ _COMPILER = "compiler.front.source"
 
 
 class Device:
-    """A device that runs kernels. Thread-safe. A context manager: leaving `with` closes it, and
-    raises a failure of its work that was not raised yet, unless an exception ends the block.
+    """A device that runs kernels. Thread-safe. A context manager: inside it is the default device of
+    tensors (in this thread, or task of asyncio); leaving `with` closes it, and raises a failure of
+    its work that was not raised yet, unless an exception ends the block.
 
     A failure reported by the hardware (ChipError, LinkError, FirmwareError) is raised in every
     waiting thread and kept in `failure`; every later submission raises it again, until `reset`. In
@@ -237,9 +239,11 @@ class Device:
         self._core.close()
 
     def __enter__(self) -> Self:
+        entered.enter(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        entered.leave(self)
         if kind is None:
             self._core.leave()
         else:

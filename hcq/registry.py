@@ -26,6 +26,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from hcq.transport.base import PciIdentity, Transport
     from hcq.transport.endpoint import Endpoint
 
+log = logging.getLogger(__name__)
 _recorded = itertools.count(1)
 # Options of `pci:` names that belong to the transport (hcq.transport.attach), not the driver.
 PCI_OPTIONS = frozenset(("via", "bind", "no_iommu", "narrow_link"))
@@ -125,8 +127,7 @@ def open(name: str = "auto", **options: object) -> Device:
         keep_trying = load("hcq.transport.hotplug:keep_trying")
         return _device(keep_trying(lambda: open(name, **options), wait_s))
     if name == "auto":
-        found = config().device or next(iter(listing.ready()), "cpu")
-        return open(found if found != "auto" else "cpu", **options)
+        return open(_chosen(), **options)
     _start_tracing()
     on_fault = options.pop("on_fault", "raise")
     if on_fault not in FAULT_POLICIES:
@@ -142,6 +143,21 @@ def open(name: str = "auto", **options: object) -> Device:
         core = device.driver.core
         core.observer = load("hcq.observe:offer")(core, folder)
     return device
+
+
+def _chosen() -> str:
+    """Return the name that "auto" stands for: UGPU_DEVICE, a real device that is ready, or cpu."""
+    named = config().device
+    name = named if named not in ("", "auto") else next(iter(listing.ready()), "")
+    if name:
+        return name
+    present = [device.name for device in listing.pci_devices(listing.SYSFS_PCI)]
+    if present:
+        log.warning(
+            "opening cpu: %s is present but not ready to be opened; `ugpu doctor` shows why",
+            " and ".join(present),
+        )
+    return "cpu"
 
 
 def _steppable(name: str) -> bool:

@@ -25,7 +25,7 @@ from .console import Output
 from .steps import Boot
 
 _HELP = {
-    "gpu": "the device: gpu.alloc, gpu.compile, gpu.queue, gpu.reset ...",
+    "gpu": "the device, the default of tensors: gpu.alloc, gpu.compile, gpu.queue ...",
     "boot": "boot.next(), .until('PSP ring'), .again(), .watch('mp0.*C2PMSG_81'), .finish()",
     "chip": "the driver's chip; its register blocks are variables too:",
     "states": "states(): what state each firmware and unit is in",
@@ -74,7 +74,10 @@ class Session:
         elif how == "steps":
             with contextlib.closing(_SteppedBoot(device, self)) as boot:
                 self.variables |= {"boot": boot, "gpu": _Booting(boot)}
-                yield
+                try:
+                    yield
+                finally:
+                    ugpu.set_default_device(None)
         else:
             with hcq.open(device) as gpu:
                 self.variables |= {"gpu": gpu, **_names(getattr(gpu, "chip", None))}
@@ -127,6 +130,7 @@ class _SteppedBoot(Boot):
             self._session.variables |= _names(self.chip)
             if self.device is not None:
                 self._session.variables["gpu"] = self.device
+                ugpu.set_default_device(self.device)
 
 
 def run(device: str, out: Output, *, how: str = "boot", commands: Sequence[str] = ()) -> int:

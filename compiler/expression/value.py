@@ -173,7 +173,8 @@ def cast(source: Value, dtype: DType) -> Value:
     if source.op == "const" and source.lanes == 1:
         number = source.arg
         if dtype.is_float:
-            if dtype is float32 or math.isinf(number) or number != number:
+            exact = source.dtype.is_float or abs(number) <= 1 << 53  # as a Python float
+            if (dtype is float32 and exact) or math.isinf(number) or number != number:
                 return const(number, dtype)
         elif not source.dtype.is_float:
             return const(number, dtype)

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from compiler.front.jit import tensors_of
+from compiler.front.forms import tensors_of
 from compiler.front.outline import outline
 from compiler.graph.node import new_period
 from hcq.errors import NotSupported

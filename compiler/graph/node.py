@@ -186,7 +186,10 @@ def cast(source: Node, dtype: DType) -> Node:
     """Convert the node to another type."""
     if source.dtype is dtype:
         return source
-    if source.op == "const" and dtype.is_float and not source.dtype.is_float:
+    if (
+        source.op == "const" and dtype.is_float and not source.dtype.is_float
+        and abs(source.arg) <= 1 << 53  # so that it is rounded once
+    ):  # fmt: skip
         return Node("const", dtype, source.shape, (), float(source.arg))
     return Node("cast", dtype, source.shape, (source,))
 

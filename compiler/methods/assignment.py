@@ -63,6 +63,9 @@ class Assignment(Operations):
         given = self._lift("assign", value)
         if not isinstance(given, TensorCore):
             return self._constant("assign", given, self.dtype, shape)
+        more = given.ndim - len(shape)
+        if more > 0 and prod(given.shape[:more]) == 1:  # as in NumPy
+            given = self._new(graph.reshape(given.node, given.shape[more:]))
         if broadcast_shape("assign", given.node, shape) != shape:
             raise BadArgument(
                 f"assign: the value's shape {given._shown} must broadcast to the region's shape "

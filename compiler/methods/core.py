@@ -17,6 +17,7 @@ from compiler.graph.node import Node, Repeated, Shape
 from compiler.graph.origin import here, text
 from compiler.graph.recipe import Recipe, recipe_of
 from compiler.methods.aliases import with_aliases
+from compiler.methods.ofclass import OfClass
 from hcq.core import core_of
 from hcq.device import Device
 from hcq.errors import BadArgument, BadIndex
@@ -31,7 +32,7 @@ _recipes: dict[tuple[object, ...], Recipe] = {}
 class TensorCore:
     """A node of the graph on a device. Tensors are immutable."""
 
-    __slots__ = ("device", "node")
+    __slots__ = ("__weakref__", "device", "node")
 
     node: Node
     device: Device
@@ -59,6 +60,11 @@ class TensorCore:
         if node.origin is None:
             node.origin = here()
         return made
+
+    def _same(self) -> Self:
+        """Return another tensor with the same elements: an assignment to one leaves the other as
+        it is."""
+        return self._new(self.node)
 
     def _again(
         self, name: tuple[object, ...], others: tuple[TensorCore, ...], method: Callable[[], Self]
@@ -132,18 +138,23 @@ class TensorCore:
         if isinstance(other, np.generic) and other.dtype.kind in "biuf":
             made = dtypes.from_numpy(other.dtype)
             return self._new(Node("const", made, (), (), other.item()))
-        if isinstance(other, np.ndarray):
+        if _is_array(other):
             return self._from_array(other)
+        kind = type(other)
+        name = (
+            kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+        )
         raise BadArgument(
-            f"{operation}: operand must be a Tensor or a number, got {type(other).__name__}"
+            f"{operation}: operand must be a Tensor, an array or a number, got {name}"
         )
 
     @staticmethod
     def _is_operand(other: object) -> bool:
         """Return whether `_lift` accepts it as an operand."""
-        return isinstance(other, TensorCore | bool | int | float | np.generic | np.ndarray)
+        return isinstance(other, TensorCore | bool | int | float | np.generic) or _is_array(other)
 
-    def _from_array(self, array: np.ndarray[Any, Any]) -> TensorCore:
+    def _from_array(self, array: Any) -> TensorCore:  # Any: see _is_array
+        """Return an array from outside as a tensor on this device."""
         raise NotImplementedError
 
     def _kept(self, name: str, make: Callable[[], np.ndarray[Any, Any]]) -> TensorCore | None:
@@ -166,21 +177,31 @@ class TensorCore:
         except OverflowError:
             raise BadArgument(f"{operation}: {number} is out of range for {dtype.name}") from None
 
+    def _common(self, operation: str, *others: Any) -> DType:
+        """Return the type of an operation on self and others, see compiler.dtype."""
+        dtype, scalars = self.dtype, []
+        for other in others:
+            lifted = self._lift(operation, other)
+            if isinstance(lifted, TensorCore):
+                dtype = dtypes.promote(dtype, lifted.dtype)
+            else:
+                scalars.append(lifted)
+        for scalar in scalars:
+            dtype = dtypes.promote_scalar(dtype, scalar)
+        return dtype
+
+    def _float_common(self, operation: str, *others: Any) -> DType:
+        """Return the type of a real-valued function of self and others; None counts for nothing."""
+        given = [other for other in others if other is not None]
+        return dtypes.float_dtype(self._common(operation, *given))
+
     def _operands(
         self, operation: str, *others: Any, common: DType | None = None
     ) -> tuple[DType, list[Node]]:
         """Return self and others broadcast to one shape and converted to one type (`common`, if
         given)."""
         lifted = [self, *(self._lift(operation, other) for other in others)]
-        dtype = common
-        if dtype is None:
-            tensors = [each for each in lifted if isinstance(each, TensorCore)]
-            dtype = tensors[0].dtype
-            for tensor in tensors[1:]:
-                dtype = dtypes.promote(dtype, tensor.dtype)
-            for scalar in lifted:
-                if not isinstance(scalar, TensorCore):
-                    dtype = dtypes.promote_scalar(dtype, scalar)
+        dtype = common or self._common(operation, *lifted[1:])
         shape = broadcast_shape(
             operation, *(each.node for each in lifted if isinstance(each, TensorCore))
         )
@@ -219,7 +240,8 @@ class TensorCore:
 
 def whole(tensor: type[T]) -> type[T]:
     """Rename the methods of all base classes to `Tensor.<name>`, for error messages and help().
-    Public methods with an axis also accept PyTorch's argument names."""
+    Public methods with an axis also accept PyTorch's argument names. Methods of the class do not
+    ignore a tensor that they are called on."""
     for group in tensor.__mro__[:-1]:
         for name, member in list(vars(group).items()):
             method = getattr(member, "fget", None) or getattr(member, "__func__", member)
@@ -229,9 +251,18 @@ def whole(tensor: type[T]) -> type[T]:
                 continue
             if isinstance(member, FunctionType):
                 setattr(group, name, with_aliases(member))
-            elif isinstance(member, staticmethod):
-                setattr(group, name, staticmethod(with_aliases(method)))
+            elif isinstance(member, classmethod | staticmethod):
+                setattr(group, name, OfClass(member))
     return tensor
+
+
+def _is_array(given: object) -> bool:
+    """Return whether an object exports its elements as an array: NumPy's, or another library's."""
+    if isinstance(given, np.ndarray):
+        return True
+    return not isinstance(given, type) and any(
+        hasattr(given, name) for name in ("__dlpack__", "__array__", "__array_interface__")
+    )
 
 
 def shown(given: Node | Shape) -> str:

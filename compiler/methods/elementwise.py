@@ -131,7 +131,10 @@ class Elementwise(TensorCore):
         products, rounded once; integers wrap, and a negative exponent of an integer raises an
         error."""
         if self.dtype is bool_:
-            raise BadArgument("pow: bools are not supported; cast them")
+            common = self._common("pow", other)
+            if common is bool_:
+                raise BadArgument("pow: bools are not supported; cast them")
+            return self.cast(common).pow(other, reverse)
         if isinstance(other, int | float) and not isinstance(other, bool) and not reverse:
             known = self._known_power(other)
             if known is not None:
@@ -161,9 +164,9 @@ class Elementwise(TensorCore):
     def _whole_power(self, exponent: int) -> Self:
         if exponent == 0:
             return self._new(graph.full(1, self.dtype, self.shape))
-        half = self if exponent < 2 else self._whole_power(exponent // 2)
-        if exponent < 2:
-            return half
+        if exponent == 1:
+            return self._same()
+        half = self._whole_power(exponent // 2)
         square = half * half
         return square * self if exponent % 2 else square
 
@@ -187,7 +190,7 @@ class Elementwise(TensorCore):
 
     def clamp(self, min: Scalar | None = None, max: Scalar | None = None) -> Self:
         """Limit the elements to `min` and `max`; None means no limit."""
-        bounded = self if min is None else self.maximum(min)
+        bounded = self._same() if min is None else self.maximum(min)
         return bounded if max is None else bounded.minimum(max)
 
     clip = clamp
@@ -354,7 +357,7 @@ class Elementwise(TensorCore):
                 f"bitcast: types must have the same width, got {self.dtype.name} and {wanted.name}"
             )
         if wanted is self.dtype:
-            return self
+            return self._same()
         return self._new(graph.Node("bitcast", wanted, self.shape, (self.node,)))
 
     def float(self) -> Self:

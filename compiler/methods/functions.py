@@ -86,7 +86,8 @@ class Functions(Elementwise):
         """Return log(exp(self) + exp(other)) without overflow."""
         most, least = self.maximum(other)._real(), self.minimum(other)._real()
         apart = (least._compare("eq", most)).where(0, least - most)
-        return self._rounded(most + apart.exp().log1p())
+        total: Self = most + apart.exp().log1p()
+        return total.cast(self._float_common("logaddexp", other))
 
     def copysign(self, other: Any) -> Self:
         """Return the magnitude of self with the sign of other, including the sign of zero. Integers

@@ -116,7 +116,7 @@ class Layout(Operations):
                 f"roll: expected as many shifts as axes, got {len(moves)} shifts "
                 f"for {len(axes)} axes"
             )
-        result = self
+        result = self._same()
         for place, move in zip(axes, moves, strict=True):
             size = self.shape[place]
             if size and move % size:

@@ -8,7 +8,6 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from compiler import dtype as dtypes
 from compiler.dtype import float32
 from compiler.methods.core import number_of
 from compiler.methods.operations import Operations
@@ -27,12 +26,12 @@ class Losses(Operations):
     def mse_loss(self, target: Any, reduction: Reduction = "mean") -> Self:
         """Return (self - target)^2."""
         apart = self._real() - self._target("mse_loss", target)
-        return self._collected("mse_loss", apart.square(), reduction)
+        return self._collected("mse_loss", apart.square(), reduction, target)
 
     def l1_loss(self, target: Any, reduction: Reduction = "mean") -> Self:
         """Return |self - target|."""
         apart = self._real() - self._target("l1_loss", target)
-        return self._collected("l1_loss", apart.abs(), reduction)
+        return self._collected("l1_loss", apart.abs(), reduction, target)
 
     def binary_cross_entropy(
         self, target: Any, weight: Any = None, reduction: Reduction = "mean"
@@ -44,7 +43,11 @@ class Losses(Operations):
         missed = (1 - wanted) * (1 - given).log().maximum(LOWEST_LOG)
         loss = -(hit + missed)
         return self._collected(
-            "binary_cross_entropy", loss if weight is None else loss * weight, reduction
+            "binary_cross_entropy",
+            loss if weight is None else loss * weight,
+            reduction,
+            target,
+            weight,
         )
 
     def binary_cross_entropy_with_logits(
@@ -62,7 +65,8 @@ class Losses(Operations):
         if positive_weight is not None:
             softened = softened * ((self._tensor(name, positive_weight) - 1) * wanted + 1)
         loss = (1 - wanted) * given + softened
-        return self._collected(name, loss if weight is None else loss * weight, reduction)
+        factors = (target, weight, positive_weight)
+        return self._collected(name, loss if weight is None else loss * weight, reduction, *factors)
 
     def nll_loss(
         self,
@@ -75,7 +79,7 @@ class Losses(Operations):
         Other options as in cross_entropy."""
         self._check_labels("nll_loss", target, ignore_index)
         picked, factor = self._real()._at_labels("nll_loss", target, weight, ignore_index)
-        return self._weighted("nll_loss", -picked * factor, factor, reduction)
+        return self._weighted("nll_loss", -picked * factor, factor, reduction, weight)
 
     def cross_entropy(
         self,
@@ -108,8 +112,9 @@ class Losses(Operations):
             terms = (total - shifted) * (given.cast(float32) * (1 - label_smoothing) + share)
             loss = (terms if factors is None else terms * factors).sum(axis)
             if reduction != "mean":
-                return self._collected(name, loss, reduction)
-            return (loss.sum() / max(1, loss.numel())).cast(dtypes.float_dtype(self.dtype))
+                return self._collected(name, loss, reduction, given, weight)
+            mean: Self = loss.sum() / max(1, loss.numel())
+            return mean.cast(self._float_common(name, given, weight))
         self._check_labels(name, target, ignore_index)
         picked, factor = shifted._at_labels(name, given, weight, ignore_index)
         loss = (total.squeeze(axis) - picked) * factor
@@ -118,7 +123,7 @@ class Losses(Operations):
             spread = (terms if factors is None else terms * factors).sum(axis)
             counted = given._compare("ne", ignore_index)
             loss = loss * (1 - label_smoothing) + counted.where(spread, 0) * share
-        return self._weighted(name, loss, factor, reduction)
+        return self._weighted(name, loss, factor, reduction, weight)
 
     # ---- parts ---------------------------------------------------------------------------------
 
@@ -181,16 +186,17 @@ class Losses(Operations):
         factors = self._factors(name, weight).flatten()
         return picked, counted.where(factors[known], 0)
 
-    def _collected(self, name: str, loss: Self, reduction: str) -> Self:
+    def _collected(self, name: str, loss: Self, reduction: str, *others: Any) -> Self:
+        """Reduce a loss and round it to the type of self and the others."""
         if reduction not in ("mean", "sum", "none"):
             raise BadArgument(
                 f"{name}: reduction must be 'mean', 'sum' or 'none', got {reduction!r}"
             )
         found = loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
-        return found.cast(dtypes.float_dtype(self.dtype))
+        return found.cast(self._float_common(name, *others))
 
-    def _weighted(self, name: str, loss: Self, factor: Self, reduction: str) -> Self:
+    def _weighted(self, name: str, loss: Self, factor: Self, reduction: str, weight: Any) -> Self:
         """Reduce as _collected does, with a mean weighted by factors. NaN if all are zero."""
         if reduction != "mean":
-            return self._collected(name, loss, reduction)
-        return (loss.sum() / factor.sum()).cast(dtypes.float_dtype(self.dtype))
+            return self._collected(name, loss, reduction, weight)
+        return (loss.sum() / factor.sum()).cast(self._float_common(name, weight))

@@ -65,7 +65,7 @@ class Movement(TensorCore):
         """Exchange two axes."""
         if not self.ndim:
             self._axes("transpose", first), self._axes("transpose", second)
-            return self
+            return self._same()
         order = list(range(self.ndim))
         one, two = self._axis("transpose", first), self._axis("transpose", second)
         order[one], order[two] = order[two], order[one]
@@ -151,7 +151,7 @@ class Movement(TensorCore):
     def contiguous(self) -> Self:
         """Store this value in memory instead of computing it again in each use."""
         if self.node.storage is not None:
-            return self
+            return self._same()
         node = graph.Node("contiguous", self.dtype, self.shape, (self.node,))
         return self._new(node)
 

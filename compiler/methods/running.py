@@ -25,7 +25,7 @@ class Running(Operations):
         way. 16-bit floats are joined in float32 and rounded once."""
         dtype, size = self.dtype, self.shape[place] if self.ndim else 0
         if not self.numel() or size == 1:
-            return self
+            return self._same()
         wide = self.cast(float32) if is_narrow(dtype) else self
         if self._serial:
             return self._new(wide._in_turn(operation, place, start, dtype))

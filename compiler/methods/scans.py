@@ -92,6 +92,10 @@ class Scans(Running):
         """Return the matrix product; the same as `@`."""
         return self.matmul(other)
 
+    def _is_mask(self, operation: str, given: Any) -> bool:
+        lifted = self._lift(operation, given)
+        return isinstance(lifted, Scans) and lifted.dtype is bool_
+
     def scaled_dot_product_attention(
         self, key: Self, value: Self, mask: Any = None, is_causal: bool = False
     ) -> Self:
@@ -104,23 +108,25 @@ class Scans(Running):
         for given in (self, key, value):
             if not isinstance(given, Scans) or given.ndim < 2:
                 raise BadArgument(f"{name}: expected Tensors of two axes or more, got {given!r}")
+        additive = mask is not None and not self._is_mask(name, mask)
+        kind = self._float_common(name, key, value, mask if additive else None)
+        query, key, value = self.cast(kind), key.cast(kind), value.cast(kind)
         if not key.shape[-2]:
-            return self.matmul(key.transpose(-2, -1)).matmul(value)  # sums over no elements
-        scores = self.matmul(key.transpose(-2, -1)) * (1 / math.sqrt(max(1, self.shape[-1])))
+            return query.matmul(key.transpose(-2, -1)).matmul(value)  # sums over no elements
+        scores = query.matmul(key.transpose(-2, -1)) * (1 / math.sqrt(max(1, self.shape[-1])))
         seen: Any = None
         if is_causal:
             if mask is not None:
                 raise BadArgument(f"{name}: a mask cannot be combined with is_causal")
             scores = scores._triangle_or(float("-inf"))
-        elif mask is not None:
+        elif additive:
+            scores = scores + mask
             lifted = self._lift(name, mask)
-            if isinstance(lifted, Scans) and lifted.dtype is bool_:
-                seen = self._new(lifted.node)
-                scores = seen.where(scores, float("-inf"))
-            else:
-                scores = scores + mask
-                if isinstance(lifted, Scans):
-                    seen = self._new(lifted.node)._compare("ne", float("-inf"))
+            if isinstance(lifted, Scans):
+                seen = self._new(lifted.node)._compare("ne", float("-inf"))
+        elif mask is not None:
+            seen = self._tensor(name, mask)
+            scores = seen.where(scores, float("-inf"))
         result = scores.softmax(-1).matmul(value)
         if seen is None or not seen.ndim:
             return result

@@ -102,7 +102,12 @@ class Scattering(Operations):
         lifted = self._lift("masked_fill", mask)
         if not isinstance(lifted, TensorCore) or lifted.dtype is not bool_:
             raise BadArgument("masked_fill: the mask must be a tensor of bools")
-        return self._new(lifted.node).where(value, self).cast(self.dtype)
+        given = self._lift("masked_fill", value)
+        if isinstance(given, TensorCore):
+            filling = self._new(graph.cast(given.node, self.dtype))
+        else:
+            filling = self._new(self._constant("masked_fill", given, self.dtype, ()))
+        return self._new(lifted.node).where(filling, self)
 
     # ---- how -----------------------------------------------------------------------------------
 

@@ -21,9 +21,9 @@ under_way: set[int] = set()  # ids of the recordings of all threads
 class Recording:
     """The kernels of one call of a function.
 
-    pool: allocates its results, None for the device's own. keys: the kernels, in order. used: ids
-    of the storages the kernels name. made: the storages that were computed. assigned: the nodes
-    written into memory that existed before.
+    pool: allocates its results, None for the device's own. keys: the kernels, in order. used: the
+    addresses of the memory that the kernels name. made: the storages that were computed. written:
+    the addresses of memory that assignments write into.
     """
 
     def __init__(self, name: str, pool: MemoryPool | None = None) -> None:
@@ -34,7 +34,7 @@ class Recording:
         self.keys: list[tuple[Any, ...]] = []
         self.used: set[int] = set()
         self.made: list[weakref.ref[Storage]] = []
-        self.assigned: list[weakref.ref[Node]] = []
+        self.written: set[int] = set()
         self._settled: list[tuple[Node, str, tuple[Node, ...], Any]] = []
 
     def __enter__(self) -> Recording:
@@ -66,18 +66,21 @@ class Recording:
             self.places = Places(pool)
         return self.places.take(count)
 
-    def launched(self, key: tuple[Any, ...], result: Storage, given: list[Storage]) -> None:
+    def launched(
+        self, key: tuple[Any, ...], result: Storage, given: list[Storage], in_place: bool
+    ) -> None:
+        """Note a kernel. in_place: whether its result is in memory that was filled before."""
         self.keys.append(key)
-        self.used.add(id(result))
-        self.used.update(id(storage) for storage in given)
+        self.used.add(int(result.address))
+        self.used.update(int(storage.address) for storage in given)
+        if in_place:
+            self.written.add(int(result.address))
 
     def settling(self, node: Node, storage: Storage, new: bool) -> None:
         """Record a result that is about to be stored. new: in newly allocated memory."""
         self._settled.append((node, node.op, node.sources, node.arg))
         if new:
             self.made.append(weakref.ref(storage))
-        else:
-            self.assigned.append(weakref.ref(node))
 
     def undo(self) -> None:
         """Restore how each node is computed, since nothing of this was run."""

@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,7 @@ from hcq.command import Command, CommandBuffer, Launch, Reference, Symbol
 from hcq.config import config
 from hcq.core import core_of
 from hcq.device import Device
+from hcq.entered import entered
 from hcq.errors import BadArgument, Closed
 from hcq.queue import Queue
 
@@ -277,7 +279,7 @@ class Runtime:
             else:
                 _launch(queue, loaded, [storage, *given])
             if recording is not None:
-                recording.launched(step.key, storage, given)
+                recording.launched(step.key, storage, given, step.target is not None)
             for place in step.results:
                 if wanted is None or place in wanted:
                     keep[place] = made[place]
@@ -347,7 +349,10 @@ def _storage(node: Node) -> Storage:
 _runtimes: dict[int, Runtime] = {}
 _opened: dict[str, Device] = {}
 _devices_lock = threading.RLock()
-_default = ""
+_default: Device | str = ""
+_places: ContextVar[int] = ContextVar(
+    "places", default=0
+)  # devices entered before _default was set
 
 
 def runtime_of(device: Device) -> Runtime:
@@ -383,13 +388,16 @@ def use_cache(device: Device, folder: Path | None) -> Runtime:
 
 
 def device_of(given: Device | str | None) -> Device:
-    """Return a device given as itself, by name, or as None for the default. Devices opened by name
-    are shared by all tensors and closed when the process ends."""
+    """Return a device given as itself, by name, or as None for the default (see
+    set_default_device). Devices opened by name are shared by all tensors and closed when the
+    process ends."""
     if isinstance(given, Device):
         return given
     if given is not None and not isinstance(given, str):
         raise BadArgument(f"device must be a Device or a name, got {type(given).__name__}")
-    name = given or _default or config().device or "cpu"
+    name = given or _default_device()
+    if isinstance(name, Device):
+        return name
     found = _opened.get(name)
     if found is not None and not found.closed:
         return found
@@ -402,11 +410,23 @@ def device_of(given: Device | str | None) -> Device:
         return found
 
 
-def set_default_device(name: str) -> None:
-    """Set the device of tensors without `device=`; initially UGPU_DEVICE, otherwise "cpu"."""
+def _default_device() -> Device | str:
+    inside = entered()
+    if inside and (not _default or len(inside) > _places.get()):
+        return inside[-1]
+    return _default or config().device or "cpu"
+
+
+def set_default_device(device: Device | str | None) -> None:
+    """Set the device of tensors without `device=`: an open one, or a name to open. None or "" sets
+    the initial one: UGPU_DEVICE, otherwise "cpu". A `with` block of an open device that is entered
+    later has precedence until its end, in its thread (or task of asyncio)."""
     global _default
+    if not isinstance(device, Device | str | None):
+        raise BadArgument(f"device must be a Device or a name, got {type(device).__name__}")
     with _devices_lock:
-        _default = name
+        _default = device or ""
+    _places.set(len(entered()))
 
 
 def _close_all() -> None:

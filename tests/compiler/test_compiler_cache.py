@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 from pathlib import Path
 from typing import cast
@@ -171,7 +172,8 @@ def test_size_classes_waste_little() -> None:
 
 
 def test_devices_by_name_are_shared_and_checked() -> None:
-    assert device_of("cpu") is device_of("cpu") is Tensor(1).device
+    outside = contextvars.Context()  # no device is entered there
+    assert device_of("cpu") is device_of("cpu") is outside.run(Tensor, 1).device
     set_default_device("nonsense")
     try:
         with pytest.raises(DeviceNotFound):

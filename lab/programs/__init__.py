@@ -1,0 +1,1 @@
+"""Random programs of tensors, compared with a judge; see __main__."""

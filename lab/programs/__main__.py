@@ -1,0 +1,60 @@
+"""Run random programs of tensors, and print the smallest form of each that is wrong, as code.
+
+usage: python -m lab.programs [--kind tensors|recorded] [--seed N] [--count M] [--device D]
+
+tensors: programs of 5 to 15 operations, against NumPy with our rules of types (lab.programs.judge).
+recorded: functions that assign to arguments, slices and tensors from outside, under `@jit` and
+`@function`, against the plain function. Program number K of seed N is that of seed N + K.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import hcq
+from hcq.device import Device
+from lab.programs import recorded, tensors
+
+
+def run(kind: str, device: Device, seed: int, count: int, say: Callable[[str], None]) -> int:
+    """Run programs; return the number of those that fail."""
+    campaign: Any = {"tensors": tensors, "recorded": recorded}[kind]
+    failed = 0
+    for number in range(seed, seed + count):
+        tried = campaign.program(number)
+        fault = campaign.difference(tried, device)
+        if fault is None:
+            continue
+        failed += 1
+        least = campaign.reduced(tried, device)
+        say(f"# {kind} {number} on {device.name}: {campaign.difference(least, device) or fault}")
+        say(least.text(device.name) + "\n")
+    return failed
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m lab.programs", description=__doc__)
+    parser.add_argument("--kind", choices=("tensors", "recorded"), default="tensors")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args(arguments)
+    start = time.process_time()
+    with hcq.open(options.device) as device:
+        failed = run(options.kind, device, options.seed, options.count, _say)
+    spent = time.process_time() - start
+    _say(f"{options.count} programs on {options.device}: {failed} wrong, {spent:.0f} s")
+    return 1 if failed else 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,101 @@
+"""The campaigns of random programs, in a short form; they see, reduce and print a planted fault."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler import Tensor
+from compiler.methods.movement import Movement
+from hcq.device import Device
+from lab.programs import recorded, tensors
+from lab.programs.__main__ import run
+from lab.programs.judge import Array, Unjudged, promote
+from tests.support.compiler_devices import device_fixture
+
+device = device_fixture("cpu", poison=False)
+TENSORS, RECORDED = 25, 20
+
+
+@pytest.mark.slow
+def test_programs_of_tensors(device: Device) -> None:
+    said: list[str] = []
+    assert run("tensors", device, 0, TENSORS, said.append) == 0, "\n".join(said)
+
+
+@pytest.mark.slow
+def test_recorded_programs(device: Device) -> None:
+    said: list[str] = []
+    assert run("recorded", device, 0, RECORDED, said.append) == 0, "\n".join(said)
+
+
+def test_programs_are_what_they_are_called() -> None:
+    """They have many statements, and write in place; a seed always gives the same."""
+    drawn = [tensors.program(seed) for seed in range(4)]
+    assert drawn == [tensors.program(seed) for seed in range(4)]
+    assert sum(len(each.lines) >= 5 for each in drawn) >= 3
+    text = "\n".join(line for each in drawn for line in each.lines)
+    assert "] = " in text or ".assign(" in text
+
+
+def test_a_fault_is_reduced_to_runnable_code(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted bug: flip along an axis does nothing."""
+    monkeypatch.setattr(Movement, "flip", lambda self, *_: self._new(self.node))
+    inputs = (tensors.Input("v0", "np.arange(6, dtype=np.int32).reshape(2, 3)", "int32"),
+              tensors.Input("v1", "np.ones((2, 3), np.float32)", "float32"))  # fmt: skip
+    lines = ("v2 = v1 * 2.0", "v3 = v0 + 1", "v4 = v3.flip(1)", "v5 = v4 + v2", "v6 = v0 * v0")
+    failing = tensors.Program(inputs, lines)
+    fault = tensors.difference(failing, device)
+    assert fault is not None and fault.startswith("v5: ")
+    least = tensors.reduced(failing, device)
+    assert least.inputs == inputs[:1] and least.lines == ("v3 = v0 + 1", "v4 = v3.flip(1)")
+    monkeypatch.undo()
+    assert tensors.difference(failing, device) is None
+    env: dict[str, Any] = {}
+    exec(least.text("cpu"), env)
+    assert env["v4"].tolist() == [[3, 2, 1], [6, 5, 4]]
+
+
+def test_a_lost_assignment_is_seen(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted bug: a decorator that runs the function with copies."""
+    tried = recorded.Program(
+        ('c0 = Tensor(np.zeros(2, np.float32), dtype="float32")',
+         'w = Tensor(np.ones(2, np.float32), dtype="float32")',
+         'b = Tensor(np.ones(2, np.float32), dtype="float32")'),
+        ('Tensor(np.ones(2, np.float32), dtype="float32")',) * 3,
+        ("v0 = w * 2.0", "w.assign(w + x)", "c0[1:] = x[1:]"), ("v0", "x"), ((), (), ()),
+    )  # fmt: skip
+    assert recorded.difference(tried, device) is None
+
+    def losing(step: Any) -> Any:
+        return lambda x, p: step(x, {"w": p["w"] + 0, "b": [p["b"][0] + 0]})
+
+    monkeypatch.setitem(recorded.WAYS, "@jit", losing)
+    fault = recorded.difference(tried, device)
+    assert fault is not None and fault.startswith("@jit, ")
+    least = recorded.reduced(tried, device)
+    assert least.body == ("w.assign(w + x)",) and len(least.feeds) == 1
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        exec(least.text("cpu"), {})
+    assert "w [2.0, 2.0]" in shown.getvalue()
+
+
+def test_the_judge_knows_what_is_exact() -> None:
+    halves = Array(np.array([0.5, 1.5, -2.0]), "float32")
+    assert (halves * 3.0).sum(0).error == 0 and halves.cast("float16").error == 0
+    third = halves / 3.0
+    assert 0 < third.error < 1e-6 and (third + halves).error > third.error
+    assert third.differs((halves.data / 3).astype(np.float32)) is None
+    assert third.differs((halves.data / 3 + 1e-4).astype(np.float32)) is not None
+    assert halves.differs(np.array([0.5, 1.5, -2.0])) is not None  # float64
+    with pytest.raises(Unjudged):
+        third.argmax(0)
+    for one, two in (("int8", "uint8"), ("float16", "bfloat16"), ("uint64", "int8")):
+        found = Tensor.ones(1, dtype=one) + Tensor.ones(1, dtype=two)
+        assert found.dtype.name == promote(one, two) == promote(two, one)
