@@ -140,7 +140,9 @@ class CpuDriver(Driver):
     @property
     def used(self) -> int:
         """Bytes of memory that buffers, graphs and programs occupy."""
-        return sum(list(self._sizes.values()))
+        # RACE: other threads allocate and free; `keyrefs` copies in one step of the interpreter.
+        owners = (owner() for owner in self._sizes.keyrefs())
+        return sum(self._sizes.get(owner, 0) for owner in owners if owner is not None)
 
     def drop_memory(self, memory: HostMemory) -> None:
         self._sizes.pop(memory, None)

@@ -11,11 +11,13 @@ from hcq.checks import seconds, whole
 from hcq.errors import BadArgument
 from hcq.remote.wire import WireError, is_number
 from hcq.target import Caches, TargetSpec
+from hcq.text import is_plain
 
 KINDS = ("exclusive", "shared", "observer", "transport")
 PRIORITIES = 10
 LONGEST_S = 1e8
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_MOST = 1 << 50
+_SIZE = re.compile(r"([0-9]{1,16}(?:\.[0-9]{1,16})?) *([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
 def byte_count(value: int | str, name: str = "memory") -> int:
@@ -23,9 +25,15 @@ def byte_count(value: int | str, name: str = "memory") -> int:
     if isinstance(value, str):
         found = _SIZE.fullmatch(value.strip())
         if found is None:
-            raise BadArgument(f'{name} must be bytes, or text such as "8G", got {value!r}')
-        return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
-    return whole(name, value, 0, 1 << 50)
+            shown = value if len(value) <= 40 else f"{value[:40]}..."
+            raise BadArgument(f'{name} must be bytes, or text such as "8G", got {shown!r}')
+        value = int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
+    return whole(name, value, 0, _MOST)
+
+
+def _shown(value: object) -> str:
+    """Return a value for an error's text, at most 100 characters."""
+    return repr(value)[:100]
 
 
 @dataclass(frozen=True)
@@ -46,10 +54,14 @@ class LeaseRequest:
 
     def __post_init__(self) -> None:
         if not isinstance(self.device, str) or not 0 < len(self.device) <= 256:
-            raise BadArgument(f"device must be a pattern of device names, got {self.device!r}")
+            raise BadArgument(
+                f"device must be a pattern of 1 to 256 characters, got {_shown(self.device)}"
+            )
+        if not is_plain(self.device):
+            raise BadArgument(f"device must not have control characters, got {self.device!r}")
         if self.kind not in KINDS:
-            raise BadArgument(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
-        byte_count(self.memory)
+            raise BadArgument(f"kind must be one of {', '.join(KINDS)}, got {_shown(self.kind)}")
+        object.__setattr__(self, "memory", byte_count(self.memory))
         whole("priority", self.priority, 0, PRIORITIES)
         for name in ("wait_s", "limit_s"):
             if seconds(name, getattr(self, name)) > LONGEST_S:

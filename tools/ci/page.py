@@ -51,7 +51,7 @@ def write(path: Path, tests: Iterable[Row]) -> None:
     ]  # fmt: skip
     for verdict, cells in sorted(rows, key=lambda row: (row[0] == "passed", row[1])):
         shown = "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells)
-        lines.append(f'<tr class="{verdict}">{shown}</tr>')
+        lines.append(f'<tr class="{html.escape(verdict)}">{shown}</tr>')
     lines.append("</table>")
     try:
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")

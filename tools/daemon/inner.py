@@ -17,7 +17,7 @@ from hcq.remote.wire import STRANGER
 from .config import DeviceSettings, Settings
 from .daemon import Daemon
 from .leases import Policy
-from .listen import peer_of
+from .peers import peer_of
 
 _FOREVER_S = 1e9  # the outer daemon's lease has the limit
 

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hcq.errors import BadArgument
+from hcq.text import lines
 
 from .events import JOURNAL_LOST, event_of
 
@@ -60,7 +61,7 @@ def encoded(fields: Mapping[str, str]) -> bytes:
     """Return an entry. fields: values by upper case name."""
     parts = []
     for name, value in fields.items():
-        data = value.encode("utf-8", "surrogateescape")
+        data = lines(value).encode("utf-8")
         if b"\n" in data:
             parts.append(name.encode() + b"\n" + struct.pack("<Q", len(data)) + data + b"\n")
         else:
