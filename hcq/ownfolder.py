@@ -18,6 +18,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_REMEDY = "set UGPU_CACHE to a folder of your own"
 _told: set[tuple[str, str]] = set()  # warnings already logged in this process
 
 
@@ -26,9 +27,7 @@ class Untrusted(OSError):
     remedy."""
 
 
-def distrust(
-    status: os.stat_result, path: Path, remedy: str = "set UGPU_CACHE to a folder of your own"
-) -> str:
+def distrust(status: os.stat_result, path: Path, remedy: str = _REMEDY) -> str:
     """Return why the object that `status` describes must not be used, and the remedy; empty if it
     may be."""
     if status.st_uid != os.geteuid():
@@ -44,9 +43,7 @@ def open_folder(path: Path, make: bool = False) -> int:
     parents if missing, accessible to this user only. Untrusted (also logged as a warning, once),
     OSError."""
     if make:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
+        _make(path)
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     found = distrust(os.fstat(folder), path)
     if not found:
@@ -68,14 +65,19 @@ def opened(path: Path, make: bool = False) -> Iterator[int]:
         os.close(folder)
 
 
+def _make(path: Path) -> None:
+    """Make missing folders, accessible to this user only, whatever the umask."""
+    if not path.parent.exists():
+        _make(path.parent)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+
+
 def make_private(path: Path) -> None:
     """Make a folder of this user if it is missing, and missing parents, accessible to this user
     only, whatever the umask. Untrusted if it is another user's, or others can write to it; links
     are not followed at its last component. OSError."""
-    if not path.parent.exists():
-        make_private(path.parent)
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700)
+    _make(path)
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         found = distrust(os.fstat(folder), path, "name a folder of the user that runs this program")
@@ -112,7 +114,7 @@ def read_private(path: Path, most: int) -> bytes:
         status = os.fstat(file)
         if stat.S_ISREG(status.st_mode) and stat.S_IMODE(status.st_mode) & 0o077:
             raise Untrusted(f"{path} is readable by others; chmod 600 {path}")
-        return _content(file, path, most)
+        return _content(file, path, most, "remove it")
     finally:
         os.close(file)
 
@@ -129,11 +131,11 @@ def read(folder: int, name: str, path: Path, most: int) -> bytes:
         os.close(file)
 
 
-def _content(file: int, path: Path, most: int) -> bytes:
+def _content(file: int, path: Path, most: int, remedy: str = _REMEDY) -> bytes:
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode):
         raise Untrusted(f"{path} is not a regular file")
-    found = distrust(status, path)
+    found = distrust(status, path, remedy)
     if found:
         raise Untrusted(found)
     if status.st_size > most:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hcq import threads
-from hcq.errors import AccessDenied, BadArgument, DeviceLost, NotSupported, UgpuError
+from hcq.errors import AccessDenied, BadArgument, NotSupported, UgpuError
 from hcq.remote import failures
 from hcq.remote.channel import Channel, Disconnected
 from hcq.remote.request import Grant, LeaseRequest
@@ -30,6 +30,7 @@ from hcq.remote.wire import (
 from .holder import Holder
 from .leases import Lease, Waiter
 from .peers import Peer
+from .replies import lost, plain, reply_of
 from .tokens import Rights, digest_of
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ CHECK_S, CHECK_IDLE_S = 1.0, 5.0
 KEPT = 16 << 20
 # what a client may request while its lease's device has failed
 AFTER_FAILURE = ("reset", "plan", "free", "unload", "drop")
+ANSWER_S = 2.0  # TIMEOUT: for the reply to the request under way when a lease ends; our choice
 LOOK_S = 0.05  # between checks whether a process whose connection broke still exists
 MOST_WATCHES = 64  # threads that wait for a client's timelines
 
@@ -74,6 +76,7 @@ class Client:
         self._asked = 0  # the call that the granted lease answers
         self._watches = 0
         self._lock = threading.Lock()
+        self._handling = threading.Lock()  # a request, which may end the client's own lease
         self._calls: dict[str, Callable[[list[Any], Bytes], object]] = {
             "devices": lambda given, data: self.daemon.devices(),
             "leases": lambda given, data: self.daemon.listed(),
@@ -115,8 +118,9 @@ class Client:
                 check(message, REQUESTS)
                 if message.operation == "bye":
                     break
-                if self._still_known(message.call):
-                    self._take(message)
+                with self._handling:
+                    if self._still_known(message.call):
+                        self._take(message)
                 if self.session.owes:
                     self.session.send(Message("ack", []))
         except Disconnected as error:
@@ -216,7 +220,7 @@ class Client:
         connection's thread. DeviceLost if the session is over."""
         with self._resuming:
             if self._over:
-                raise _lost()
+                raise lost()
             former, self._next = self._next, (channel, acknowledged, reply)
             self._resuming.notify_all()
         self.channel.close()  # in case the break has not been noticed
@@ -319,7 +323,7 @@ class Client:
             self.notify("failed", error)
 
     def _reply(self, call: int, found: object) -> None:
-        self.session.send(_reply_of(call, found))
+        self.session.send(reply_of(call, found))
 
     def notify(self, operation: str, *arguments: object) -> None:
         """Send an event without waiting. If the client is gone, the receiving thread notices it."""
@@ -336,15 +340,19 @@ class Client:
             self.channel.close()
 
     def _part(self) -> None:
+        answered = self._handling.acquire(timeout=ANSWER_S)
         try:
             self.session.flush()
             self.channel.farewell()
         except Disconnected:
             self.channel.close()
+        finally:
+            if answered:
+                self._handling.release()
 
     def _answer(self, found: object) -> None:
         """Reply to the request for a lease, without waiting. In a thread of the daemon."""
-        self.daemon.outbox.post(self.session, _reply_of(self._asked, found))
+        self.daemon.outbox.post(self.session, reply_of(self._asked, found))
 
     # ---- leases ------------------------------------------------------------------------------
 
@@ -403,7 +411,7 @@ class Client:
             )
             if timelines:
                 self._allow(Limits(META, self.daemon.settings.message))
-            self._answer(_plain(grant.to_map()))
+            self._answer(plain(grant.to_map()))
         except UgpuError as error:
             self.refused(error)
             self.daemon.end(self, str(error))
@@ -478,28 +486,9 @@ class Client:
             finally:
                 with self._lock:
                     self._watches -= 1
-            self.daemon.outbox.post(self.session, _reply_of(call, found))
+            self.daemon.outbox.post(self.session, reply_of(call, found))
 
         threads.start(threading.Thread(target=wait, name=f"{self.name} waits", daemon=True))
 
     def __repr__(self) -> str:
         return f"<Client {self.name}>"
-
-
-def _reply_of(call: int, found: object) -> Message:
-    if isinstance(found, UgpuError):
-        return Message("error", failures.to_wire(found), call)
-    if isinstance(found, bytes | memoryview):
-        return Message("reply", [None], call, found)
-    return Message("reply", [found], call)
-
-
-def _lost() -> DeviceLost:
-    return DeviceLost("ugpud no longer has this session; its lease is lost")
-
-
-def _plain(found: dict[str, object]) -> dict[str, object]:
-    """Return a grant without tuples and sets, which msgpack does not distinguish from lists."""
-    target = dict(found["target"])  # type: ignore[call-overload]  # a dataclass's map
-    target["max_grid"] = list(target["max_grid"])
-    return {**found, "target": target}

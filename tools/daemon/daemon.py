@@ -34,6 +34,7 @@ from .outbox import Outbox
 from .owned import Owned
 from .peers import Peer
 from .places import STRANGERS, Crowd, Places, share
+from .replies import lost
 from .tokens import Rights, Tokens
 from .ward import Ward
 
@@ -199,7 +200,7 @@ class Daemon(Ward):
         with self._tick:
             found = self._sessions.get(number)
         if found is None or found.rights != rights:
-            raise DeviceLost("ugpud no longer has this session; its lease is lost")
+            raise lost()
         return found
 
     def rights(self, token: str | None) -> Rights:

@@ -237,6 +237,8 @@ class Api:
         while not self._closing:
             await changed.wait()
             changed.clear()
+            if request.transport is None:
+                raise ConnectionResetError
             rights = await self._rights(request)  # a token may be revoked meanwhile
             for told in self.feed.after(number):
                 number = int(str(told["number"]))

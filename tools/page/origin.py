@@ -66,6 +66,7 @@ class Origin:
 
 def _without_port(host: str) -> str:
     if host.startswith("["):
-        return host[1:].partition("]")[0]
+        name, bracket, port = host[1:].partition("]")
+        return name if bracket and (not port or port[0] == ":") else host
     name, _, port = host.rpartition(":")
     return name if name and port.isascii() and port.isdecimal() else host
