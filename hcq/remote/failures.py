@@ -26,7 +26,7 @@ def from_wire(kind: str, message: str, facts: dict[str, Any]) -> UgpuError:
     TransportError."""
     made = getattr(errors, kind, None)
     if not isinstance(made, type) or not issubclass(made, UgpuError):
-        return TransportError(f"{kind}: {message}", **facts)
+        made, message = TransportError, f"{kind}: {message}"
     # A fact must not replace a part of the error itself.
     kept = {
         name: _shown(value)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from hcq.checks import seconds, whole
 from hcq.errors import BadArgument
+from hcq.remote.replies import checked, facts, fields, number
 from hcq.remote.wire import WireError, is_number
 from hcq.target import Caches, TargetSpec
 from hcq.text import is_plain
@@ -106,14 +107,22 @@ class Grant:
     @staticmethod
     def from_map(given: Any) -> Grant:
         """Check a reply; WireError."""
-        try:
-            target = dict(given["target"])
-            target["caches"] = Caches(**target["caches"])
-            target["max_grid"] = tuple(target["max_grid"])
-            grant = Grant(**{**given, "target": TargetSpec(**target)})
+        with checked("lease"):
+            values = facts(given)
+            target = facts(values["target"])
+            target["caches"] = Caches(**_typed(Caches, facts(target["caches"])))
+            target["max_grid"] = tuple(map(number, cast("list[object]", target["max_grid"])))
+            values["target"] = TargetSpec(**_typed(TargetSpec, target))
+            grant = Grant(**_typed(Grant, values))
             kinds = [each for each in grant.timelines.values() if isinstance(each, list)]
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
-            raise WireError(f"the daemon sent no grant: {error}") from None
+            if grant.clock_hertz <= 0:
+                raise ValueError(f"clock_hertz must be positive, got {grant.clock_hertz}")
         if len(kinds) != len(grant.timelines) or not all(is_number(a) for k in kinds for a in k):
             raise WireError("the daemon sent timelines that are not addresses")
         return grant
+
+
+def _typed(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a dataclass, with their types checked."""
+    fields(kind, values)
+    return values

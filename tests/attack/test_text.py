@@ -23,7 +23,7 @@ from tests.support.raw_client import Raw
 from tools import cli
 from tools.ci.page import Row, write
 from tools.daemon.config import parse, read
-from tools.daemon.journal import encoded
+from tools.daemon.journal import JournalHandler
 from tools.daemon.later import Later
 from tools.daemon.tokens import Tokens
 
@@ -53,14 +53,23 @@ def test_a_log_shows_no_line_of_others() -> None:
     handler.handle(logging.LogRecord("x", 20, "f", 1, "reason: %s", (EVIL,), None))
     shown = stream.getvalue()
     assert "\x1b" not in shown and "\nlease 99" not in shown and "\\x1b[2J" in shown
-    assert b"\x1b" not in encoded({"MESSAGE": EVIL})
+
+
+def test_the_journal_gets_no_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = list[bytes]()
+    handler = JournalHandler()
+    monkeypatch.setattr(handler, "_send", sent.append)
+    handler.handle(logging.LogRecord("x", 20, "f", 1, "reason: %s", (EVIL,), None))
+    handler.close()
+    assert len(sent) == 1 and b"\x1b" not in sent[0] and b"\\x1b[2J" in sent[0]
 
 
 def test_a_log_that_nobody_reads_makes_nobody_wait() -> None:
-    blocked, shown = threading.Event(), list[str]()
+    entered, blocked, shown = threading.Event(), threading.Event(), list[str]()
 
     class Stopped(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
+            entered.set()
             blocked.wait(60)
             shown.append(record.getMessage())
 
@@ -68,7 +77,8 @@ def test_a_log_that_nobody_reads_makes_nobody_wait() -> None:
     later._records.maxsize = 100
     for number in range(300):
         later.handle(logging.LogRecord("x", 20, "f", 1, "line %d", (number,), None))
-    assert later.lost >= 190
+        entered.wait(60)
+    assert later.lost == 199
     blocked.set()
     later.close()
     assert "line 0" in shown and any("were dropped" in each for each in shown)
