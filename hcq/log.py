@@ -10,6 +10,7 @@ import sys
 from typing import TextIO
 
 from hcq.errors import BadArgument
+from hcq.text import lines
 
 TRACE = 5
 LEVELS = {
@@ -48,6 +49,16 @@ class HexDump:
         return "\n".join(lines)
 
 
+class Safe(logging.Formatter):
+    """Formats records so that text of other programs in them neither acts on a terminal nor looks
+    like a record: unsafe characters are escaped, and further lines are indented."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See logging.Formatter."""
+        text = lines(super().format(record))
+        return text.replace("\n", "\n    ") if "\n" in text else text
+
+
 def configure(
     level: str = "warning", stream: TextIO | None = None, handler: logging.Handler | None = None
 ) -> logging.Handler:
@@ -58,7 +69,7 @@ def configure(
     logging.addLevelName(TRACE, "TRACE")
     if handler is None:
         handler = logging.StreamHandler(stream or sys.stderr)
-        handler.setFormatter(logging.Formatter(FORMAT, "%H:%M:%S"))
+        handler.setFormatter(Safe(FORMAT, "%H:%M:%S"))
     for name in OURS:
         logger = logging.getLogger(name)
         logger.setLevel(LEVELS[level])

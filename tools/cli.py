@@ -16,6 +16,7 @@ from typing import NoReturn
 from hcq.config import config
 from hcq.errors import HostError, UgpuError, UsageError
 from hcq.log import configure, remove
+from hcq.text import lines
 
 from .console import Output
 from .verbs.verb import REGISTERED, load, overview
@@ -126,7 +127,7 @@ def _run(words: Sequence[str], out: Output) -> int:
 
 
 def _failed(error: UgpuError, out: Output) -> int:
-    print(f"ugpu: {type(error).__name__}: {error}", file=sys.stderr)
+    print(f"ugpu: {type(error).__name__}: {lines(str(error))}", file=sys.stderr)
     out.result({"error": type(error).__name__, "message": str(error), **error.facts})
     return 2 if isinstance(error, UsageError) else 1
 

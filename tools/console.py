@@ -21,6 +21,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from hcq.text import lines
+
 _WIDE = 1 << 12  # columns
 READER_LEFT = 141  # a shell's exit code for a program that SIGPIPE ended
 
@@ -49,7 +51,7 @@ class Output:
         """Print a line for people; plain if stdout is not a terminal."""
         if not self.as_json:
             with self._writing():
-                self.console.print(Text(line, style=style))
+                self.console.print(Text(lines(line), style=style))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -79,7 +81,7 @@ class Output:
             return
         table = Table(*columns, box=None, pad_edge=False, header_style="bold")
         for row in rows:
-            table.add_row(*(Text(str(cell)) for cell in row))
+            table.add_row(*(Text(lines(str(cell))) for cell in row))
         with self._writing():
             self.console.print(table)
 

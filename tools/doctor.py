@@ -67,16 +67,16 @@ def pci_functions(root: Path) -> Iterator[PciFunction]:
             vendor, device = _number(entry / "vendor"), _number(entry / "device")
             kind = _number(entry / "class")
             lines = (entry / "resource").read_text().splitlines()
-        except OSError:
+            ranges = [[int(word, 16) for word in line.split()[:2]] for line in lines[:6]]
+            bars = tuple(end - start + 1 if end else 0 for start, end in ranges)
+        except (OSError, ValueError):  # ValueError: an empty file
             continue  # hot-unplugged meanwhile
+        if not bars:
+            continue
         if kind >> 16 != 0x03 and kind >> 8 != 0x1200:  # display; processing accelerator
             continue
         if vendor not in (0x1002, NVIDIA):
             continue
-        bars = []
-        for line in lines[:6]:
-            start, end = (int(word, 16) for word in line.split()[:2])
-            bars.append(end - start + 1 if end else 0)
         driver, group = entry / "driver", entry / "iommu_group"
         yield PciFunction(
             entry.name,
@@ -84,7 +84,7 @@ def pci_functions(root: Path) -> Iterator[PciFunction]:
             device,
             driver.resolve().name if driver.exists() else None,
             group.resolve().name if group.exists() else None,
-            tuple(bars),
+            bars,
         )
 
 

@@ -177,7 +177,8 @@ def _link_errors(check: str, function: PciFunction) -> Iterator[Finding]:
     (sysfs-bus-pci-devices-aer_stats)."""
     for one in (function, *ports(function)):
         lines = (one.attribute("aer_dev_correctable") or "").splitlines()
-        counts = {name: int(text) for name, _, text in (line.rpartition(" ") for line in lines)}
+        rows = (line.rpartition(" ") for line in lines)
+        counts = {name: int(text) for name, _, text in rows if text.isascii() and text.isdecimal()}
         if counts.pop("TOTAL_ERR_COR", 0) >= _MANY_ERRORS:
             shown = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
             yield Finding(
@@ -262,7 +263,10 @@ def _window(port: PciFunction) -> int:
     them."""
     sizes = []
     for line in (port.attribute("resource") or "").splitlines()[_HEADER_LINES:]:
-        start, end, flags = (int(word, 16) for word in line.split()[:3])
+        try:
+            start, end, flags = (int(word, 16) for word in line.split()[:3])
+        except ValueError:
+            return -1
         if flags & (_MEMORY | _PREFETCHABLE):
             sizes.append(end - start + 1)
         elif not (start or end or flags):

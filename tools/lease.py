@@ -11,6 +11,7 @@ from hcq.remote.address import parse
 from hcq.remote.connection import Connection
 from hcq.remote.request import Grant, LeaseRequest, byte_count
 from hcq.remote.wire import Message
+from hcq.text import one_line
 
 from .console import Output
 
@@ -43,22 +44,25 @@ def _list(connection: Connection, out: Output) -> int:
     devices = connection.call("devices").arguments[0]
     found = connection.call("leases").arguments[0]
     for each in devices:
-        reason = f": {each['reason']}" if each["reason"] else ""
-        labels = ", ".join(each["labels"])
+        reason = f": {one_line(each['reason'])}" if each["reason"] else ""
+        labels = one_line(", ".join(each["labels"]))
         state = each["state"] + (", resting" if each.get("resting") else "")  # missing: older ugpud
-        out.say(f"{each['name']:<24} {state}{reason}  {labels}{_history(each['history'])}")
+        name, history = one_line(each["name"]), _history(each["history"])
+        out.say(f"{name:<24} {state}{reason}  {labels}{history}")
         for trouble in each.get("troubles", {}).values():
-            out.say(f"  {trouble}")
+            out.say(f"  {one_line(trouble)}")
     for trouble in {each["trouble"] for each in devices} - {""}:
-        out.say(f"history is not written: {trouble}")
+        out.say(f"history is not written: {one_line(trouble)}")
     for each in found["leases"]:
         out.say(
-            f"lease {each['lease']}: {each['device']}, {each['kind']}, {each['holder']}, "
+            f"lease {each['lease']}: {one_line(each['device'])}, {each['kind']}, "
+            f"{one_line(each['holder'])}, "
             f"held {each['held_s']:.0f} s, {each['left_s']:.0f} s left"
         )
     for number, each in enumerate(found["waiting"], 1):
         out.say(
-            f"waiting {number}: {each['device']}, {each['kind']}, {each['holder']}, "
+            f"waiting {number}: {one_line(each['device'])}, {each['kind']}, "
+            f"{one_line(each['holder'])}, "
             f"priority {each['priority']}, {each['left_s']:.0f} s more"
         )
     out.result({"devices": devices, **found})
@@ -123,5 +127,5 @@ def _take(connection: Connection, arguments: argparse.Namespace, out: Output) ->
     except KeyboardInterrupt:
         connection.call("release", None)
         return 0
-    out.say(f"the lease ended: {reason[0]}")
+    out.say(f"the lease ended: {one_line(reason[0])}")
     return 1

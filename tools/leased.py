@@ -6,14 +6,17 @@ A card is found by the PCI address in the name or a label of the daemon's device
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hcq.config import config
 from hcq.errors import AccessDenied, DeviceBusy, DeviceNotFound
-from hcq.remote.address import Address, parse, user_socket
+from hcq.remote.address import Address, UntrustedSocket, parse, user_socket
 from hcq.remote.connection import Connection
+
+log = logging.getLogger(__name__)
 
 MACHINE = Path("/run/ugpud/ugpud.sock")
 LIMIT_S = 5.0  # TIMEOUT: how long a daemon may take for its lists
@@ -36,6 +39,9 @@ def check_unleased(addresses: Sequence[str], found: Iterable[Path], *, rights: b
                 leases = connection.call("leases", limit_s=LIMIT_S).arguments[0]["leases"]
         except DeviceNotFound:
             continue  # the socket is stale
+        except UntrustedSocket as error:
+            log.warning("%s is not asked whether it leases the card: %s", path, error)
+            continue
         except AccessDenied:
             if rights:
                 raise

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import stat
+import struct
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +15,13 @@ from hcq.config import config
 from hcq.errors import AccessDenied, BadArgument, DeviceNotFound, HostError, TransportError
 
 PORT = 7847
+CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 # TIMEOUT: how long a host may take to accept a connection and complete the handshake
 CONNECT_LIMIT_S = 10.0
+
+
+class UntrustedSocket(HostError):
+    """The program that listens on a socket is neither this user's nor root's."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +41,18 @@ class Address:
 
 
 def default_socket() -> Path:
-    """Return the UNIX socket of this user's ugpud, or the machine's if only that one exists."""
+    """Return the UNIX socket of this user's ugpud, or the machine's if only that one exists. A
+    socket of another user at the place of this user's does not count."""
     machine, own = Path("/run/ugpud/ugpud.sock"), user_socket()
-    return machine if machine.exists() and not own.exists() else own
+    return machine if machine.exists() and not _is_own(own) else own
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def user_socket() -> Path:
@@ -56,14 +72,24 @@ def parse(text: str | None, authority: str = "") -> Address:
     host, colon, port = text.removeprefix("tls://").rstrip("/").rpartition(":")
     if not colon or port.endswith("]"):
         host, port = text.removeprefix("tls://").rstrip("/"), str(PORT)
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    well = port.isascii() and port.isdecimal() and len(port) <= 5
+    if not host or not well or not 0 < int(port) < 1 << 16:
         raise BadArgument(f"expected tls://HOST[:PORT], got {text!r}")
     return Address(host=host.strip("[]"), port=int(port), authority=authority or config().authority)
 
 
+def credentials(connection: socket.socket) -> tuple[int, int]:
+    """Return process and user of a UNIX socket's peer, as the kernel reports them: of the peer when
+    it called connect(2), or listen(2)."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    pid, user, _ = CREDENTIALS.unpack(raw)
+    return pid, user
+
+
 def connect(address: Address) -> socket.socket:
     """Return a connected socket. DeviceNotFound if nothing listens, AccessDenied if the system
-    refuses, TransportError for a certificate that cannot be trusted."""
+    refuses, UntrustedSocket if another user listens, TransportError for a certificate that cannot
+    be trusted."""
     if address.made is not None:
         return address.made
     if address.path:
@@ -75,9 +101,10 @@ def connect(address: Address) -> socket.socket:
         )
     try:
         plain = socket.create_connection((address.host, address.port), CONNECT_LIMIT_S)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: not the name of a host
+        reason = error.strerror if isinstance(error, OSError) else None
         raise DeviceNotFound(
-            f"cannot reach ugpud at {address}: {error.strerror or error}",
+            f"cannot reach ugpud at {address}: {reason or error}",
             remedy="check host and port, and that ugpud has a [tcp] section",
         ) from None
     try:
@@ -100,6 +127,14 @@ def _local(path: str) -> socket.socket:
     try:
         made.settimeout(CONNECT_LIMIT_S)
         made.connect(path)
+        pid, user = credentials(made)
+        if user not in (0, os.geteuid()):
+            made.close()
+            raise UntrustedSocket(
+                f"the socket {path} is served by user {user} (pid {pid}), expected root or user "
+                f"{os.geteuid()}",
+                remedy="set UGPU_DAEMON to the socket of a ugpud that you trust",
+            )
         return made
     except PermissionError:
         made.close()
@@ -113,3 +148,6 @@ def _local(path: str) -> socket.socket:
             f"no ugpud is listening on {path}: {error.strerror or error}",
             remedy="start ugpud (or systemctl start ugpud), or set UGPU_DAEMON",
         ) from None
+    except ValueError as error:  # a path with a NUL
+        made.close()
+        raise BadArgument(f"{path!r} is not the path of a socket: {error}") from None

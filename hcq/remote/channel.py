@@ -13,12 +13,14 @@ from functools import partial
 from typing import TypeVar
 
 from hcq.errors import DeviceLost
-from hcq.remote.wire import Buffered, Limits, Message, encode
+from hcq.remote.wire import Buffered, Limits, Message, WireError, encode
 
 Result = TypeVar("Result")
 
 # TIMEOUT: a peer that accepts nothing for this long is gone; as for vfio-user (docs/vfio-user.md)
 SEND_LIMIT_S = 10.0
+# TIMEOUT: from the first byte of a message to its last, 64 MiB at 0.5 MiB/s; our choice
+MESSAGE_LIMIT_S = 120.0
 SLICE_S = 0.5  # of a wait: the connection may have been replaced by then
 _JOINED = 1 << 16  # bytes of data that are sent with the rest in one call
 
@@ -86,6 +88,7 @@ class Channel:
         self._guard = threading.Lock() if self.secure else contextlib.nullcontext()
         self._sending = threading.Lock()
         self._incoming = Buffered(limits)
+        self._began: float | None = None  # when the first byte of the present message arrived
         self.received = 0  # bytes, of all messages
         self.sent = 0  # messages
         self.closed = False
@@ -149,19 +152,37 @@ class Channel:
     # ---- receiving ---------------------------------------------------------------------------
 
     def receive(self, limit_s: float | None = None) -> Message | None:
-        """Return the next message, None if there is none within `limit_s`. WireError for bytes that
-        are not a message, Disconnected at the end."""
+        """Return the next message, None if it has not arrived whole within `limit_s`; the next call
+        continues with what has arrived. WireError for bytes that are not a message, or a message
+        that takes longer than MESSAGE_LIMIT_S; Disconnected at the end."""
+        end = None if limit_s is None else time.monotonic() + limit_s
         message = self._incoming.more()
         while message is None:
             space = self._incoming.space()
-            count = self._attempt(partial(self._socket.recv_into, space), limit_s)
+            left = self._left(end)
+            count = self._attempt(partial(self._socket.recv_into, space), left)
             if count is None:
+                if self._began is not None and self._left(None) == 0:
+                    raise WireError("a message did not arrive in time", limit_s=MESSAGE_LIMIT_S)
                 return None
             if not count:
                 raise Disconnected("the connection was closed by the other side")
+            if self._began is None:
+                self._began = time.monotonic()
             self.received += count
             message = self._incoming.took(count)
+        self._began = time.monotonic() if self._incoming.partial else None
         return message
+
+    def _left(self, end: float | None) -> float | None:
+        """Return the seconds until `end` or until the present message is late; None: no limit."""
+        late = None if self._began is None else self._began + MESSAGE_LIMIT_S
+        ends = [each for each in (end, late) if each is not None]
+        return max(0.0, min(ends) - time.monotonic()) if ends else None
+
+    def fileno(self) -> int:
+        """Return the descriptor, for poll(2); -1 once it is released."""
+        return self._socket.fileno()
 
     def _attempt(self, call: Callable[[], Result], limit_s: float | None) -> Result | None:
         """Make a call that may have to wait; None if it takes longer than `limit_s`."""

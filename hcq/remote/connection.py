@@ -16,6 +16,7 @@ from hcq.remote.address import Address, connect
 from hcq.remote.channel import Channel, Disconnected
 from hcq.remote.session import Session
 from hcq.remote.wire import EVENTS, VERSION, Bytes, Limits, Message, WireError, check, is_number
+from hcq.text import lines
 
 # TIMEOUT: how long the server may take for one call, in addition to the call's own wait: loading a
 # program on a virtual device translates it
@@ -251,7 +252,8 @@ class Connection:
                     self._tell(Message("ack", []))
                 check(message, EVENTS)
                 if message.operation == "ended":
-                    why = DeviceLost(f"the lease of {self.name} is over: {message.arguments[0]}")
+                    reason = lines(message.arguments[0])
+                    why = DeviceLost(f"the lease of {self.name} is over: {reason}")
                 elif message.operation == "error" and not message.call:
                     why = failures.from_wire(*message.arguments)
                 if not message.call:

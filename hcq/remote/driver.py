@@ -25,6 +25,7 @@ from hcq.queue import HardwareQueue, QueueKind
 from hcq.remote import failures
 from hcq.remote.connection import Connection, Owned
 from hcq.remote.queue import RemoteQueue, RemoteResident, RemoteTimeline
+from hcq.remote.replies import checked, facts, number, real, text
 from hcq.remote.wire import CHUNK, Message, WireError
 from hcq.telemetry import Sensor
 from hcq.timeline import Timeline
@@ -67,7 +68,8 @@ class RemoteDriver(Driver):
     def allocate_memory(self, size: int, placement: Placement) -> Buffer:
         owned = self._own("free", size)
         reply = self.connection.call("allocate", size, placement.value, owner=owned)
-        address: int = reply.arguments[0][1]
+        with checked("allocate"):
+            address = number(reply.arguments[0][1])
         view = None
         if placement is Placement.HOST:
             view = RemoteView(
@@ -84,14 +86,18 @@ class RemoteDriver(Driver):
     def load_program(self, image: bytes) -> Program:
         owned = self._own("unload", 0)
         reply = self.connection.call("load", data=image, owner=owned)
-        _, address, owned.size, kernels = reply.arguments[0]
-        owner = Buffer(self.core, VirtAddr(address), owned.size, Placement.DEVICE, handle=owned)
-        program = Program(self.core, owner)
-        for name, entry, argument_bytes, arguments, local, private in kernels:
-            declared = None if arguments is None else tuple(Argument(*each) for each in arguments)
-            program.kernels[name] = Kernel(
-                name, program, entry, argument_bytes, declared, local, private
-            )
+        with checked("load"):
+            _, address, size, kernels = reply.arguments[0]
+            owned.size = number(size)
+            where = VirtAddr(number(address))
+            owner = Buffer(self.core, where, owned.size, Placement.DEVICE, handle=owned)
+            program = Program(self.core, owner)
+            for name, entry, argument_bytes, arguments, *sizes in kernels:
+                local, private = map(number, sizes)
+                declared = None if arguments is None else tuple(map(_argument, arguments))
+                program.kernels[text(name)] = Kernel(
+                    name, program, number(entry), number(argument_bytes), declared, local, private
+                )
         return program
 
     def _own(self, undo: str, size: int) -> Owned:
@@ -208,10 +214,12 @@ class RemoteDriver(Driver):
 
     def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
         index = next((q.index for q in self._queues if q.timeline is timeline), 0)
-        facts: dict[str, object] = {"daemon": self.connection.name, "lease": self.grant.lease}
+        found: dict[str, object] = {"daemon": self.connection.name, "lease": self.grant.lease}
         with contextlib.suppress(UgpuError):
-            facts |= self.connection.call("diagnose", index, value).arguments[0]
-        return facts
+            reply = self.connection.call("diagnose", index, value)
+            with checked("diagnose"):
+                found |= facts(reply.arguments[0])
+        return found
 
     def recover(self, only: Level | None = None) -> Recovery:
         if self.connection.failure is not None:
@@ -221,15 +229,16 @@ class RemoteDriver(Driver):
         lasts = [queue.timeline.last for queue in self._queues]
         reply = self.connection.call("reset", lasts, 0 if only is None else int(only), self.resets)
         self.failed = None
-        report = reply.arguments[0]
-        lost = frozenset(Placement(name) for name in report[3])
-        return Recovery(
-            *failures.attempts_from_wire(report), tuple(self._queues), lost_placements=lost
-        )
+        with checked("reset"):
+            report = reply.arguments[0]
+            lost = frozenset(Placement(name) for name in report[3])
+            attempts = failures.attempts_from_wire(report)
+        return Recovery(*attempts, tuple(self._queues), lost_placements=lost)
 
     def recovery_plan(self, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
         reply = self.connection.call("plan", 0 if only is None else int(only))
-        return failures.plan_from_wire(reply.arguments[0])
+        with checked("plan"):
+            return failures.plan_from_wire(reply.arguments[0])
 
     def _on_event(self, event: Message | UgpuError) -> None:
         """Handle an event, in the connection's thread."""
@@ -248,28 +257,42 @@ class RemoteDriver(Driver):
     # ---- life and facts ----------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        with contextlib.suppress(LinkError):
-            if self.connection.failure is None:
-                self.connection.call("release", None)
-        self.connection.close()
+        try:
+            with contextlib.suppress(LinkError):
+                if self.connection.failure is None:
+                    self.connection.call("release", None)
+        finally:
+            self.connection.close()
 
     def info(self) -> dict[str, object]:
-        found: dict[str, object] = self.connection.call("info").arguments[0]
+        reply = self.connection.call("info")
+        with checked("info"):
+            found = facts(reply.arguments[0])
         return {**found, "device": self.name, "daemon": self.connection.name}
+
+    def _readings(self) -> list[tuple[str, str, str, float]]:
+        """Return name, unit, label and value of each of the server's sensors."""
+        reply = self.connection.call("sensors")
+        with checked("sensors"):
+            return [
+                (text(name), text(unit), text(label), real(value))
+                for name, unit, label, value in reply.arguments[0]
+            ]
 
     def sensors(self) -> Sequence[Sensor]:
         own = Sensor("memory_used_bytes", "B", lambda: float(self.used))
-        listed: list[Any] = self.connection.call("sensors").arguments[0]
+        listed = self._readings()
         latest: dict[tuple[str, str], float] = {}
         read_at = [-math.inf]
 
         def read(key: tuple[str, str]) -> float:
             now = self.clock.now()
             if now - read_at[0] > 0.05 or key not in latest:  # one call reads all of them
-                for name, _, label, value in self.connection.call("sensors").arguments[0]:
+                for name, _, label, value in self._readings():
                     latest[name, label] = value
                 read_at[0] = now
-            return latest[key]
+            with checked("sensors"):
+                return latest[key]
 
         return (
             own,
@@ -279,6 +302,14 @@ class RemoteDriver(Driver):
                 if name != own.name
             ),
         )
+
+
+def _argument(given: list[Any]) -> Argument:
+    """Return a declared argument of a kernel; ValueError, TypeError."""
+    offset, size, name, is_address, kind = given
+    if is_address is not None and not isinstance(is_address, bool):
+        raise ValueError(f"expected true, false or nil, got {is_address!r}")
+    return Argument(number(offset), number(size), text(name), is_address, text(kind))
 
 
 class RemoteTransfer(Transfer):

@@ -7,6 +7,7 @@ from typing import Any
 from hcq import errors
 from hcq.errors import TransportError, UgpuError
 from hcq.ladder import Attempt, Diagnosis, Level, Planned, Recovery
+from hcq.text import lines
 
 _TEXT = 4096  # characters of a message or fact, at most
 _DEPTH = 3
@@ -25,9 +26,19 @@ def from_wire(kind: str, message: str, facts: dict[str, Any]) -> UgpuError:
     TransportError."""
     made = getattr(errors, kind, None)
     if not isinstance(made, type) or not issubclass(made, UgpuError):
-        return TransportError(f"{kind}: {message}", **facts)
-    found: UgpuError = made(message, **{n: v for n, v in facts.items() if n.isidentifier()})
+        made, message = TransportError, f"{kind}: {message}"
+    # A fact must not replace a part of the error itself.
+    kept = {
+        name: _shown(value)
+        for name, value in facts.items()
+        if name.isidentifier() and name not in ("self", "message") and not hasattr(made, name)
+    }
+    found: UgpuError = made(lines(message), **kept)
     return found
+
+
+def _shown(value: object) -> object:
+    return lines(value) if isinstance(value, str) else value
 
 
 def _plain(value: object, depth: int = 0) -> object:

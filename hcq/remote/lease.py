@@ -11,6 +11,7 @@ from hcq.errors import BadArgument, LinkError
 from hcq.remote.address import parse
 from hcq.remote.connection import Connection
 from hcq.remote.driver import RemoteDriver
+from hcq.remote.replies import checked, real
 from hcq.remote.request import Grant, LeaseRequest, byte_count
 
 
@@ -33,8 +34,9 @@ class LeasedDevice(Device):
 
     def extend(self, limit_s: float) -> float:
         """Hold the lease for `limit_s` from now on; return the seconds that the daemon granted."""
-        granted: float = self._driver.connection.call("extend", None, limit_s).arguments[0]
-        return granted
+        reply = self._driver.connection.call("extend", None, limit_s)
+        with checked("extend"):
+            return real(reply.arguments[0])
 
 
 def lease(
@@ -96,10 +98,12 @@ class TransportLease:
     def close(self) -> None:
         """End the lease, and return when the daemon has the chip back; a driver that still uses the
         chip loses it. Idempotent."""
-        if self.connection.failure is None:
-            with contextlib.suppress(LinkError):
-                self.connection.call("release", None)
-        self.connection.close()
+        try:
+            if self.connection.failure is None:
+                with contextlib.suppress(LinkError):
+                    self.connection.call("release", None)
+        finally:
+            self.connection.close()
 
     def __enter__(self) -> TransportLease:
         return self

@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from hcq.checks import seconds, whole
 from hcq.errors import BadArgument
+from hcq.remote.replies import checked, facts, fields, number
 from hcq.remote.wire import WireError, is_number
 from hcq.target import Caches, TargetSpec
+from hcq.text import is_plain
 
 KINDS = ("exclusive", "shared", "observer", "transport")
 PRIORITIES = 10
 LONGEST_S = 1e8
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_MOST = 1 << 50
+_SIZE = re.compile(r"([0-9]{1,16}(?:\.[0-9]{1,16})?) *([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
 def byte_count(value: int | str, name: str = "memory") -> int:
@@ -23,9 +26,15 @@ def byte_count(value: int | str, name: str = "memory") -> int:
     if isinstance(value, str):
         found = _SIZE.fullmatch(value.strip())
         if found is None:
-            raise BadArgument(f'{name} must be bytes, or text such as "8G", got {value!r}')
-        return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
-    return whole(name, value, 0, 1 << 50)
+            shown = value if len(value) <= 40 else f"{value[:40]}..."
+            raise BadArgument(f'{name} must be bytes, or text such as "8G", got {shown!r}')
+        value = int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
+    return whole(name, value, 0, _MOST)
+
+
+def _shown(value: object) -> str:
+    """Return a value for an error's text, at most 100 characters."""
+    return repr(value)[:100]
 
 
 @dataclass(frozen=True)
@@ -46,10 +55,14 @@ class LeaseRequest:
 
     def __post_init__(self) -> None:
         if not isinstance(self.device, str) or not 0 < len(self.device) <= 256:
-            raise BadArgument(f"device must be a pattern of device names, got {self.device!r}")
+            raise BadArgument(
+                f"device must be a pattern of 1 to 256 characters, got {_shown(self.device)}"
+            )
+        if not is_plain(self.device):
+            raise BadArgument(f"device must not have control characters, got {self.device!r}")
         if self.kind not in KINDS:
-            raise BadArgument(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
-        byte_count(self.memory)
+            raise BadArgument(f"kind must be one of {', '.join(KINDS)}, got {_shown(self.kind)}")
+        object.__setattr__(self, "memory", byte_count(self.memory))
         whole("priority", self.priority, 0, PRIORITIES)
         for name in ("wait_s", "limit_s"):
             if seconds(name, getattr(self, name)) > LONGEST_S:
@@ -94,14 +107,22 @@ class Grant:
     @staticmethod
     def from_map(given: Any) -> Grant:
         """Check a reply; WireError."""
-        try:
-            target = dict(given["target"])
-            target["caches"] = Caches(**target["caches"])
-            target["max_grid"] = tuple(target["max_grid"])
-            grant = Grant(**{**given, "target": TargetSpec(**target)})
+        with checked("lease"):
+            values = facts(given)
+            target = facts(values["target"])
+            target["caches"] = Caches(**_typed(Caches, facts(target["caches"])))
+            target["max_grid"] = tuple(map(number, cast("list[object]", target["max_grid"])))
+            values["target"] = TargetSpec(**_typed(TargetSpec, target))
+            grant = Grant(**_typed(Grant, values))
             kinds = [each for each in grant.timelines.values() if isinstance(each, list)]
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
-            raise WireError(f"the daemon sent no grant: {error}") from None
+            if grant.clock_hertz <= 0:
+                raise ValueError(f"clock_hertz must be positive, got {grant.clock_hertz}")
         if len(kinds) != len(grant.timelines) or not all(is_number(a) for k in kinds for a in k):
             raise WireError("the daemon sent timelines that are not addresses")
         return grant
+
+
+def _typed(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a dataclass, with their types checked."""
+    fields(kind, values)
+    return values

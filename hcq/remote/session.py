@@ -49,9 +49,11 @@ class Session:
     many bytes are kept for the peer (FULL).
     """
 
-    def __init__(self, channel: Channel, *, waits: bool = False) -> None:
+    def __init__(self, channel: Channel, *, waits: bool = False, most: int = MOST) -> None:
+        """most: bytes kept for a peer that acknowledges nothing."""
         self.channel = channel
         self.waits = waits
+        self._most = most
         self.keeps = False
         self.received = 0  # the peer's last frame
         self._sent = 0
@@ -80,7 +82,7 @@ class Session:
 
     def post(self, message: Message) -> int:
         """Take a message, and send as much as possible without waiting; see `push`."""
-        if self.keeps and self._bytes > MOST:
+        if self.keeps and self._bytes > self._most:
             self.keeps = False
             self.channel.close()
             raise Disconnected("the other side acknowledges nothing", kept=self._bytes)

@@ -45,6 +45,11 @@ class Limits:
 
 #: before a client has shown that it may use the daemon
 STRANGER = Limits(meta=16 << 10, data=0)
+#: of a client without a lease: none of its requests needs data
+IDLE = Limits(meta=64 << 10, data=64 << 10)
+#: bytes of a client's list: of requests that take large lists, such as "replay"
+META = 256 << 10
+_FIRST = CHUNK + (64 << 10)  # bytes allocated for a frame before more of it has arrived
 
 
 class WireError(TransportError):
@@ -207,7 +212,8 @@ class Buffered:
     """Frames from a stream of bytes, however it is split. For connections and for fuzzing.
 
     Small frames, with the bytes that follow them, are read by one `space`. Before a header is
-    checked at most READ_AHEAD bytes are kept, then at most what `limits` allow.
+    checked at most READ_AHEAD bytes are kept. Memory for a large frame grows with the bytes that
+    arrive, to at most twice as many and what `limits` allow: a header alone allocates little.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -217,10 +223,17 @@ class Buffered:
         self._header: Header | None = None  # of a frame that has its own memory:
         self._frame, self._have = bytearray(), 0
 
+    @property
+    def partial(self) -> bool:
+        """Return whether a part of a message has arrived."""
+        return self._header is not None or self._end > self._start
+
     def space(self) -> memoryview:
         """Return the memory for the next bytes; pass how many arrived to `took`. Call only if
         `more` returns None."""
         if self._header is not None:
+            if self._have == len(self._frame):
+                self._grow(self._header)
             return memoryview(self._frame)[self._have :]
         rest = self._end - self._start
         if self._start:
@@ -234,7 +247,7 @@ class Buffered:
             self._end += count
             return self.more()
         self._have += count
-        if self._have < len(self._frame):
+        if self._have < self._header.meta + self._header.data:
             return None
         header, whole = self._header, memoryview(self._frame)
         self._header, self._frame = None, bytearray()
@@ -252,6 +265,13 @@ class Buffered:
         self._start = first + len(found)
         if len(found) == size:
             return decode(header, found[: header.meta], memoryview(found)[header.meta :])
-        self._header, self._frame, self._have = header, bytearray(size), len(found)
+        self._header, self._have = header, len(found)
+        self._frame = bytearray(min(size, _FIRST))
         self._frame[: len(found)] = found
         return None
+
+    def _grow(self, header: Header) -> None:
+        # A new object: the memory may still be exported to the last receiver.
+        frame = bytearray(min(header.meta + header.data, 2 * len(self._frame)))
+        frame[: self._have] = self._frame
+        self._frame = frame

@@ -47,13 +47,17 @@ def _ones(case: Case) -> list[Array]:
 def _reductions() -> Iterator[tuple[str, Operation]]:
     yield "sum", along(lambda x, a: x.sum(a), lambda x, a: wide(x).sum(a))
     yield "sum_all", Operation(lambda _, x: x[0].sum(), lambda _, x: wide(x[0]).sum())
-    yield "sum_some", Operation(
-        lambda case, x: x[0].sum(case.order[:2], keepdims=True),
-        lambda case, x: wide(x[0]).sum(case.order[:2], keepdims=True),
-        (2, 4),
+    yield (
+        "sum_some",
+        Operation(
+            lambda case, x: x[0].sum(case.order[:2], keepdims=True),
+            lambda case, x: wide(x[0]).sum(case.order[:2], keepdims=True),
+            (2, 4),
+        ),
     )
-    yield "prod", along(
-        lambda x, a: x.prod(a), lambda x, a: wide(x).prod(a), types=SIGNED, values=_ones
+    yield (
+        "prod",
+        along(lambda x, a: x.prod(a), lambda x, a: wide(x).prod(a), types=SIGNED, values=_ones),
     )
     yield "max", along(lambda x, a: x.max(a), lambda x, a: x.max(a))
     yield "min", along(lambda x, a: x.min(a), lambda x, a: x.min(a))
@@ -61,11 +65,12 @@ def _reductions() -> Iterator[tuple[str, Operation]]:
     yield "all", along(lambda x, a: (x > -3).all(a), lambda x, a: (x > -3).all(a), types=BOOLS)
     yield "argmax", along(lambda x, a: x.argmax(a), lambda x, a: x.argmax(a))
     yield "argmin", along(lambda x, a: x.argmin(a), lambda x, a: x.argmin(a))
-    yield "mean", along(
-        lambda x, a: x.mean(a), lambda x, a: wide(x).mean(a), types=FLOATS, **ROWS
-    )
-    yield "var", along(
-        lambda x, a: x.var(a, correction=0), lambda x, a: wide(x).var(a), types=FLOATS, **ROWS
+    yield "mean", along(lambda x, a: x.mean(a), lambda x, a: wide(x).mean(a), types=FLOATS, **ROWS)
+    yield (
+        "var",
+        along(
+            lambda x, a: x.var(a, correction=0), lambda x, a: wide(x).var(a), types=FLOATS, **ROWS
+        ),
     )
     yield "sum_of_squares", along(
         lambda x, a: (x * x).sum(a), lambda x, a: (wide(x) ** 2).sum(a), types=("float32", "int32"),
@@ -91,30 +96,47 @@ def _rows() -> Iterator[tuple[str, Operation]]:
         rtol=2e-3, atol=2e-2,
     )  # fmt: skip
     yield "layernorm", along(lambda x, a: x.layernorm(a), _layernorm, types=FLOATS, **ROWS)
-    yield "cumsum", along(
-        lambda x, a: x.cumsum(a), lambda x, a: wide(x).cumsum(a), types=("float32", "int32", "int8")
+    yield (
+        "cumsum",
+        along(
+            lambda x, a: x.cumsum(a),
+            lambda x, a: wide(x).cumsum(a),
+            types=("float32", "int32", "int8"),
+        ),
     )
-    yield "cumprod", along(
-        lambda x, a: x.cumprod(a), lambda x, a: wide(x).cumprod(a), types=SIGNED, values=_ones
+    yield (
+        "cumprod",
+        along(
+            lambda x, a: x.cumprod(a), lambda x, a: wide(x).cumprod(a), types=SIGNED, values=_ones
+        ),
     )
     yield "cummax", along(lambda x, a: x.cummax(a), lambda x, a: np.maximum.accumulate(x, a))
     yield "cummin", along(lambda x, a: x.cummin(a), lambda x, a: np.minimum.accumulate(x, a))
-    yield "sort", along(
-        lambda x, a: x.sort(a)[0], lambda x, a: np.sort(x, a), values=_anything
-    )
-    yield "argsort", along(
-        lambda x, a: x.argsort(a), lambda x, a: np.argsort(x, a, kind="stable"), values=_anything
-    )
-    yield "topk", Operation(
-        lambda case, x: x[0].topk(_few(case), case.axis)[0],
-        lambda case, x: np.flip(np.sort(x[0], case.axis), case.axis).take(
-            range(_few(case)), case.axis
+    yield "sort", along(lambda x, a: x.sort(a)[0], lambda x, a: np.sort(x, a), values=_anything)
+    yield (
+        "argsort",
+        along(
+            lambda x, a: x.argsort(a),
+            lambda x, a: np.argsort(x, a, kind="stable"),
+            values=_anything,
         ),
-        values=_anything,
     )
-    yield "median", along(
-        lambda x, a: x.median(a)[0],
-        lambda x, a: np.sort(x, a).take((x.shape[a] - 1) // 2, a),
+    yield (
+        "topk",
+        Operation(
+            lambda case, x: x[0].topk(_few(case), case.axis)[0],
+            lambda case, x: np.flip(np.sort(x[0], case.axis), case.axis).take(
+                range(_few(case)), case.axis
+            ),
+            values=_anything,
+        ),
+    )
+    yield (
+        "median",
+        along(
+            lambda x, a: x.median(a)[0],
+            lambda x, a: np.sort(x, a).take((x.shape[a] - 1) // 2, a),
+        ),
     )
 
 
@@ -133,53 +155,82 @@ def _anything(case: Case) -> list[Array]:
 
 
 def _movement() -> Iterator[tuple[str, Operation]]:
-    yield "permute", Operation(
-        lambda case, x: x[0].permute(*case.order).contiguous(),
-        lambda case, x: x[0].transpose(case.order),
-        (2, 4),
+    yield (
+        "permute",
+        Operation(
+            lambda case, x: x[0].permute(*case.order).contiguous(),
+            lambda case, x: x[0].transpose(case.order),
+            (2, 4),
+        ),
     )
-    yield "reshape", Operation(
-        lambda case, x: x[0].permute(*case.order).reshape(-1).contiguous(),
-        lambda case, x: x[0].transpose(case.order).reshape(-1),
-        (2, 4),
+    yield (
+        "reshape",
+        Operation(
+            lambda case, x: x[0].permute(*case.order).reshape(-1).contiguous(),
+            lambda case, x: x[0].transpose(case.order).reshape(-1),
+            (2, 4),
+        ),
     )
     yield "flip", along(lambda x, a: x.flip(a), lambda x, a: np.flip(x, a))
-    yield "roll", Operation(
-        lambda case, x: x[0].roll(case.seed % 1009, case.axis),
-        lambda case, x: np.roll(x[0], case.seed % 1009, case.axis),
-    )
-    yield "pad", Operation(
-        lambda case, x: x[0].pad(_pairs(case)), lambda case, x: np.pad(x[0], _pairs(case))
-    )
-    yield "shrink", Operation(
-        lambda case, x: x[0][_slices(case)].contiguous(), lambda case, x: x[0][_slices(case)]
-    )
-    yield "cast", Operation(
-        lambda case, x: x[0].cast("int16").cast("float16"), lambda case, x: x[0].astype("float16")
-    )
-    yield "add_turned", Operation(
-        lambda case, x: x[0] + x[1].permute(*case.order),
-        lambda case, x: x[0] + x[1].transpose(case.order),
-        (2, 4),
-        shapes=_turned_shapes,
-    )
-    yield "where_turned", Operation(
-        lambda case, x: (x[1].permute(*case.order) > 0).where(x[0], x[1].permute(*case.order)),
-        lambda case, x: np.maximum(x[0] * 0, 0) + np.where(
-            x[1].transpose(case.order) > 0, x[0], x[1].transpose(case.order)
+    yield (
+        "roll",
+        Operation(
+            lambda case, x: x[0].roll(case.seed % 1009, case.axis),
+            lambda case, x: np.roll(x[0], case.seed % 1009, case.axis),
         ),
-        (2, 4),
-        shapes=_turned_shapes,
     )
-    yield "broadcast", Operation(
-        lambda case, x: x[0] * x[1] - x[2],
-        lambda case, x: x[0] * x[1] - x[2],
-        types=SIGNED,
-        shapes=lambda case: [
-            case.sizes,
-            tuple(1 if axis == case.axis else size for axis, size in enumerate(case.sizes)),
-            case.sizes[-1:],
-        ],
+    yield (
+        "pad",
+        Operation(
+            lambda case, x: x[0].pad(_pairs(case)), lambda case, x: np.pad(x[0], _pairs(case))
+        ),
+    )
+    yield (
+        "shrink",
+        Operation(
+            lambda case, x: x[0][_slices(case)].contiguous(), lambda case, x: x[0][_slices(case)]
+        ),
+    )
+    yield (
+        "cast",
+        Operation(
+            lambda case, x: x[0].cast("int16").cast("float16"),
+            lambda case, x: x[0].astype("float16"),
+        ),
+    )
+    yield (
+        "add_turned",
+        Operation(
+            lambda case, x: x[0] + x[1].permute(*case.order),
+            lambda case, x: x[0] + x[1].transpose(case.order),
+            (2, 4),
+            shapes=_turned_shapes,
+        ),
+    )
+    yield (
+        "where_turned",
+        Operation(
+            lambda case, x: (x[1].permute(*case.order) > 0).where(x[0], x[1].permute(*case.order)),
+            lambda case, x: (
+                np.maximum(x[0] * 0, 0)
+                + np.where(x[1].transpose(case.order) > 0, x[0], x[1].transpose(case.order))
+            ),
+            (2, 4),
+            shapes=_turned_shapes,
+        ),
+    )
+    yield (
+        "broadcast",
+        Operation(
+            lambda case, x: x[0] * x[1] - x[2],
+            lambda case, x: x[0] * x[1] - x[2],
+            types=SIGNED,
+            shapes=lambda case: [
+                case.sizes,
+                tuple(1 if axis == case.axis else size for axis, size in enumerate(case.sizes)),
+                case.sizes[-1:],
+            ],
+        ),
     )
 
 
@@ -199,22 +250,31 @@ def _slices(case: Case) -> tuple[slice, ...]:
 
 
 def _joins() -> Iterator[tuple[str, Operation]]:
-    yield "cat", Operation(
-        lambda case, x: Tensor.cat(list(x), case.axis),
-        lambda case, x: np.concatenate(x, case.axis),
-        shapes=_parts,
+    yield (
+        "cat",
+        Operation(
+            lambda case, x: Tensor.cat(list(x), case.axis),
+            lambda case, x: np.concatenate(x, case.axis),
+            shapes=_parts,
+        ),
     )
-    yield "cat_halves", Operation(
-        lambda case, x: Tensor.cat([x[0] * 2, x[1].permute(*case.order), x[0]], case.axis),
-        lambda case, x: np.concatenate([x[0] * 2, x[1].transpose(case.order), x[0]], case.axis),
-        (2, 4),
-        shapes=_turned_shapes,
+    yield (
+        "cat_halves",
+        Operation(
+            lambda case, x: Tensor.cat([x[0] * 2, x[1].permute(*case.order), x[0]], case.axis),
+            lambda case, x: np.concatenate([x[0] * 2, x[1].transpose(case.order), x[0]], case.axis),
+            (2, 4),
+            shapes=_turned_shapes,
+        ),
     )
-    yield "stack", Operation(
-        lambda case, x: Tensor.stack(list(x), case.axis),
-        lambda case, x: np.stack(x, case.axis),
-        (1, 3),
-        shapes=lambda case: [case.sizes] * 3,
+    yield (
+        "stack",
+        Operation(
+            lambda case, x: Tensor.stack(list(x), case.axis),
+            lambda case, x: np.stack(x, case.axis),
+            (1, 3),
+            shapes=lambda case: [case.sizes] * 3,
+        ),
     )
 
 
@@ -225,21 +285,30 @@ def _parts(case: Case) -> list[Shape]:
 
 
 def _indices() -> Iterator[tuple[str, Operation]]:
-    yield "take", Operation(
-        lambda case, x: x[0].take(x[1], case.axis),
-        lambda case, x: x[0].take(x[1], case.axis),
-        values=lambda case: [_first(case), _places(case, (case.sizes[case.axis],))],
+    yield (
+        "take",
+        Operation(
+            lambda case, x: x[0].take(x[1], case.axis),
+            lambda case, x: x[0].take(x[1], case.axis),
+            values=lambda case: [_first(case), _places(case, (case.sizes[case.axis],))],
+        ),
     )
-    yield "gather", Operation(
-        lambda case, x: x[0].gather(case.axis, x[1]),
-        lambda case, x: np.take_along_axis(x[0], x[1], case.axis),
-        values=lambda case: [_first(case), _places(case, case.sizes)],
+    yield (
+        "gather",
+        Operation(
+            lambda case, x: x[0].gather(case.axis, x[1]),
+            lambda case, x: np.take_along_axis(x[0], x[1], case.axis),
+            values=lambda case: [_first(case), _places(case, case.sizes)],
+        ),
     )
-    yield "scatter_add", Operation(
-        lambda case, x: x[0].scatter_add(case.axis, x[1], x[2]),
-        _scatter_add,
-        types=("float32", "int32"),
-        values=lambda case: [_first(case), _places(case, case.sizes), _first(case)],
+    yield (
+        "scatter_add",
+        Operation(
+            lambda case, x: x[0].scatter_add(case.axis, x[1], x[2]),
+            _scatter_add,
+            types=("float32", "int32"),
+            values=lambda case: [_first(case), _places(case, case.sizes), _first(case)],
+        ),
     )
     yield "index_copy", Operation(
         lambda case, x: x[0].index_copy(case.axis, x[1], x[2]),
@@ -248,12 +317,16 @@ def _indices() -> Iterator[tuple[str, Operation]]:
             _first(case), case.random().permutation(case.sizes[case.axis]), _first(case) * 2
         ],
     )  # fmt: skip
-    yield "masked_select", Operation(
-        lambda case, x: x[0].masked_select(x[0] > 0), lambda case, x: x[0][x[0] > 0]
+    yield (
+        "masked_select",
+        Operation(lambda case, x: x[0].masked_select(x[0] > 0), lambda case, x: x[0][x[0] > 0]),
     )
-    yield "masked_fill", Operation(
-        lambda case, x: x[0].masked_fill(x[0] > 0, 5),
-        lambda case, x: np.where(x[0] > 0, x[0].dtype.type(5), x[0]),
+    yield (
+        "masked_fill",
+        Operation(
+            lambda case, x: x[0].masked_fill(x[0] > 0, 5),
+            lambda case, x: np.where(x[0] > 0, x[0].dtype.type(5), x[0]),
+        ),
     )
 
 

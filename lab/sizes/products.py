@@ -46,61 +46,79 @@ def _matmul_numpy(case: Case, x: Sequence[Array]) -> Array:
 def products() -> Iterator[tuple[str, Operation]]:
     """Yield the part of the table."""
     for name in ("matmul", "matmul_again"):  # twice as often as others
-        yield name, Operation(
+        yield (
+            name,
+            Operation(
+                _matmul,
+                _matmul_numpy,
+                (3, 3),
+                TYPES,
+                _matrices,
+                work_of=_cost,
+            ),
+        )
+    yield (
+        "matmul_batched",
+        Operation(
             _matmul,
             _matmul_numpy,
-            (3, 3),
+            (4, 4),
             TYPES,
             _matrices,
             work_of=_cost,
-        )
-    yield "matmul_batched", Operation(
-        _matmul,
-        _matmul_numpy,
-        (4, 4),
-        TYPES,
-        _matrices,
-        work_of=_cost,
+        ),
     )
-    yield "matmul_bfloat16", Operation(
-        lambda case, x: x[0].cast("bfloat16").matmul(x[1].cast("bfloat16")).cast("float32"),
-        lambda case, x: _rounded(x[0].astype(np.float64) @ x[1]),
-        (3, 3),
-        ("float32",),
-        lambda case: [case.sizes[:2], case.sizes[1:]],
-        work_of=_cost,
+    yield (
+        "matmul_bfloat16",
+        Operation(
+            lambda case, x: x[0].cast("bfloat16").matmul(x[1].cast("bfloat16")).cast("float32"),
+            lambda case, x: _rounded(x[0].astype(np.float64) @ x[1]),
+            (3, 3),
+            ("float32",),
+            lambda case: [case.sizes[:2], case.sizes[1:]],
+            work_of=_cost,
+        ),
     )
-    yield "linear_relu", Operation(
-        lambda case, x: (x[0].layernorm() @ x[1] + x[2]).relu(),
-        _linear_relu,
-        (3, 3),
-        FLOATS,
-        lambda case: [case.sizes[:2], case.sizes[1:], case.sizes[2:]],
-        work_of=_cost,
-        rtol=5e-2,
-        atol=5e-1,
+    yield (
+        "linear_relu",
+        Operation(
+            lambda case, x: (x[0].layernorm() @ x[1] + x[2]).relu(),
+            _linear_relu,
+            (3, 3),
+            FLOATS,
+            lambda case: [case.sizes[:2], case.sizes[1:], case.sizes[2:]],
+            work_of=_cost,
+            rtol=5e-2,
+            atol=5e-1,
+        ),
     )
-    yield "vector", Operation(
-        lambda case, x: x[0] @ x[1],
-        lambda case, x: x[0].astype(np.float64) @ x[1],
-        (2, 2),
-        TYPES,
-        lambda case: [case.sizes, case.sizes[1:]],
+    yield (
+        "vector",
+        Operation(
+            lambda case, x: x[0] @ x[1],
+            lambda case, x: x[0].astype(np.float64) @ x[1],
+            (2, 2),
+            TYPES,
+            lambda case: [case.sizes, case.sizes[1:]],
+        ),
     )
     yield from _windows()
-    yield "attention", Operation(
-        lambda case, x: x[0].scaled_dot_product_attention(x[1], x[2], is_causal=_causal(case)),
-        _attention,
-        (4, 4),  # batch, rows, keys, depth
-        ("float32",),
-        lambda case: [
-            (case.sizes[0], case.sizes[1], case.sizes[3]),
-            (case.sizes[0], case.sizes[2], case.sizes[3]),
-            (case.sizes[0], case.sizes[2], case.sizes[3]),
-        ],
-        work_of=_cost,
-        rtol=5e-3,
-        atol=5e-3,
+    yield (
+        "attention",
+        Operation(
+            lambda case, x: x[0].scaled_dot_product_attention(x[1], x[2], is_causal=_causal(case)),
+            _attention,
+            (4, 4),  # batch, rows, keys, depth
+            ("float32",),
+            lambda case: [
+                (case.sizes[0], case.sizes[1], case.sizes[3]),
+                (case.sizes[0], case.sizes[2], case.sizes[3]),
+                (case.sizes[0], case.sizes[2], case.sizes[3]),
+            ],
+            work_of=_cost,
+            rtol=5e-3,
+            atol=5e-3,
+        ),
     )
 
 
@@ -162,45 +180,60 @@ def _laid_out(case: Case, image: Array, fill: float) -> Array:
 
 
 def _windows() -> Iterator[tuple[str, Operation]]:
-    yield "conv2d", Operation(
-        lambda case, x: x[0].conv2d(
-            x[1], stride=_steps(case)[0], padding=_steps(case)[1], winograd=False
+    yield (
+        "conv2d",
+        Operation(
+            lambda case, x: x[0].conv2d(
+                x[1], stride=_steps(case)[0], padding=_steps(case)[1], winograd=False
+            ),
+            lambda case, x: np.einsum(
+                "nchwij,ocij->nohw",
+                _laid_out(case, x[0], 0),
+                x[1].astype(np.float64),
+                optimize=True,
+            ),
+            (4, 4),
+            FLOATS,
+            lambda case: [_image(case), (_outputs(case), case.sizes[1], 3, 3)],
+            work_of=_conv_cost,
         ),
-        lambda case, x: np.einsum(
-            "nchwij,ocij->nohw", _laid_out(case, x[0], 0), x[1].astype(np.float64), optimize=True
-        ),
-        (4, 4),
-        FLOATS,
-        lambda case: [_image(case), (_outputs(case), case.sizes[1], 3, 3)],
-        work_of=_conv_cost,
     )
-    yield "depthwise", Operation(
-        lambda case, x: x[0].conv2d(
-            x[1], stride=_steps(case)[0], padding=_steps(case)[1], groups=case.sizes[1]
+    yield (
+        "depthwise",
+        Operation(
+            lambda case, x: x[0].conv2d(
+                x[1], stride=_steps(case)[0], padding=_steps(case)[1], groups=case.sizes[1]
+            ),
+            lambda case, x: np.einsum(
+                "nchwij,cij->nchw", _laid_out(case, x[0], 0), x[1][:, 0].astype(np.float64)
+            ),
+            (4, 4),
+            FLOATS,
+            lambda case: [_image(case), (case.sizes[1], 1, 3, 3)],
+            work_of=_conv_cost,
         ),
-        lambda case, x: np.einsum(
-            "nchwij,cij->nchw", _laid_out(case, x[0], 0), x[1][:, 0].astype(np.float64)
+    )
+    yield (
+        "max_pool2d",
+        Operation(
+            lambda case, x: x[0].max_pool2d(3, stride=_steps(case)[0], padding=_steps(case)[1]),
+            lambda case, x: _laid_out(case, x[0], -np.inf).max((-2, -1)),
+            (4, 4),
+            FLOATS,
+            lambda case: [_image(case)],
+            work_of=_conv_cost,
         ),
-        (4, 4),
-        FLOATS,
-        lambda case: [_image(case), (case.sizes[1], 1, 3, 3)],
-        work_of=_conv_cost,
     )
-    yield "max_pool2d", Operation(
-        lambda case, x: x[0].max_pool2d(3, stride=_steps(case)[0], padding=_steps(case)[1]),
-        lambda case, x: _laid_out(case, x[0], -np.inf).max((-2, -1)),
-        (4, 4),
-        FLOATS,
-        lambda case: [_image(case)],
-        work_of=_conv_cost,
-    )
-    yield "avg_pool2d", Operation(
-        lambda case, x: x[0].avg_pool2d(3, stride=_steps(case)[0], padding=_steps(case)[1]),
-        lambda case, x: _laid_out(case, x[0], 0).mean((-2, -1)),
-        (4, 4),
-        FLOATS,
-        lambda case: [_image(case)],
-        work_of=_conv_cost,
-        rtol=2e-3,
-        atol=2e-3,
+    yield (
+        "avg_pool2d",
+        Operation(
+            lambda case, x: x[0].avg_pool2d(3, stride=_steps(case)[0], padding=_steps(case)[1]),
+            lambda case, x: _laid_out(case, x[0], 0).mean((-2, -1)),
+            (4, 4),
+            FLOATS,
+            lambda case: [_image(case)],
+            work_of=_conv_cost,
+            rtol=2e-3,
+            atol=2e-3,
+        ),
     )

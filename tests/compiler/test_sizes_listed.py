@@ -22,7 +22,8 @@ RULES = (*HOST, *NARROW, *GPU)
 # module: constants, the test file that crosses them
 ELSEWHERE = {
     "kernel.attention.gpu": (
-        "TILE_WORDS STAGED_WORDS WAVES WORTH PART_BYTES PART_KEYS", "test_attention_parts.py"
+        "TILE_WORDS STAGED_WORDS WAVES WORTH PART_BYTES PART_KEYS",
+        "test_attention_parts.py",
     ),
     "kernel.attention.matrix": ("TURNED KEPT STORED", "test_gpu_attention.py"),
     "kernel.gpu.join": ("READ", "test_gpu_rows.py"),
@@ -40,7 +41,8 @@ ELSEWHERE = {
     "methods.sorting": ("BITS BLOCK ROUND", "test_compiler_sorting.py"),
     "methods.resampling": ("FINEST", "test_compiler_resampling.py"),
     "pattern.cost": (
-        "MEMORY NEAR HELD KERNEL PARALLEL CHOICE TILES_GAIN REDUCE", "test_compiler_chain.py"
+        "MEMORY NEAR HELD KERNEL PARALLEL CHOICE TILES_GAIN REDUCE",
+        "test_compiler_chain.py",
     ),
     "plan.packing": ("PER_BYTE PER_KERNEL FETCHING THROUGH_REGISTERS", "test_packing.py"),
     "plan.repeats": ("KEPT SHORTEST TRIES FAR MANY", "test_compiler_repeats.py"),

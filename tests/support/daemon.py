@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import signal
@@ -21,6 +22,7 @@ from hcq.device import Device
 from hcq.remote.address import Address
 from hcq.remote.connection import Connection
 from tests.support.kernels import contract_object
+from tests.support.waiting import LIMIT_S
 from tools.daemon.config import Settings
 from tools.daemon.config import parse as parse_config
 from tools.daemon.daemon import Daemon
@@ -139,6 +141,11 @@ class Running:
         self._thread.join()
         self.listeners.close()
         self.daemon.close()
+
+
+def recorded(daemon: Daemon) -> None:
+    """Wait until the history has been written."""
+    concurrent.futures.wait([daemon.history._last], LIMIT_S)
 
 
 def started(folder: Path, more: str = "", count: int = 2, device: str = "cpu") -> Running:

@@ -231,7 +231,7 @@ def test_others_leases_are_an_admins() -> None:
     desk = Desk()
     desk.ask("a", device="one")
     number = desk.given["a"].number
-    with pytest.raises(AccessDenied, match="held by a"):
+    with pytest.raises(AccessDenied, match="holder=a"):
         desk.table.find(number, USER)
     assert desk.table.find(number, ADMIN) is desk.given["a"]
     with pytest.raises(BadArgument, match="lease 99 does not exist"):

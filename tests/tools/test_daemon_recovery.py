@@ -20,7 +20,7 @@ from hcq.errors import (
 from hcq.ladder import Level
 from hcq.remote.address import Address
 from hcq.remote.connection import Connection
-from tests.support.daemon import Running, scaled, settings_text, started
+from tests.support.daemon import Running, recorded, scaled, settings_text, started
 from tests.support.waiting import until
 from tools import cli
 from tools.ci import health
@@ -81,7 +81,7 @@ def treat(folder: Path, patient: Sick, **policy: Any) -> tuple[str, Record, list
         return True
 
     wall, made = Wall(), RecoveryPolicy(**policy)
-    history = CardHistory(Ledger(folder / "history.sqlite", TABLES), wall)
+    history = CardHistory(Ledger(folder / "history.sqlite", TABLES), wall, steady=wall)
     wall.time += 1000
     found = Healing(patient, made, history, pause).run("planted", Breaker(made, wall))
     history.serve([("sick", 4)])
@@ -124,7 +124,8 @@ def test_a_daemon_that_stops_does_not_go_on_trying(tmp_path: Path) -> None:
 
 def test_the_circuit_breaker(tmp_path: Path) -> None:
     wall, policy = Wall(), RecoveryPolicy(trips=2, window_s=60)
-    history, breaker = CardHistory(Ledger(tmp_path / "h", TABLES), wall), Breaker(policy, wall)
+    history = CardHistory(Ledger(tmp_path / "h", TABLES), wall, steady=wall)
+    breaker = Breaker(policy, wall)
 
     def heal() -> str:
         return Healing(Sick("reset"), policy, history, lambda seconds: True).run("planted", breaker)
@@ -199,7 +200,7 @@ def test_a_machine_is_not_rebooted_again_and_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     wall = Wall()
-    history = CardHistory(Ledger(tmp_path / "h", TABLES), wall)
+    history = CardHistory(Ledger(tmp_path / "h", TABLES), wall, steady=wall)
     assert history.may_reboot("one", "planted", 60) and not history.may_reboot("two", "x", 60)
     wall.time += 61
     assert history.may_reboot("two", "planted", 60)
@@ -252,11 +253,13 @@ def test_a_sick_card_is_recovered_or_quarantined_and_an_operator_may_try_again(
             assert scaled(gpu)
         with running.lease(wait_s=60) as gpu, running.connect() as connection:
             assert scaled(gpu), "healthy by its self-test"
+            recorded(running.daemon)
             (row,) = connection.call("devices").arguments[0]
             assert row["history"]["failures"] == 1 and row["history"]["mttr_s"] >= 0
             trouble[1] = "memory: planted"
         until(lambda: state(running) is State.QUARANTINED, "a quarantine")
         until(rebooted.exists, "a reboot")
+        recorded(running.daemon)
         assert cli.main(["lease", "ls", "--daemon", running.socket]) == 0
         told = capsys.readouterr().out
         assert "cpu                      quarantined: " in told and "(2 failures, MTBF " in told
@@ -295,6 +298,7 @@ def test_a_chip_whose_firmware_is_refused_comes_back_when_that_is_over(tmp_path:
             connection.call("recover", "*")
             with running.lease(wait_s=120) as gpu:
                 assert scaled(gpu)
+            recorded(running.daemon)
             (row,) = connection.call("devices").arguments[0]
         assert row["history"]["failures"] == 2 and row["history"]["mttr_s"] > 0
     finally:

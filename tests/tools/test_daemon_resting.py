@@ -19,7 +19,7 @@ from hcq.remote.address import Address
 from hcq.remote.connection import Connection
 from hcq.remote.request import LeaseRequest
 from hcq.telemetry import from_json
-from tests.support.daemon import ROOT, DaemonProcess, Running, scaled, settings_text
+from tests.support.daemon import ROOT, DaemonProcess, Running, recorded, scaled, settings_text
 from tests.support.waiting import until
 from tools import cli
 from tools.daemon.config import parse
@@ -208,6 +208,7 @@ def test_a_core_that_does_not_come_back_is_recovered(running: Running) -> None:
         running.lease("virtual:navi31")
     with running.lease("virtual:navi31", wait_s=60) as gpu:
         assert scaled(gpu)
+    recorded(running.daemon)
     assert running.daemon.devices()[0]["history"]["failures"] == 1
 
 
@@ -223,6 +224,7 @@ def test_a_bug_on_the_way_to_rest_has_the_card_recovered(
         running.daemon._rest(owned)
     with running.lease("virtual:navi31", wait_s=60) as gpu:
         assert scaled(gpu)
+    recorded(running.daemon)
     assert running.daemon.devices()[0]["history"]["failures"] == 1
 
 

@@ -130,3 +130,19 @@ def test_a_configured_firmware_folder_is_looked_into(tmp_path: Path) -> None:
         (folder / f"{name}.zst").touch()
     (after,) = looked.firmware([])
     assert after.state == "ok" and str(folder) in after.detail
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xff", b"0x", b"9" * 5000])
+def test_files_of_sysfs_that_are_empty_or_odd_stop_nothing(
+    machine: Machine, content: bytes
+) -> None:
+    """As they are while a card leaves."""
+    machine.add_gpu()
+    machine.add_vfio()
+    files = [each for each in (machine.root / "sys").rglob("*") if each.is_file()]
+    assert len(files) > 3
+    for file in files:
+        former = file.read_bytes()
+        file.write_bytes(content)
+        machine.findings()
+        file.write_bytes(former)

@@ -28,7 +28,7 @@ from hcq.errors import (
     HostError,
     MissingDependency,
 )
-from tests.support.daemon import ROOT
+from tests.support.daemon import ROOT, recorded
 from tests.support.descriptors import leaked, settled
 from tests.support.page import Served
 from tools.ci.history import History
@@ -335,6 +335,7 @@ def test_a_reset_that_fails_is_recovered_from(
     served.ask("POST", "/api/cards/cpu%230/reset", {}, served.token("admin"))
     until(served, "cpu#0", State.READY)
     assert len(proofs) == 2
+    recorded(served.daemon)
     assert served.daemon.history.records()["cpu#0"].failures == 1
 
 

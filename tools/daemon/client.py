@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import logging
-import os
-import select
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hcq import threads
-from hcq.errors import BadArgument, DeviceLost, NotSupported, UgpuError
+from hcq.errors import AccessDenied, BadArgument, NotSupported, UgpuError
 from hcq.remote import failures
 from hcq.remote.channel import Channel, Disconnected
 from hcq.remote.request import Grant, LeaseRequest
 from hcq.remote.session import Session
 from hcq.remote.wire import (
+    IDLE,
+    META,
     REQUESTS,
+    STRANGER,
     VERSION,
     Bytes,
     Limits,
@@ -29,45 +29,27 @@ from hcq.remote.wire import (
 
 from .holder import Holder
 from .leases import Lease, Waiter
-from .tokens import Rights
+from .peers import Peer
+from .replies import lost, plain, reply_of
+from .tokens import Rights, digest_of
 
 if TYPE_CHECKING:
     from .daemon import Daemon
 
 log = logging.getLogger(__name__)
 
-# TIMEOUT: from connecting to "hello"; a silent connection occupies a place
+# TIMEOUT: from connecting to the last byte of "hello", the TLS handshake included: a silent
+# connection occupies a place. As long may one stay whose token is revoked.
 HELLO_LIMIT_S = 10.0
+# between two checks of the token of a client that sends nothing: with a lease, and without one
+CHECK_S, CHECK_IDLE_S = 1.0, 5.0
+# bytes of sent messages that are kept for a client, beyond two of the largest messages
+KEPT = 16 << 20
 # what a client may request while its lease's device has failed
 AFTER_FAILURE = ("reset", "plan", "free", "unload", "drop")
+ANSWER_S = 2.0  # TIMEOUT: for the reply to the request under way when a lease ends; our choice
 LOOK_S = 0.05  # between checks whether a process whose connection broke still exists
 MOST_WATCHES = 64  # threads that wait for a client's timelines
-
-
-@dataclass(frozen=True)
-class Peer:
-    """The identity of a client. rights: those of a user of the UNIX socket; None: a token is
-    required. pid: of a process on this machine; 0: not known."""
-
-    name: str
-    rights: Rights | None
-    pid: int = 0
-
-    @property
-    def lives(self) -> bool:
-        """Return whether the process may still exist."""
-        if not self.pid:
-            return True
-        try:
-            handle = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return False
-        except OSError:
-            return True
-        try:
-            return not select.select([handle], [], [], 0)[0]  # readable once it has ended
-        finally:
-            os.close(handle)
 
 
 class Client:
@@ -76,7 +58,11 @@ class Client:
 
     def __init__(self, daemon: Daemon, channel: Channel, peer: Peer) -> None:
         self.daemon = daemon
-        self.session = Session(channel)
+        self.session = Session(channel, most=2 * daemon.settings.message + KEPT)
+        self._limits = STRANGER
+        self._digest = ""  # of the token, if the client has shown one
+        self._leave_at: float | None = None  # when a client without rights is disconnected
+        self.placed: Rights | None = None  # those that have a place (tools.daemon.places)
         self.number = 0  # of the session
         self._resuming = threading.Condition()
         self._next: tuple[Channel, int, Message] | None = None  # a connection that resumes this one
@@ -90,6 +76,7 @@ class Client:
         self._asked = 0  # the call that the granted lease answers
         self._watches = 0
         self._lock = threading.Lock()
+        self._handling = threading.Lock()  # a request, which may end the client's own lease
         self._calls: dict[str, Callable[[list[Any], Bytes], object]] = {
             "devices": lambda given, data: self.daemon.devices(),
             "leases": lambda given, data: self.daemon.listed(),
@@ -131,14 +118,16 @@ class Client:
                 check(message, REQUESTS)
                 if message.operation == "bye":
                     break
-                self._take(message)
+                with self._handling:
+                    if self._still_known(message.call):
+                        self._take(message)
                 if self.session.owes:
                     self.session.send(Message("ack", []))
         except Disconnected as error:
             log.debug("%s: %s", self.name, error)
         except WireError as error:
             log.info("%s lost its connection: %s", self.name, error)
-            self._quietly("error", *failures.to_wire(error))
+            self.notify("error", error)
             self.channel.farewell()
         except UgpuError as error:
             log.info("%s: %s", self.name, error)
@@ -159,13 +148,48 @@ class Client:
         """Return the next message, even if another connection replaces a broken one."""
         while True:
             try:
-                message = self.session.receive()
+                message = self.session.receive(self._until_check())
             except Disconnected:
                 if not self._resume():
                     raise
                 continue
-            assert message is not None
-            return message
+            if message is not None:
+                return message
+            self._still_known(0)
+
+    def _allow(self, limits: Limits) -> None:
+        # ORDER: `_resume` sets a new channel before it reads them, so that either sees the other.
+        self._limits = limits
+        self.channel.limits = limits
+
+    def _until_check(self) -> float | None:
+        if not self._digest:
+            return None  # a user of this machine
+        if self._leave_at is not None:
+            return max(0.0, self._leave_at - time.monotonic())
+        return CHECK_S if self.lease is not None or self._waiter is not None else CHECK_IDLE_S
+
+    def _still_known(self, call: int) -> bool:
+        """Return whether the client's token is still valid; its rights may have changed. Otherwise
+        end what it holds and waits for, and reply to `call`; soon after disconnect it."""
+        if not self._digest:
+            return True
+        try:
+            self.rights = self.daemon.tokens.rights_of(self._digest, time.time())
+            return True
+        except AccessDenied as error:
+            if self._leave_at is None:
+                self._leave_at = time.monotonic() + HELLO_LIMIT_S
+                log.info("%s: %s", self.name, error)
+                self.daemon.dismiss(self, str(error))
+            if time.monotonic() >= self._leave_at:
+                raise
+            if call:
+                self._reply(call, error)
+        except UgpuError as error:  # the file of tokens cannot be read
+            if call:
+                self._reply(call, error)
+        return False
 
     def _resume(self) -> bool:
         """Wait for the client to reconnect; return whether it did."""
@@ -185,8 +209,8 @@ class Client:
                 self._next = found
                 return False
         channel, acknowledged, reply = found
-        channel.limits = Limits(data=self.daemon.settings.message)
         self.session.replace(channel, acknowledged, reply)
+        channel.limits = self._limits
         self.session.flush()
         log.info("%s is connected again", self.name)
         return True
@@ -196,7 +220,7 @@ class Client:
         connection's thread. DeviceLost if the session is over."""
         with self._resuming:
             if self._over:
-                raise _lost()
+                raise lost()
             former, self._next = self._next, (channel, acknowledged, reply)
             self._resuming.notify_all()
         self.channel.close()  # in case the break has not been noticed
@@ -219,7 +243,7 @@ class Client:
         False if the connection resumes the session of an earlier one."""
         message = self.channel.receive(HELLO_LIMIT_S)
         if message is None:
-            raise WireError("expected a message after connecting, got none", limit_s=HELLO_LIMIT_S)
+            raise WireError("expected a message after connecting", limit_s=HELLO_LIMIT_S)
         check(message, REQUESTS)
         if message.operation != "hello":
             raise WireError(f"expected hello, got {message.operation}")
@@ -231,16 +255,18 @@ class Client:
                 )
             if self.rights is None or token is not None:
                 self.rights = self.daemon.rights(token)
+                self._digest = digest_of(token or "")
                 self.name = f"{self.rights.name} ({self.peer.name})"
             if session:
                 found = self.daemon.session(session, self.rights)
                 reply = Message("reply", [found.welcome()], message.call)
                 found.adopt(self.channel, message.acknowledged, reply)
                 return False
+            self.daemon.known(self, self.rights)
         except UgpuError as error:
             self._reply(message.call, error)
             raise
-        self.channel.limits = Limits(data=self.daemon.settings.message)
+        self._allow(IDLE)
         self.daemon.remember(self)
         self._reply(message.call, self.welcome())
         self.session.keeps = self.number != 0
@@ -297,25 +323,36 @@ class Client:
             self.notify("failed", error)
 
     def _reply(self, call: int, found: object) -> None:
-        if isinstance(found, UgpuError):
-            self.session.send(Message("error", failures.to_wire(found), call))
-        elif isinstance(found, bytes | memoryview):
-            self.session.send(Message("reply", [None], call, found))
-        else:
-            self.session.send(Message("reply", [found], call))
+        self.session.send(reply_of(call, found))
 
     def notify(self, operation: str, *arguments: object) -> None:
-        """Send an event. If the client is gone, the receiving thread notices it."""
+        """Send an event without waiting. If the client is gone, the receiving thread notices it."""
         given = list(arguments)
         if given and isinstance(given[0], UgpuError):
             given = failures.to_wire(given[0])
-        self._quietly(operation, *given)
+        self.daemon.outbox.post(self.session, Message(operation, given))
 
-    def _quietly(self, operation: str, *arguments: object) -> None:
+    def part(self) -> None:
+        """End the connection after the messages already sent, in a thread of its own."""
         try:
-            self.session.send(Message(operation, list(arguments)))
+            threads.start(threading.Thread(target=self._part, name=f"{self.name} parts"))
+        except UgpuError:
+            self.channel.close()
+
+    def _part(self) -> None:
+        answered = self._handling.acquire(timeout=ANSWER_S)
+        try:
+            self.session.flush()
+            self.channel.farewell()
         except Disconnected:
             self.channel.close()
+        finally:
+            if answered:
+                self._handling.release()
+
+    def _answer(self, found: object) -> None:
+        """Reply to the request for a lease, without waiting. In a thread of the daemon."""
+        self.daemon.outbox.post(self.session, reply_of(self._asked, found))
 
     # ---- leases ------------------------------------------------------------------------------
 
@@ -342,7 +379,7 @@ class Client:
             self._waiter = waiter
 
     def granted(self, lease: Lease) -> None:
-        """Set up a granted lease and reply. In a thread of the daemon."""
+        """Set up a granted lease and reply. In a thread of its own."""
         self._waiter = None
         owned = self.daemon.owned_by(lease.card)
         try:
@@ -350,7 +387,7 @@ class Client:
             assert device is not None
             target, hertz, socket, firmware = device.target, device.clock_hertz, "", ""
             if lease.request.kind == "transport":
-                handout = self.daemon.hand_out(owned, lease)
+                handout = self.daemon.hand_out(self, owned, lease)
                 socket, firmware = str(handout.socket), str(handout.firmware)
             timelines: dict[str, list[int]] = {}
             if lease.request.kind in ("exclusive", "shared"):
@@ -372,7 +409,9 @@ class Client:
                 socket,
                 firmware,
             )
-            self._reply(self._asked, _plain(grant.to_map()))
+            if timelines:
+                self._allow(Limits(META, self.daemon.settings.message))
+            self._answer(plain(grant.to_map()))
         except UgpuError as error:
             self.refused(error)
             self.daemon.end(self, str(error))
@@ -380,10 +419,7 @@ class Client:
     def refused(self, error: UgpuError) -> None:
         """Reply with the error of a request that was not granted."""
         self._waiter = None
-        try:
-            self._reply(self._asked, error)
-        except Disconnected:
-            self.channel.close()
+        self._answer(error)
 
     def position(self, place: int) -> None:
         """Report a waiter's place in the queue to the client."""
@@ -401,6 +437,8 @@ class Client:
     def _release(self, number: int | None) -> None:
         assert self.rights is not None
         self.daemon.release(self, number, self.rights)
+        if self.lease is None:
+            self._allow(IDLE)
 
     def _recover(self, pattern: str) -> list[str]:
         assert self.rights is not None
@@ -440,28 +478,17 @@ class Client:
             self._watches += 1
 
         def wait() -> None:
+            found: object
             try:
-                self._reply(call, held.watch(*given))
-            except Disconnected:
-                pass
+                found = held.watch(*given)
             except UgpuError as error:
-                self._reply(call, error)
+                found = error
             finally:
                 with self._lock:
                     self._watches -= 1
+            self.daemon.outbox.post(self.session, reply_of(call, found))
 
         threads.start(threading.Thread(target=wait, name=f"{self.name} waits", daemon=True))
 
     def __repr__(self) -> str:
         return f"<Client {self.name}>"
-
-
-def _lost() -> DeviceLost:
-    return DeviceLost("ugpud no longer has this session; its lease is lost")
-
-
-def _plain(found: dict[str, object]) -> dict[str, object]:
-    """Return a grant without tuples and sets, which msgpack does not distinguish from lists."""
-    target = dict(found["target"])  # type: ignore[call-overload]  # a dataclass's map
-    target["max_grid"] = list(target["max_grid"])
-    return {**found, "target": target}

@@ -5,7 +5,8 @@ socket = "/run/ugpud/ugpud.sock"    # a UNIX socket; its file mode decides who m
 mode = "0660"
 state = "/var/lib/ugpud"            # tokens, history
 log = "auto"                        # "journal", "stderr"; auto: journal under systemd
-clients = 1100                      # simultaneous connections
+clients = 1100                      # simultaneous connections of local users, and of remote ones
+user_clients = 256                  # of one user or token; not of root and the daemon's user
 message = "64M"                     # largest message, in bytes
 rest_s = 5                          # time without a lease until a card rests (GFXOFF); 0: never
 hotplug = ["pci:*", "usb:*"]        # GPUs to adopt on arrival; default: only those listed below
@@ -16,6 +17,7 @@ longest_s = 86400
 grace_s = 30                        # for a broken connection to be re-established; 0: none
 drain_s = 5                         # for unfinished work when a lease ends; then a reset
 waiters = 1000
+user_leases = 64                    # leases and waiting requests of one user or token
 preempt = false
 
 [recovery]
@@ -35,6 +37,7 @@ key = "/etc/ugpud/key.pem"
 listen = "127.0.0.1:7848"
 certificate = "/etc/ugpud/cert.pem" # with key: TLS, required for any address but loopback
 key = "/etc/ugpud/key.pem"
+names = ["gpu-1.example"]           # of the machine or of a proxy before it; default: its own
 verdicts = "/var/lib/ci/gpu.sqlite" # the history of hardware CI to show; default: none
 
 [otlp]                              # metrics and events to an OpenTelemetry collector
@@ -64,6 +67,7 @@ from urllib.parse import urlsplit
 from hcq.errors import BadArgument, HostError
 from hcq.remote.address import PORT, user_socket
 from hcq.remote.request import byte_count
+from hcq.text import is_plain, one_line
 
 from . import journal
 from .leases import Policy
@@ -71,6 +75,7 @@ from .recovery import RecoveryPolicy
 
 FILES = (Path("/etc/ugpud/ugpud.toml"),)
 _MOST_DEVICES = 256
+_MOST_BYTES = 1 << 20
 PAGE_PORT = 7848
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -103,13 +108,15 @@ class TcpSettings:
 @dataclass(frozen=True)
 class PageSettings:
     """[page]: the address that the web page listens at; a certificate and its key for TLS;
-    verdicts: the history of hardware CI (tools.ci.history)."""
+    verdicts: the history of hardware CI (tools.ci.history); names: further names of the host by
+    which browsers may reach it."""
 
     host: str
     port: int
     certificate: Path | None = None
     key: Path | None = None
     verdicts: Path | None = None
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,6 +149,7 @@ class Settings:
     log: str = "auto"
     page: PageSettings | None = None
     otlp: OtlpSettings | None = None
+    user_clients: int = 256
 
 
 def read(path: Path | None) -> Settings:
@@ -153,16 +161,23 @@ def read(path: Path | None) -> Settings:
             remedy=("create it (docs/daemon.md), or run ugpud --config FILE"),
         )
     try:
-        return parse(found.read_text("utf-8"), str(found))
+        with found.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        text = content.decode("utf-8")
     except OSError as error:
         raise HostError(f"cannot read {found}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise BadArgument(f"{found} is not UTF-8: {error}") from None
+    if len(content) > _MOST_BYTES:
+        raise BadArgument(f"{found} has more than {_MOST_BYTES} bytes")
+    return parse(text, str(found))
 
 
 def parse(text: str, name: str = "ugpud.toml") -> Settings:
     """Check a configuration. BadArgument names the file and the key."""
     try:
         given = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also of an int with 5,000 digits
         raise BadArgument(f"{name} is not TOML: {error}") from None
     top = _Section(name, "", given)
     daemon = _Section(name, "[daemon] ", top.table("daemon"))
@@ -179,6 +194,7 @@ def parse(text: str, name: str = "ugpud.toml") -> Settings:
         lease.seconds("longest_s", usual.longest_s),
         lease.number("waiters", usual.waiters, 1, 1 << 20),
         lease.take("preempt", bool, usual.preempt),
+        lease.number("user_leases", usual.user_leases, 1, 1 << 20),
     )
     drain_s = lease.seconds("drain_s", 5.0)
     grace_s = lease.seconds("grace_s", 30.0, zero=True)
@@ -208,6 +224,7 @@ def parse(text: str, name: str = "ugpud.toml") -> Settings:
         daemon.choice("log", journal.CHOICES),
         page,
         otlp,
+        daemon.number("user_clients", 256, 1, 1 << 16),
     )
     daemon.end()
     return settings
@@ -248,14 +265,16 @@ def _page(section: _Section) -> PageSettings:
     if certificate is None and host not in _LOOPBACK:
         expected = f"one of {', '.join(_LOOPBACK)}, or a certificate and a key"
         raise section.bad("listen", expected, host)
+    names = section.take("names", list, [])
+    if not all(isinstance(each, str) and each for each in names):
+        raise section.bad("names", "a list of host names", names)
     section.end()
-    return PageSettings(host, port, certificate, key, verdicts)
+    return PageSettings(host, port, certificate, key, verdicts, tuple(names))
 
 
 def _otlp(section: _Section) -> OtlpSettings:
     endpoint: str = section.take("endpoint", str, "http://127.0.0.1:4318")
-    found = urlsplit(endpoint)
-    if found.scheme not in ("http", "https") or not found.hostname or found.query:
+    if not _is_endpoint(endpoint):
         raise section.bad("endpoint", 'a URL such as "http://127.0.0.1:4318"', endpoint)
     interval_s = section.seconds("interval_s", 15.0)
     headers: dict[str, str] = section.take("headers", dict, {})
@@ -264,6 +283,16 @@ def _otlp(section: _Section) -> OtlpSettings:
     certificate = section.take("certificate", str, "")
     section.end()
     return OtlpSettings(endpoint, interval_s, headers, Path(certificate) if certificate else None)
+
+
+def _is_endpoint(text: str) -> bool:
+    try:
+        found = urlsplit(text)
+        port = found.port
+    except ValueError:  # such as of "http://[" or a port that is not a number
+        return False
+    well = found.scheme in ("http", "https") and bool(found.hostname) and not found.query
+    return well and (port is None or port > 0)
 
 
 def _device(name: str, number: int, row: object) -> DeviceSettings:
@@ -302,13 +331,17 @@ class _Section:
 
     def bad(self, key: str, expected: str, value: object) -> BadArgument:
         """Return the error for one key."""
-        return BadArgument(f"{self._file}: {self._title}{key}: expected {expected}, got {value!r}")
+        shown = repr(value)
+        shown = shown if len(shown) <= 100 else f"{shown[:100]}..."
+        return BadArgument(f"{self._file}: {self._title}{key}: expected {expected}, got {shown}")
 
     def take(self, key: str, kind: type, usual: Any) -> Any:  # Any: a value of `kind`
         self._known.append(key)
         value = self._given.pop(key, usual)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise self.bad(key, _KINDS[kind], value)
+        if isinstance(value, str) and not is_plain(value):
+            raise self.bad(key, "text without control characters", value)
         return value
 
     def choice(self, key: str, choices: Sequence[str]) -> str:
@@ -331,7 +364,8 @@ class _Section:
         """Return an address and a port. port: the default port, on loopback."""
         text: str = self.take(key, str, f"127.0.0.1:{port}")
         host, _, number = text.rpartition(":")
-        if not host or not number.isascii() or not number.isdecimal() or int(number) >= 1 << 16:
+        well = number.isascii() and number.isdecimal() and len(number) <= 5
+        if not host or not well or int(number) >= 1 << 16:
             raise self.bad(key, f'an address and a port such as "0.0.0.0:{port}"', text)
         return host.strip("[]"), int(number)
 
@@ -368,7 +402,8 @@ class _Section:
         """Raise BadArgument for keys that were not taken. known: further valid keys."""
         if self._given:
             every = dict.fromkeys((*self._known, *known))
-            unknown, there = ", ".join(sorted(self._given)), ", ".join(every)
+            unknown = one_line(", ".join(sorted(self._given)))[:200]
+            there = ", ".join(every)
             raise BadArgument(
                 f"{self._file}: {self._title}unknown key {unknown}; there are: {there}"
             )

@@ -17,20 +17,24 @@ from collections.abc import Callable
 import hcq
 from hcq import threads
 from hcq.device import Device
-from hcq.errors import AccessDenied, BadArgument, DeviceBusy, DeviceLost, UgpuError
+from hcq.errors import AccessDenied, BadArgument, DeviceLost, UgpuError
 from hcq.remote.channel import Channel
 from hcq.remote.request import LeaseRequest
 from hcq.transport.system import System
 
 from .apart import ApartDriver
 from .cleaning import clean, overwrite_commands
-from .client import Client, Peer
+from .client import Client
 from .config import Settings
 from .events import FAILED, LEASE_ENDED, tell
 from .handout import Handout
 from .holder import Holder
 from .leases import Lease, State, Waiter
+from .outbox import Outbox
 from .owned import Owned
+from .peers import Peer
+from .places import STRANGERS, Crowd, Places, share
+from .replies import lost
 from .tokens import Rights, Tokens
 from .ward import Ward
 
@@ -56,6 +60,15 @@ class Daemon(Ward):
         super().__init__(settings, now, system, opener)
         self.tokens = Tokens(settings.state / "tokens.json")
         self.clients: set[Client] = set()
+        self.outbox = Outbox()
+        self._strangers: dict[bool, Crowd[Client]] = {
+            local: Crowd(share(1, STRANGERS)) for local in (False, True)
+        }
+        most = share(4, settings.clients)
+        self._places = {
+            local: Places(most, settings.user_clients, "clients", "user_clients in [daemon]")
+            for local in (False, True)
+        }
         self._sessions: dict[int, Client] = {}
         self._note_at = now() + NOTE_S
         self._keeper = threading.Thread(target=self._keep_time, name="ugpud time", daemon=True)
@@ -65,6 +78,7 @@ class Daemon(Ward):
     def start(self) -> None:
         """Boot all devices, each in a job. Devices that do not boot are quarantined."""
         threads.start(self._keeper)
+        self.outbox.start()
         self.start_cards()
 
     def close(self) -> None:
@@ -80,6 +94,7 @@ class Daemon(Ward):
             client.channel.close()
         self.wait_until_left()
         self.close_cards()
+        self.outbox.close()
         if self._keeper.ident is not None:
             self._keeper.join()
 
@@ -101,20 +116,20 @@ class Daemon(Ward):
     # ---- clients -----------------------------------------------------------------------------
 
     def serve(self, channel: Channel, peer: Peer) -> None:
-        """Serve a connection in its own thread; refuse it if there are too many."""
+        """Serve a connection in its own thread. The caller does not wait. If there are too many
+        that have not shown who they are, one of them is closed."""
         client = Client(self, channel, peer)
         with self._tick:
-            full = len(self.clients) >= self.settings.clients
-            if not full and not self._closed:
+            closed = self._closed
+            if not closed:
                 self.clients.add(client)
-        if full or self._closed:
-            client.notify(
-                "failed",
-                DeviceBusy("this ugpud serves no more clients", limit=self.settings.clients),
-            )
+        if closed:
             channel.close()
             channel.release()
             return
+        loser = self._strangers[peer.local].enter(client, peer.origin)
+        if loser is not None:
+            loser.channel.close()  # its thread cleans up
         former = threading.stack_size(_STACK)
         try:
             threads.start(threading.Thread(target=client.run, name=peer.name, daemon=True))
@@ -123,6 +138,35 @@ class Daemon(Ward):
             raise
         finally:
             threading.stack_size(former)
+
+    def known(self, client: Client, rights: Rights) -> None:
+        """Give a place to a client that has shown who it is; DeviceBusy if there is none."""
+        self._places[client.peer.local].take(rights)
+        client.placed = rights
+        self._strangers[client.peer.local].leave(client)
+
+    def dismiss(self, client: Client, reason: str) -> None:
+        """End what a client without rights has: its lease, its place in the queue, its place among
+        the clients. In the client's thread."""
+        with self._tick:
+            waiter = client.leave()
+            if waiter is not None:
+                self.table.leave(waiter)
+        lease = client.lease
+        if lease is not None:
+            self._tell_ended(client, lease, reason)
+        client.notify("ended", reason)
+        self.end(client, reason)
+        if waiter is not None:
+            client.refused(AccessDenied(reason))
+        self._give_place_back(client)
+        self._strangers[client.peer.local].enter(client, client.peer.origin)
+
+    def _give_place_back(self, client: Client) -> None:
+        self._strangers[client.peer.local].leave(client)
+        rights, client.placed = client.placed, None
+        if rights is not None:
+            self._places[client.peer.local].give_back(rights)
 
     def gone(self, client: Client) -> None:
         """End everything that a closed connection holds and waits for. In the client's thread."""
@@ -139,6 +183,7 @@ class Daemon(Ward):
     def left(self, client: Client) -> None:
         """Forget a client whose thread ends. Its resources are cleaned up, or another client has
         them."""
+        self._give_place_back(client)
         with self._tick:
             self.clients.discard(client)
             self._tick.notify_all()
@@ -155,7 +200,7 @@ class Daemon(Ward):
         with self._tick:
             found = self._sessions.get(number)
         if found is None or found.rights != rights:
-            raise DeviceLost("ugpud no longer has this session; its lease is lost")
+            raise lost()
         return found
 
     def rights(self, token: str | None) -> Rights:
@@ -172,7 +217,7 @@ class Daemon(Ward):
         def give(lease: Lease) -> None:
             given.append(lease)
             client.lease = lease
-            self._jobs.submit(client.granted, lease)
+            self._start_grant(client, lease)
 
         def end(reason: str) -> None:
             if given:
@@ -185,8 +230,20 @@ class Daemon(Ward):
             self._tick.notify_all()
             if given:
                 return None
-            client.position(self.table.position(waiter))
-            return waiter
+            place = self.table.position(waiter)
+        client.position(place)
+        return waiter
+
+    def _start_grant(self, client: Client, lease: Lease) -> None:
+        """Set up a lease in a thread of its own: other leases do not wait for its device."""
+        name = f"lease {lease.number}"
+        try:
+            threads.start(
+                threading.Thread(target=client.granted, args=(lease,), name=name, daemon=True)
+            )
+        except UgpuError as error:
+            log.error("lease %d cannot be set up: %s", lease.number, error)
+            self._jobs.submit(self._end_told, client, lease, str(error))
 
     def extend(self, client: Client, number: int | None, limit_s: float, rights: Rights) -> float:
         """See Table.extend."""
@@ -206,12 +263,10 @@ class Daemon(Ward):
             lease.finish(f"released by {client.name}")
 
     def end_lease(self, number: int, rights: Rights) -> None:
-        """End any holder's lease. AccessDenied unless the caller is an admin; BadArgument if the
-        lease does not exist."""
+        """End any holder's lease. AccessDenied unless the caller is an admin of its device;
+        BadArgument if the lease does not exist."""
         with self._tick:
             lease = self.table.find(number, rights)
-            if not rights.covers(lease.card):
-                raise AccessDenied(f"the rights of {rights.name} do not include {lease.card.name}")
         lease.finish(f"released by {rights.name}")
 
     def _lease(self, client: Client, number: int | None, rights: Rights) -> Lease:
@@ -223,14 +278,17 @@ class Daemon(Ward):
         return self.table.find(number, rights)
 
     def _end_told(self, client: Client, lease: Lease, reason: str) -> None:
-        """End a client's lease: notify the client and close its connection."""
+        """End a client's lease: notify the client and close its connection. Does not wait."""
         if client.lease is lease:
             client.notify("ended", reason)
-            tell(log, LEASE_ENDED, f"lease {lease.number} of {client.name} ends: {reason}",
-                 device=lease.card.name, lease=lease.number, holder=client.name,
-                 reason=reason)  # fmt: skip
+            self._tell_ended(client, lease, reason)
             client.cut()
-            client.channel.farewell()  # its thread cleans up
+            client.part()  # its thread cleans up
+
+    def _tell_ended(self, client: Client, lease: Lease, reason: str) -> None:
+        tell(log, LEASE_ENDED, f"lease {lease.number} of {client.name} ends: {reason}",
+             device=lease.card.name, lease=lease.number, holder=client.name,
+             reason=reason)  # fmt: skip
 
     def end(self, client: Client, reason: str) -> None:
         """Clean up after a lease: drain its work or reset the device, free its memory, check the
@@ -326,11 +384,13 @@ class Daemon(Ward):
             self._end_holder(owned, holder)
         return None
 
-    def hand_out(self, owned: Owned, lease: Lease) -> Handout:
-        """Hand a device's chip to the holder of a lease."""
-        folder = self.settings.socket.parent / f"lease-{lease.number}"
+    def hand_out(self, client: Client, owned: Owned, lease: Lease) -> Handout:
+        """Hand a device's chip to the holder of a lease. DeviceLost if the lease is over by now."""
+        parent, name = self.settings.socket.parent, f"lease-{lease.number}"
         with owned.lock:
-            return owned.hand_out(folder, self.settings.mode)
+            if client.lease is not lease:
+                raise DeviceLost(f"lease {lease.number} is over")
+            return owned.hand_out(parent, name, client.peer.user)
 
     def wait_until_left(self) -> None:
         """Return when no client is connected."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
+import tempfile
 import threading
 from pathlib import Path
 
@@ -33,27 +36,49 @@ def chip_of(name: str, options: dict[str, object]) -> Chip | None:
 class Handout:
     """A chip at a socket. `close` takes it back, and the driver at the other end loses it."""
 
-    def __init__(self, chip: Chip, folder: Path, mode: int) -> None:
-        """folder: receives the socket and the firmware images; HostError if that is not
-        possible."""
+    def __init__(self, chip: Chip, parent: Path, name: str, user: int) -> None:
+        """parent: the folder of a new folder for the socket and the firmware images, whose name
+        begins with `name`; HostError if that is not possible. user: the only one who may
+        connect."""
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            # A new folder: one that another user made first, or a link, is never used.
+            self._folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
         except OSError as error:
-            raise HostError(f"cannot create {folder}: {error.strerror}") from None
-        self.socket = folder / "gpu.sock"
-        self.firmware = folder / "firmware"
-        write_firmware(chip.facts, self.firmware)
-        self._server = Server(self.socket, ServedChip(chip))
+            raise HostError(f"cannot create a folder in {parent}: {error.strerror}") from None
         try:
-            self.socket.chmod(mode)
+            self._open(chip, user)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    def _open(self, chip: Chip, user: int) -> None:
+        self.socket = self._folder / "gpu.sock"
+        self.firmware = self._folder / "firmware"
+        write_firmware(chip.facts, self.firmware)
+        self._server = Server(self.socket, ServedChip(chip), user=user)
+        try:
+            if user != os.geteuid():
+                self._let_in(user)
             self._thread = threading.Thread(target=self._server.run, name="vfio-user", daemon=True)
             threads.start(self._thread)
         except BaseException:
             self._server.stop()
             raise
 
+    def _let_in(self, user: int) -> None:
+        """Let the holder reach socket and images. The server compares the user of a connection, so
+        that permissions for others are harmless where ugpud cannot give the socket away."""
+        self._folder.chmod(0o711)
+        self.firmware.chmod(0o755)
+        for image in self.firmware.iterdir():
+            image.chmod(0o644)
+        self.socket.chmod(0o666)
+        if os.geteuid() == 0:
+            os.chown(self.socket, user, -1, follow_symlinks=False)
+            self.socket.chmod(0o600)
+
     def close(self) -> None:
         """End the service and its client's connection."""
         self._server.stop()
         self._thread.join()
-        self.socket.unlink(missing_ok=True)
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -58,15 +58,23 @@ class Quarantine:
 
 
 class CardHistory:
-    """wall: seconds since 1970. boot: identifies this boot of the machine. Thread-safe."""
+    """wall: seconds since 1970, which may jump. steady: a clock for durations. boot: identifies
+    this boot of the machine. Thread-safe."""
 
     def __init__(
-        self, ledger: Ledger, wall: Callable[[], float] = time.time, boot: str = ""
+        self,
+        ledger: Ledger,
+        wall: Callable[[], float] = time.time,
+        boot: str = "",
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
         self._boot = boot
         self._wall = wall
+        self._steady = steady
         self._since = wall()
+        self._started = steady()
+        self._failed: dict[int, float] = {}  # steady time of each failure that is being treated
 
     @staticmethod
     def at(path: Path) -> CardHistory:
@@ -75,7 +83,7 @@ class CardHistory:
             boot = _BOOT_ID.read_text("ascii").strip()
         except OSError:
             boot = ""
-        return CardHistory(Ledger(path, TABLES), boot=boot)
+        return CardHistory(Ledger(path, TABLES, private=True), boot=boot)
 
     @property
     def trouble(self) -> str:
@@ -85,7 +93,8 @@ class CardHistory:
     def serve(self, leases: Iterable[tuple[str, int]]) -> None:
         """Record that cards have been in service until now. leases: name of each card and number of
         its leases since the daemon started."""
-        rows = [(name, self._since, self._wall(), count) for name, count in leases]
+        until = self._since + self._steady() - self._started
+        rows = [(name, self._since, until, count) for name, count in leases]
         self._ledger.write(
             lambda database: database.executemany(
                 "INSERT OR REPLACE INTO service VALUES (?, ?, ?, ?)", rows
@@ -94,7 +103,7 @@ class CardHistory:
 
     def failed(self, device: str, reason: str) -> int | None:
         """Record a failure; return its number for `ended`, None if it cannot be written."""
-        return self._ledger.write(
+        number = self._ledger.write(
             lambda database: (
                 database.execute(
                     "INSERT INTO incident VALUES (NULL, ?, ?, ?, NULL, '', '')",
@@ -102,14 +111,19 @@ class CardHistory:
                 ).lastrowid
             )
         )
+        if number is not None:
+            self._failed[number] = self._steady()
+        return number
 
     def ended(self, number: int | None, outcome: str, tried: str) -> None:
         """Record the outcome of a failure, "recovered" or "quarantined", and what was tried."""
         if number is not None:
+            now = self._steady()
+            passed = now - self._failed.pop(number, now)
             self._ledger.write(
                 lambda database: database.execute(
-                    "UPDATE incident SET ended = ?, outcome = ?, tried = ? WHERE id = ?",
-                    (self._wall(), outcome, tried, number),
+                    "UPDATE incident SET ended = time + ?, outcome = ?, tried = ? WHERE id = ?",
+                    (passed, outcome, tried, number),
                 )
             )
 
@@ -133,16 +147,15 @@ class CardHistory:
     def quarantines(self) -> dict[str, Quarantine]:
         """Return the stored quarantines by device. A quarantine after a failed recovery does not
         outlast the machine's boot, because a reboot is the ladder's last rung."""
-        found: dict[str, Quarantine] = {}
         if not self._ledger.path.is_file():
-            return found
-        with contextlib.suppress(sqlite3.Error, OSError), self._ledger.opened() as database:
-            rows = database.execute(
+            return {}
+        found = self._ledger.write(
+            lambda database: database.execute(
                 "SELECT device, reason, operator FROM quarantine WHERE operator OR boot = ?",
                 (self._boot,),
-            )
-            found = {device: Quarantine(reason, bool(by)) for device, reason, by in rows}
-        return found
+            ).fetchall()
+        )
+        return {device: Quarantine(reason, bool(by)) for device, reason, by in found or ()}
 
     def may_reboot(self, device: str, reason: str, every_s: float) -> bool:
         """Record a reboot of the machine and return True. Return False if the last reboot is less
@@ -151,7 +164,7 @@ class CardHistory:
 
         def take(database: sqlite3.Connection) -> bool:
             (last,) = database.execute("SELECT max(time) FROM reboot").fetchone()
-            if last is not None and last > now - every_s:
+            if last is not None and abs(now - last) < every_s:  # the clock may have gone back
                 return False
             database.execute("INSERT INTO reboot VALUES (?, ?, ?)", (now, device, reason))
             return True
@@ -165,12 +178,13 @@ class CardHistory:
             return found
         with contextlib.suppress(sqlite3.Error, OSError), self._ledger.opened() as database:
             service = database.execute(
-                "SELECT device, sum(until - since), sum(leases) FROM service GROUP BY device"
+                "SELECT device, sum(max(0, until - since)), sum(leases) "
+                "FROM service GROUP BY device"
             )
             rows = {name: (seconds, leases) for name, seconds, leases in service}
             incidents = database.execute(
-                "SELECT device, count(*), sum(ended - time), "
-                "avg(CASE outcome WHEN 'recovered' THEN ended - time END) "
+                "SELECT device, count(*), sum(max(0, ended - time)), "
+                "avg(CASE outcome WHEN 'recovered' THEN max(0, ended - time) END) "
                 "FROM incident GROUP BY device"
             )
             bad = {name: rest for name, *rest in incidents}

@@ -29,7 +29,7 @@ from .config import DeviceSettings, Settings
 from .daemon import Daemon
 from .forks import MOST
 from .leases import Policy
-from .listen import peer_of
+from .peers import peer_of
 from .sandbox import confine
 
 _FOREVER_S = 1e9  # the outer daemon's lease has the limit

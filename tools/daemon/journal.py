@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hcq.errors import BadArgument
+from hcq.text import lines
 
 from .events import JOURNAL_LOST, event_of
 
@@ -85,7 +86,7 @@ class JournalHandler(logging.Handler):
             if self.lost:
                 self._send(encoded(dict(self._loss())))
                 self.lost = 0
-            self._send(encoded(dict(_fields(record))))
+            self._send(encoded({name: lines(value) for name, value in _fields(record)}))
         except OSError:
             self.lost += 1
         except Exception:
@@ -135,7 +136,7 @@ def _fields(record: logging.LogRecord) -> Iterator[tuple[str, str]]:
     yield "LOGGER", record.name
     yield "CODE_FILE", record.pathname
     yield "CODE_LINE", str(record.lineno)
-    yield "CODE_FUNC", record.funcName
+    yield "CODE_FUNC", record.funcName or ""
     yield "THREAD_NAME", record.threadName or ""
     if event is not None:
         yield "MESSAGE_ID", event.kind.message_id

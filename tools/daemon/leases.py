@@ -95,6 +95,7 @@ class Lease:
     ends: float
     end: Callable[[str], None]
     since: float = 0.0
+    user: str = ""  # whom the limits of one user count
     told: bool = False  # its end was announced, its device is not clean yet
 
     def finish(self, reason: str) -> None:
@@ -138,13 +139,15 @@ class Waiter:
 @dataclass(frozen=True)
 class Policy:
     """usual_s: duration of a lease whose request names no limit. longest_s: the longest duration of
-    any lease. waiters: the most waiting requests. preempt: whether a request of higher priority
-    ends leases of lower priority."""
+    any lease. waiters: the most waiting requests. user_leases: the most leases and waiting requests
+    of one user or token. preempt: whether a request of higher priority ends leases of lower
+    priority."""
 
     usual_s: float = 3600.0
     longest_s: float = 86400.0
     waiters: int = 1000
     preempt: bool = False
+    user_leases: int = 64
 
 
 class Table:
@@ -171,15 +174,13 @@ class Table:
     ) -> Waiter:
         """Queue a request; `give` is called immediately if a device is free. Raises if the request
         can never be served; DeviceBusy if no device is free and the request does not wait."""
-        rights.check(request)
-        self._check_possible(request, rights)
+        action = "see" if request.kind == "observer" else "lease"
+        rights.check(action)
+        self._check_possible(request, rights, action)
+        self._check_count(rights)
         waiter = Waiter(
             request, rights, holder, next(self._orders), self.now() + request.wait_s, give, end
         )
-        if len(self.waiters) >= self.policy.waiters:
-            raise DeviceBusy(
-                "too many requests are waiting at this ugpud", limit=self.policy.waiters
-            )
         self.waiters.append(waiter)
         if self.policy.preempt:
             self._preempt_for(waiter)
@@ -217,16 +218,16 @@ class Table:
         self.serve()
 
     def find(self, number: int, rights: Rights) -> Lease:
-        """Return a lease by its number. AccessDenied unless the rights allow changing other
-        holders' leases."""
+        """Return a lease by its number. AccessDenied unless the rights allow changing it, whoever
+        holds it."""
         lease = self.leases.get(number)
         if lease is None:
             raise BadArgument(f"lease {number} does not exist; see `ugpu lease ls`")
-        if not rights.admin:
-            raise AccessDenied(
-                f"lease {number} is held by {lease.holder}: only an admin may change it",
-                remedy="ugpud token create --role admin",
-            )
+        try:
+            rights.check("end", lease.card)
+        except AccessDenied as error:
+            error.add_facts(holder=lease.holder)
+            raise
         return lease
 
     # ---- time and devices --------------------------------------------------------------------
@@ -292,8 +293,9 @@ class Table:
         limit = min(request.limit_s or self.policy.usual_s, self.policy.longest_s)
         memory = card.share(request) if request.kind == "shared" else request.memory or card.memory
         lease = Lease(
-            next(self._numbers), card, request, waiter.holder, memory, now + limit, waiter.end, now
-        )
+            next(self._numbers), card, request, waiter.holder, memory, now + limit, waiter.end, now,
+            waiter.rights.who,
+        )  # fmt: skip
         card.leases.append(lease)
         self.leases[lease.number] = lease
         if lease.holds:
@@ -329,17 +331,30 @@ class Table:
             and (request.kind != "transport" or card.transport)
         ]
 
-    def _check_possible(self, request: LeaseRequest, rights: Rights) -> None:
+    def _check_count(self, rights: Rights) -> None:
+        """Raise DeviceBusy if too many requests wait, or the user has too many leases and waiting
+        requests."""
+        if len(self.waiters) >= self.policy.waiters:
+            raise DeviceBusy(
+                "too many requests are waiting at this ugpud", limit=self.policy.waiters
+            )
+        most = self.policy.user_leases
+        own = sum(each.rights.who == rights.who for each in self.waiters)
+        own += sum(each.user == rights.who for each in self.leases.values())
+        if rights.limited and own >= most:
+            raise DeviceBusy(
+                f"{rights.name} has {own} leases and waiting requests, at most {most} are allowed",
+                remedy="end some of them; an admin may raise user_leases in [lease]",
+            )
+
+    def _check_possible(self, request: LeaseRequest, rights: Rights, action: str) -> None:
         named = [card for card in self.cards if card.matches(request.device)]
         have = ", ".join(card.name for card in self.cards) or "none"
         if not named:
             raise DeviceNotFound(f"no device matches {request.device!r}; this ugpud has: {have}")
         allowed = [card for card in named if rights.covers(card)]
         if not allowed:
-            raise AccessDenied(
-                f"the rights of {rights.name} do not include {named[0].name}",
-                remedy=f"ugpud token create --device '{request.device}' --role use",
-            )
+            rights.check(action, named[0])
         large = [card for card in allowed if request.memory <= card.memory]
         if not large:
             most = max(card.memory for card in allowed)

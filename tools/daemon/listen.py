@@ -6,32 +6,26 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import pwd
+import select
 import selectors
 import socket
 import ssl
 import stat
-import struct
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hcq import threads
+from hcq import ownfolder
 from hcq.errors import DeviceBusy, HostError, UgpuError
 from hcq.remote.channel import Channel
 from hcq.remote.wire import STRANGER
 
-from .client import Peer
 from .config import Settings
-from .ports import BACKLOG, bound, server_context
-from .tokens import Rights
+from .peers import Peer, peer_of
+from .ports import BACKLOG, PAUSE_S, Spare, bound, server_context
 
 log = logging.getLogger(__name__)
 
 _FIRST = 3  # descriptor: sd_listen_fds(3)
-_CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
-# TIMEOUT: of a TLS handshake, as of "hello"
-HANDSHAKE_LIMIT_S = 10.0
 
 Serve = Callable[[Channel, Peer], None]
 
@@ -43,6 +37,7 @@ class Listeners:
         self._serve = serve
         self._sockets: list[tuple[socket.socket, ssl.SSLContext | None]] = []
         self._path: Path | None = None
+        self._spare = Spare()
         self._stopping, self._wake = socket.socketpair()
         try:
             tcp = settings.tcp
@@ -78,10 +73,13 @@ class Listeners:
                 made.setblocking(False)
                 selector.register(made, selectors.EVENT_READ, (made, context))
             while True:
+                pause = False
                 for key, _ in selector.select():
                     if key.data is None:
                         return
-                    self._accept(*key.data)
+                    pause |= not self._accept(*key.data)
+                if pause and select.select([self._stopping], [], [], PAUSE_S)[0]:
+                    return
 
     def stop(self) -> None:
         """End `run`. From any thread or from a signal handler."""
@@ -94,57 +92,55 @@ class Listeners:
             made.close()
         self._stopping.close()
         self._wake.close()
+        self._spare.close()
         path, self._path = self._path, None
         if path is not None:
             with contextlib.suppress(OSError):
                 path.unlink()
 
-    def _accept(self, made: socket.socket, context: ssl.SSLContext | None) -> None:
+    def _accept(self, made: socket.socket, context: ssl.SSLContext | None) -> bool:
+        """Accept one connection. Return False if the system has no descriptor for it."""
         try:
             connection, address = made.accept()
-        except OSError as error:  # disconnected again, or no descriptors left
-            log.warning("a connection could not be accepted: %s", error)
-            return
+        except OSError as error:
+            return self._spare.refused(made, error)
+        self._spare.accepted()
         try:
             if context is None:
                 self._serve(Channel(connection, STRANGER), peer_of(connection))
             else:
-                work = threading.Thread(
-                    target=self._shake_hands, args=(connection, context, address), daemon=True
+                host, port = address[:2]
+                # The first call of `receive` shakes hands, in the client's thread and limit.
+                secure = context.wrap_socket(
+                    connection, server_side=True, do_handshake_on_connect=False
                 )
-                threads.start(work)
+                connection = secure
+                peer = Peer(f"{host}:{port}", None, origin=str(host))
+                self._serve(Channel(secure, STRANGER), peer)
         except (UgpuError, OSError) as error:
             log.warning("a connection could not be served: %s", error)
             connection.close()
-
-    def _shake_hands(
-        self, connection: socket.socket, context: ssl.SSLContext, address: tuple[str, int]
-    ) -> None:
-        """Do the TLS handshake in a thread: an unknown peer may be slow."""
-        where = f"{address[0]}:{address[1]}"
-        try:
-            connection.settimeout(HANDSHAKE_LIMIT_S)
-            secure = context.wrap_socket(connection, server_side=True)
-            self._serve(Channel(secure, STRANGER), Peer(where, None))
-        except (UgpuError, OSError) as error:
-            log.info("%s failed the TLS handshake: %s", where, error)
-            connection.close()
+        return True
 
     def _local(self, settings: Settings) -> socket.socket:
         path = settings.socket
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _check_folder(path.parent)
             _remove_stale(path)
+            # The kernel gives the file the mode that the socket has at bind(2), less the umask:
+            # never more than this.
+            os.fchmod(made.fileno(), settings.mode)
             made.bind(str(path))
             self._path = path
             path.chmod(settings.mode)
             made.listen(BACKLOG)
             return made
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
             made.close()
+            reason = error.strerror if isinstance(error, OSError) else None
             raise HostError(
-                f"cannot listen on {path}: {error.strerror or error}",
+                f"cannot listen on {path}: {reason or error}",
                 remedy="set socket in [daemon] to a path in a folder writable by this user",
             ) from None
         except BaseException:
@@ -152,18 +148,29 @@ class Listeners:
             raise
 
 
-def peer_of(connection: socket.socket) -> Peer:
-    """Return the identity of a UNIX socket's peer, as the kernel reports it. The daemon's user and
-    root are admins. The socket's file mode decides who else can connect."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(raw)
+def _check_folder(folder: Path) -> None:
+    """Make the folder of the socket if it is missing. HostError if another user could replace the
+    socket: a folder that is another user's, or that others can write unless it is sticky."""
+    if not folder.exists():
+        ownfolder.make_private(folder)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        user = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        user = f"uid {uid}"
-    role = "admin" if uid in (0, os.geteuid()) else "use"
-    name = f"{user}, pid {pid}"
-    return Peer(name, Rights(name, role), pid)
+        found = os.fstat(handle)
+    finally:
+        os.close(handle)
+    remedy = "set socket in [daemon] to a path in a folder of the user that runs ugpud"
+    if found.st_uid not in (0, os.geteuid()):
+        raise HostError(
+            f"the folder {folder} of the socket belongs to user {found.st_uid}, expected "
+            f"{os.geteuid()} or root",
+            remedy=remedy,
+        )
+    if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
+        mode = stat.S_IMODE(found.st_mode)
+        raise HostError(
+            f"the folder {folder} of the socket can be written by others (mode {mode:04o})",
+            remedy=remedy,
+        )
 
 
 def _remove_stale(path: Path) -> None:
@@ -175,6 +182,8 @@ def _remove_stale(path: Path) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise HostError(f"{path} exists and is not a socket", remedy="remove it")
+    if path.lstat().st_uid != os.geteuid():
+        raise HostError(f"{path} is a socket of another user", remedy="remove it")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))

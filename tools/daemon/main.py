@@ -19,13 +19,16 @@ from types import FrameType
 
 from hcq.errors import BadArgument, UgpuError, UsageError
 from hcq.log import configure, remove
+from hcq.text import lines
 
 from . import journal
 from .config import Settings, read
 from .daemon import Daemon
+from .later import Later
 from .leases import State
 from .listen import Listeners
 from .outlets import Outlet, outlets
+from .places import raise_limit
 from .tokens import ROLES, Tokens
 
 _TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -44,17 +47,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             handler = configure(level, handler=journal.JournalHandler())
         if arguments.what == "token":
             return _token(arguments, settings)
+        if not isinstance(handler, journal.JournalHandler):  # which never blocks
+            remove(handler)
+            handler = configure(level, handler=Later(handler))
         return serve(settings)
     except UgpuError as error:
-        print(f"ugpud: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"ugpud: {type(error).__name__}: {lines(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     finally:
         if handler is not None:
             remove(handler)
+            handler.close()
 
 
 def serve(settings: Settings) -> int:
     """Boot the devices and serve until SIGTERM or SIGINT."""
+    raise_limit()
     daemon = Daemon(settings)
     listeners = Listeners(settings, daemon.serve, os.environ)
     shown: list[Outlet] = []
@@ -103,7 +111,7 @@ def _token(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 def _duration(text: str) -> float:
-    found = re.fullmatch(r"(\d+)([smhd])", text)
+    found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
     if found is None:
         raise BadArgument(f"--expires: expected a time such as 30d or 12h, got {text!r}")
     return float(int(found[1]) * _TIMES[found[2]])

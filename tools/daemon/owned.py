@@ -114,13 +114,14 @@ class Owned:
         tenant.limit_s = own.limit_s
         return tenant
 
-    def hand_out(self, folder: Path, mode: int) -> Handout:
-        """Hand the chip to a driver of the holder. The daemon's driver releases it first."""
+    def hand_out(self, parent: Path, name: str, user: int) -> Handout:
+        """Hand the chip to a driver of the holder. The daemon's driver releases it first. For the
+        arguments see Handout."""
         assert self._chip is not None
         device, self.device = self.device, None
         if device is not None:
             device.close()
-        self._handout = Handout(self._chip, folder, mode)
+        self._handout = Handout(self._chip, parent, name, user)
         return self._handout
 
     def take_back(self) -> None:

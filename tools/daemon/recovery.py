@@ -20,7 +20,6 @@ from hcq.errors import ChipError, FirmwareError, FirmwareNotFound, LinkError, Ug
 from hcq.ladder import Level
 
 from .events import REBOOT, RECOVERED, ROUND_FAILED, tell
-from .history import CardHistory
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +103,14 @@ class Breaker:
         self._times.clear()
 
 
+class Incidents(Protocol):
+    """Where failures are recorded: CardHistory, Scribe."""
+
+    def failed(self, device: str, reason: str) -> int | None: ...
+
+    def ended(self, number: int | None, outcome: str, tried: str) -> None: ...
+
+
 class Healing:
     """The treatment of one failure of one card."""
 
@@ -111,7 +118,7 @@ class Healing:
         self,
         patient: Patient,
         policy: RecoveryPolicy,
-        history: CardHistory,
+        history: Incidents,
         pause: Callable[[float], bool],
     ) -> None:
         """pause: waits for the given seconds; returns False if the daemon stops meanwhile."""

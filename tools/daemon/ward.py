@@ -10,11 +10,12 @@ import json
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from hcq.device import Device
-from hcq.errors import AccessDenied, BadArgument, DeviceBusy, HostError, UgpuError
+from hcq.errors import BadArgument, DeviceBusy, HostError, UgpuError
 from hcq.telemetry import from_json
+from hcq.text import one_line
 from hcq.transport.hotplug import keep_trying
 from hcq.transport.system import System
 
@@ -26,12 +27,15 @@ from .leases import Card, State, Table
 from .owned import Owned
 from .recovery import Breaker, Healing, can_help, reboot
 from .resting import Idle
+from .scribe import Scribe, stored
 from .tokens import Rights
 from .watch import Watch, links
 
 log = logging.getLogger(__name__)
 
 _JOBS = 16
+_LOOKERS = 4
+_REASON = 500  # characters of a quarantine's reason
 _PLUGGED = ("pci:", "usb:")  # names of cards that can be plugged in and removed
 SETTLE_S = 5.0  # TIMEOUT: for udev's rules and drivers after an arrival; our choice
 GONE = "the card is not on the bus"
@@ -51,7 +55,7 @@ class Ward:
     ) -> None:
         self.settings = settings
         self.now = now
-        self.history = CardHistory.at(settings.state / "history.sqlite")
+        self.history = Scribe(CardHistory.at(settings.state / "history.sqlite"))
         self._system = system if system is not None else System()
         self.watch = Watch(settings.state / "history.sqlite")
         self.owned = [
@@ -65,14 +69,14 @@ class Ward:
         self._closed = False
         self._jobs = ThreadPoolExecutor(_JOBS, "ugpud job")
         self._healers = ThreadPoolExecutor(max(_JOBS, len(self.owned)), "ugpud recovery")
+        self._lookers = ThreadPoolExecutor(_LOOKERS, "ugpud look")  # they read and write files
         self._opener = opener
         self._looking: set[str] = set()  # cards that are being inspected now
         self._idle = Idle(settings.rest_s, now)
         self._plugs = Plugs(settings.hotplug, self._arrived, self._departed, self._names, system)
         self._breakers = {each.name: Breaker(settings.recovery, now) for each in self.owned}
         self._beyond: tuple[str, str] | None = None  # card and reason that call for a reboot
-        self._barred = self.history.quarantines()  # in force now; changed under both locks
-        self._barring = threading.Lock()  # held while the history's changes; taken before `lock`
+        self._barred = self.history.quarantines()  # in force now
 
     def start_cards(self) -> None:
         """Boot all devices, each in a job, and watch the bus."""
@@ -95,12 +99,14 @@ class Ward:
         """Close all devices, when no leases are left."""
         self._healers.shutdown()
         self._jobs.shutdown()
+        self._lookers.shutdown()
         self._note()
         for owned in self.owned:
             try:
                 owned.close()
             except UgpuError as error:
                 log.error("%s cannot be closed: %s", owned.card.name, error)
+        self.history.close()
 
     def wait_until_booted(self) -> None:
         """Return when no device is booting any more."""
@@ -129,8 +135,7 @@ class Ward:
         owned = next((each for each in self.owned if each.name == name), None)
         if owned is None:
             raise BadArgument(f"there is no device named {name!r}")
-        if not rights.covers(owned.card):
-            raise AccessDenied(f"the rights of {rights.name} do not include {name}")
+        rights.check("see", owned.card)
         return owned.telemetry()
 
     def owned_by(self, card: Card) -> Owned:
@@ -181,11 +186,10 @@ class Ward:
     # ---- cards that come and go --------------------------------------------------------------
 
     def _arrived(self, name: str) -> None:
-        with self._barring:
+        with self._tick:
             barred = self._barred.get(name)
             if barred is not None and not barred.operator and self._known(name):
                 self._lift(name)  # another card, or the same one after a power cycle
-        with self._tick:
             owned = next((each for each in self.owned if each.settings.name == name), None)
             if owned is None and self._plugs.adopts(name):
                 owned = self._adopt(name)
@@ -234,7 +238,7 @@ class Ward:
             owned.gone = True
             if owned.card.state in (State.BOOTING, State.RECOVERING):
                 return  # the running job fails and finds that the card is gone
-            self._jobs.submit(self.watch.forget, owned.name)
+            self._lookers.submit(self.watch.forget, owned.name)
             tell(log, MISSING, f"{owned.name}: {GONE}", device=owned.name, serial=owned.serial)
             self.table.changed(owned.card, State.OFF, GONE)
             while owned.card.leases:
@@ -294,13 +298,11 @@ class Ward:
             return
         tell(log, QUARANTINED, f"{owned.name} is quarantined: {found}", device=owned.name,
              serial=owned.serial, reason=found)  # fmt: skip
-        with self._barring:
+        with self._tick:
             if owned.name not in self._barred:  # otherwise an operator did, meanwhile
                 self.history.quarantine(owned.name, found, operator=False)
-            with self._tick:
-                barred = self._barred.setdefault(owned.name, Quarantine(found, operator=False))
-                self._change(owned.card, State.QUARANTINED, barred.reason)
-        with self._tick:
+            barred = self._barred.setdefault(owned.name, Quarantine(found, operator=False))
+            self._change(owned.card, State.QUARANTINED, barred.reason)
             if not barred.operator:
                 self._beyond = owned.name, found
         self._reboot_where_allowed()
@@ -329,28 +331,26 @@ class Ward:
 
     def recover(self, pattern: str, rights: Rights) -> list[str]:
         """Start the recovery of quarantined cards and return their names. For admins."""
-        with self._barring:
-            with self._tick:
-                named = [each for each in self.owned if each.card.matches(pattern)]
-                bad = [
-                    each
-                    for each in named
-                    if each.card.state is State.QUARANTINED or each.name in self._barred
-                ]
-                if not rights.admin or not all(rights.covers(each.card) for each in bad):
-                    raise AccessDenied(
-                        f"{rights.name} may not recover devices: the role must be admin"
-                    )
-                if not bad:
-                    have = "; ".join(f"{each.name}: {each.card.state.value}" for each in self.owned)
-                    raise BadArgument(f"no quarantined device matches {pattern!r}: {have}")
+        with self._tick:
+            named = [each for each in self.owned if each.card.matches(pattern)]
+            bad = [
+                each
+                for each in named
+                if each.card.state is State.QUARANTINED or each.name in self._barred
+            ]
+            rights.check("recover", *(each.card for each in bad or named))
+            if not bad:
+                have = "; ".join(f"{each.name}: {each.card.state.value}" for each in self.owned)
+                raise BadArgument(f"no quarantined device matches {pattern!r}: {have}")
             ordered = {name for name, barred in self._barred.items() if barred.operator}
-            self._lift(*(each.name for each in bad))
-            with self._tick:
-                for each in bad:
-                    if each.card.state is State.QUARANTINED:
-                        self._breakers[each.name].forgive()
-                        self._treat(each, each.card.reason, failed=each.name not in ordered)
+            lifted = self._lift(*(each.name for each in bad))
+            for each in bad:
+                if each.card.state is State.QUARANTINED:
+                    self._breakers[each.name].forgive()
+                    self._treat(each, each.card.reason, failed=each.name not in ordered)
+        if not stored(lifted):
+            log.error("%s: quarantines may return with the restart of ugpud: %s", pattern,
+                      self.history.trouble or "history is busy")  # fmt: skip
         return [each.name for each in bad]
 
     def reset(self, name: str, rights: Rights) -> None:
@@ -361,8 +361,7 @@ class Ward:
             if owned is None:
                 have = ", ".join(each.name for each in self.owned)
                 raise BadArgument(f"there is no device named {name!r}; there are: {have}")
-            if not rights.admin or not rights.covers(owned.card):
-                raise AccessDenied(f"{rights.name} may not reset {name}: the role must be admin")
+            rights.check("reset", owned.card)
             if owned.card.state is not State.READY or self._closed:
                 raise DeviceBusy(
                     f"{name} must be ready to be reset, it is {owned.card.state.value}",
@@ -393,41 +392,32 @@ class Ward:
     def quarantine(self, pattern: str, reason: str, rights: Rights) -> list[str]:
         """Take devices out of use until `recover`, even after a restart, and end their leases.
         Return their names. For admins. HostError if not stored: then it lasts until ugpud stops."""
-        reason = f"{reason or 'taken out of use'} (by {rights.name})"
-        with self._barring:
-            with self._tick:
-                named = [each for each in self.owned if each.card.matches(pattern)]
-                if not rights.admin or not all(rights.covers(each.card) for each in named):
-                    raise AccessDenied(
-                        f"{rights.name} may not quarantine devices: the role must be admin"
-                    )
-                if not named:
-                    have = ", ".join(each.name for each in self.owned)
-                    raise BadArgument(f"no device matches {pattern!r}; there are: {have}")
-            stored = [self.history.quarantine(each.name, reason, operator=True) for each in named]
-            with self._tick:
-                for each in named:
-                    self._barred[each.name] = Quarantine(reason, operator=True)
-                    if each.card.state in (State.READY, State.LEASED, State.QUARANTINED):
-                        self._change(each.card, State.QUARANTINED, reason)
-                    tell(log, QUARANTINED, f"{each.name} is quarantined: {reason}",
-                         device=each.name, serial=each.serial, reason=reason,
-                         operator=rights.name)  # fmt: skip
-        if not all(stored):
+        reason = f"{one_line(reason[:_REASON]) or 'taken out of use'} (by {rights.name})"
+        with self._tick:
+            named = [each for each in self.owned if each.card.matches(pattern)]
+            rights.check("quarantine", *(each.card for each in named))
+            if not named:
+                have = ", ".join(each.name for each in self.owned)
+                raise BadArgument(f"no device matches {pattern!r}; there are: {have}")
+            results = []
+            for each in named:
+                results.append(self.history.quarantine(each.name, reason, operator=True))
+                self._barred[each.name] = Quarantine(reason, operator=True)
+                if each.card.state in (State.READY, State.LEASED, State.QUARANTINED):
+                    self._change(each.card, State.QUARANTINED, reason)
+        for each in named:
+            tell(log, QUARANTINED, f"{each.name} is quarantined: {reason}", device=each.name,
+                 serial=each.serial, reason=reason, operator=rights.name)  # fmt: skip
+        if not stored(results):
             raise HostError(
-                f"the quarantine of {pattern} could not be stored and lasts until ugpud "
-                f"stops: {self.history.trouble}"
+                f"the quarantine of {pattern} is in force but not stored yet; if it cannot be, it "
+                f"lasts until ugpud stops: {self.history.trouble or 'the history is busy'}"
             )
         return [each.name for each in named]
 
-    def _lift(self, *names: str) -> None:
-        """End quarantines, now and for the next start. The caller holds `_barring`."""
-        for name in names:
-            if name in self._barred and not self.history.lift(name):
-                log.error("%s remains quarantined after the restart of ugpud: %s", name,
-                          self.history.trouble)  # fmt: skip
-            with self._tick:
-                self._barred.pop(name, None)
+    def _lift(self, *names: str) -> list[Future[bool]]:
+        """End quarantines, now and for the next start. The lock is held."""
+        return [self.history.lift(name) for name in names if self._barred.pop(name, None)]
 
     def look(self) -> None:
         """Inspect all open cards, each in its own job, so that a card that does not answer delays
@@ -436,7 +426,7 @@ class Ward:
             for owned in self.owned:
                 if owned.is_open and owned.name not in self._looking and not self._closed:
                     self._looking.add(owned.name)
-                    self._jobs.submit(self.look_at, owned)
+                    self._lookers.submit(self.look_at, owned)
 
     def look_at(self, owned: Owned) -> None:
         """Read a card's sensors and link, and judge them (tools.daemon.watch)."""

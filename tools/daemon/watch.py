@@ -122,7 +122,7 @@ class Watch:
     `look`; any thread may call `troubles`."""
 
     def __init__(self, path: Path, wall: Callable[[], float] = time.time) -> None:
-        self._ledger = Ledger(path, TABLES)
+        self._ledger = Ledger(path, TABLES, private=True)
         self._wall = wall
         self._worse: Counter[tuple[str, str]] = Counter()
         self._best: dict[tuple[str, str], tuple[Link, float]] = {}

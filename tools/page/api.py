@@ -14,7 +14,10 @@
 
 An error is {"error": class, "message": ..., "remedy": ...}. Programs send a token as
 `Authorization: Bearer`. The Content-Type of a body must be JSON, which a form of another site
-cannot send. The cookie is SameSite=Strict.
+cannot send. The cookie is SameSite=Strict. Host and Origin of a request without a token in its
+header must be the page's own (tools.page.origin).
+
+A token has MOST_STREAMS streams, and MOST_REQUESTS other requests at a time; more of them wait.
 
 Source: WHATWG HTML, "Server-sent events"; OWASP Cross-Site Request Forgery Prevention.
 """
@@ -27,21 +30,29 @@ import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from aiohttp import web
 
 from hcq.errors import AccessDenied, BadArgument, DeviceBusy, NotSupported, UgpuError
+from hcq.text import one_line
 
 from ..daemon.daemon import Daemon
 from ..daemon.feed import Feed
+from ..daemon.places import Places
 from ..daemon.tokens import Rights
 from .fleet import Fleet
+from .gate import become_known, cut, without_limit
 from .sessions import IDLE_S, Sessions
 
 log = logging.getLogger(__name__)
 
 COOKIE = "ugpu_session"
-WATCHERS = 64  # simultaneous streams
+WATCHERS = 256  # simultaneous streams
+MOST_STREAMS = 8  # of one token
+MOST_REQUESTS = 4  # of one token; other requests wait, so that some are left for other users
+# TIMEOUT: for a page that reads nothing, and for a request's body; our choice
+WRITE_S, BODY_S = 10.0, 10.0
 PULSE_S = 1.0  # between two states of a stream
 BODY = 4096  # bytes of a request's body
 T = TypeVar("T")
@@ -77,6 +88,8 @@ class Api:
         self._watchers: set[asyncio.Event] = set()
         self._closing = False
         self._pulse: asyncio.Task[None] | None = None
+        self._streams = Places(WATCHERS, MOST_STREAMS, "open pages")
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
@@ -102,7 +115,7 @@ class Api:
         token = body.get("token")
         if not isinstance(token, str):
             raise BadArgument(f"token: expected text, got {type(token).__name__}")
-        session, rights = await self._wait(self.sessions.open, token)
+        session, rights = self.sessions.open(token)
         response = web.json_response(_who(rights))
         response.set_cookie(
             COOKIE,
@@ -129,58 +142,62 @@ class Api:
             raise Unknown(f"Authorization: expected Bearer, got {kind[:20]!r}")
         try:
             if given:
-                return await self._wait(self.daemon.rights, token.strip())
-            return await self._wait(self.sessions.rights, request.cookies.get(COOKIE, ""))
+                rights = self.daemon.rights(token.strip())
+            else:
+                rights = self.sessions.rights(request.cookies.get(COOKIE, ""))
         except AccessDenied as error:
             raise Unknown(str(error.message), **error.facts) from None
+        become_known(request, rights)
+        return rights
 
     async def _wait(self, call: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
+
+    async def _turn(self, rights: Rights, call: Callable[..., T], *arguments: object) -> T:
+        """Make a call that may block, when the token has fewer than MOST_REQUESTS of them."""
+        turns = self._turns.get(rights.who)
+        if turns is None:
+            turns = self._turns[rights.who] = asyncio.Semaphore(MOST_REQUESTS)
+        async with turns:
+            return await self._wait(call, *arguments)
 
     # ---- views -------------------------------------------------------------------------------
 
     async def _state(self, request: web.Request) -> web.StreamResponse:
         rights = await self._rights(request)
         self.fleet.readings.ask()
-        state = await self._wait(self.fleet.state, rights)
+        state = await self._turn(rights, self.fleet.state, rights)
         return web.json_response(state | {"who": _who(rights)})
 
     async def _card(self, request: web.Request) -> web.StreamResponse:
         rights = await self._rights(request)
         return web.json_response(
-            await self._wait(self.fleet.card, request.match_info["name"], rights)
+            await self._turn(rights, self.fleet.card, request.match_info["name"], rights)
         )
 
     async def _bundles(self, request: web.Request) -> web.StreamResponse:
-        await self._rights(request)
-        return web.json_response(await self._wait(self.fleet.bundles))
+        rights = await self._rights(request)
+        rights.check("see")
+        return web.json_response(await self._turn(rights, self.fleet.bundles, rights))
 
     async def _bundle(self, request: web.Request) -> web.StreamResponse:
         rights = await self._rights(request)
-        if not rights.admin:
-            raise AccessDenied(
-                f"{rights.name} may not download bundles, which contain memory of the card: "
-                "the role must be admin"
-            )
+        rights.check("download")
         name = request.match_info["name"]
-        content = await self._wait(self.fleet.bundle, name)
+        content = await self._turn(rights, self.fleet.bundle, name, rights)
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
         return web.Response(body=content, content_type="application/zip", headers=headers)
 
     async def _verdicts(self, request: web.Request) -> web.StreamResponse:
-        await self._rights(request)
-        return web.json_response(await self._wait(self.fleet.verdicts))
+        rights = await self._rights(request)
+        rights.check("see")
+        return web.json_response(await self._turn(rights, self.fleet.verdicts))
 
     # ---- the stream --------------------------------------------------------------------------
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         rights = await self._rights(request)
-        if len(self._watchers) >= WATCHERS:
-            raise DeviceBusy("too many pages are connected to this ugpud", limit=WATCHERS)
-        number = self.feed.number_of(request.headers.get("Last-Event-ID", ""))
-        response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
-        )
+        self._streams.take(rights)
         changed = asyncio.Event()
         changed.set()
         loop = asyncio.get_running_loop()
@@ -192,29 +209,45 @@ class Api:
         self.feed.subscribe(tell)
         if self._pulse is None:
             self._pulse = asyncio.create_task(self._beat())
-        shown = ""
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+        )
+        response.force_close()
         try:
-            await response.prepare(request)
-            while not self._closing:
-                await changed.wait()
-                changed.clear()
-                for told in self.feed.after(number):
-                    number = int(str(told["number"]))
-                    await response.write(_message("event", told, self.feed.id_of(told)))
-                rights = await self._rights(request)  # a token may be revoked meanwhile
-                state = await self._wait(self.fleet.state, rights)
-                text = json.dumps(state | {"who": _who(rights)})
-                if text != shown:
-                    shown = text
-                    await response.write(f"event: state\ndata: {text}\n\n".encode())
-        except ConnectionResetError:
-            log.debug("a page was closed")
+            await self._show(request, response, changed)
+        except (ConnectionResetError, TimeoutError):
+            log.debug("a page was closed, or reads nothing")
+            cut(request)
         except UgpuError as error:
-            await response.write(_message("end", _told(error)))
+            await _write(response, _message("end", _told(error)))
         finally:
+            self._streams.give_back(rights)
             self._watchers.discard(changed)
             self.feed.unsubscribe(tell)
         return response
+
+    async def _show(
+        self, request: web.Request, response: web.StreamResponse, changed: asyncio.Event
+    ) -> None:
+        """Send events and states until the page is closed or its token is revoked."""
+        number = self.feed.number_of(request.headers.get("Last-Event-ID", ""))
+        shown = ""
+        await response.prepare(request)
+        without_limit(request)
+        while not self._closing:
+            await changed.wait()
+            changed.clear()
+            if request.transport is None:
+                raise ConnectionResetError
+            rights = await self._rights(request)  # a token may be revoked meanwhile
+            for told in self.feed.after(number):
+                number = int(str(told["number"]))
+                await _write(response, _message("event", told, self.feed.id_of(told)))
+            state = await self._turn(rights, self.fleet.state, rights)
+            text = json.dumps(state | {"who": _who(rights)})
+            if text != shown:
+                shown = text
+                await _write(response, f"event: state\ndata: {text}\n\n".encode())
 
     async def _beat(self) -> None:
         """Send the state repeatedly while a client is connected."""
@@ -237,7 +270,7 @@ class Api:
         rights = await self._rights(request)
         await _body(request)
         name = request.match_info["name"]
-        await self._wait(self.daemon.reset, name, rights)
+        await self._turn(rights, self.daemon.reset, name, rights)
         return self._done(rights, "reset", name)
 
     async def _quarantine(self, request: web.Request) -> web.StreamResponse:
@@ -246,14 +279,14 @@ class Api:
         if not isinstance(reason, str):
             raise BadArgument(f"reason: expected text, got {type(reason).__name__}")
         name = _exact(request.match_info["name"])
-        await self._wait(self.daemon.quarantine, name, reason[:500], rights)
+        await self._turn(rights, self.daemon.quarantine, name, reason, rights)
         return self._done(rights, "quarantine", name)
 
     async def _recover(self, request: web.Request) -> web.StreamResponse:
         rights = await self._rights(request)
         await _body(request)
         name = _exact(request.match_info["name"])
-        await self._wait(self.daemon.recover, name, rights)
+        await self._turn(rights, self.daemon.recover, name, rights)
         return self._done(rights, "recover", name)
 
     async def _release(self, request: web.Request) -> web.StreamResponse:
@@ -262,11 +295,11 @@ class Api:
         text = request.match_info["number"]
         if not text.isascii() or not text.isdecimal() or len(text) > 18:
             raise BadArgument(f"expected a lease's number, got {text[:40]!r}")
-        await self._wait(self.daemon.end_lease, int(text), rights)
+        await self._turn(rights, self.daemon.end_lease, int(text), rights)
         return self._done(rights, "release lease", text)
 
     def _done(self, rights: Rights, what: str, name: str) -> web.Response:
-        log.info("%s from the page: %s %s", rights.name, what, name)
+        log.info("%s from the page: %s %s", rights.name, what, one_line(name))
         for changed in self._watchers:
             changed.set()
         return web.json_response({})
@@ -289,7 +322,7 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except (asyncio.CancelledError, ConnectionResetError):
         raise
     except Exception:
-        log.exception("%s %s failed", request.method, request.path)
+        log.exception("%s %s failed", request.method, one_line(request.path))
         message = "ugpud failed at this request; its log has the cause"
         return web.json_response(
             {"error": "UgpuError", "message": message, "remedy": ""}, status=500
@@ -320,12 +353,25 @@ def _exact(name: str) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    """Send a part of a stream; TimeoutError if the page reads nothing."""
+    async with asyncio.timeout(WRITE_S):
+        await response.write(data)
+
+
 async def _body(request: web.Request) -> dict[str, object]:
-    """Return the JSON object of a request; BadArgument."""
+    """Return the JSON object of a request, in UTF-8; BadArgument."""
     if request.content_type != "application/json":
-        raise BadArgument(f"expected a body of application/json, got {request.content_type}")
+        raise BadArgument(f"expected a body of application/json, got {request.content_type[:100]}")
+    charset = request.charset or "utf-8"
+    if charset.lower() not in ("utf-8", "utf8"):
+        raise BadArgument(f"expected a body in UTF-8, got {charset[:40]!r}")
     try:
-        found = json.loads(await request.text())
+        async with asyncio.timeout(BODY_S):
+            content = await request.read()
+        found = json.loads(content.decode("utf-8"))
+    except TimeoutError:
+        raise BadArgument(f"the body did not arrive within {BODY_S:g} s") from None
     except (ValueError, RecursionError) as error:
         raise BadArgument(f"the body is not JSON: {error}") from None
     if not isinstance(found, dict):

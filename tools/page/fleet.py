@@ -18,6 +18,7 @@ from hcq.errors import BadArgument, ChipError, Closed
 
 from ..ci.history import History
 from ..daemon.daemon import Daemon
+from ..daemon.leases import Card
 from ..daemon.readings import Readings
 from ..daemon.tokens import Rights
 
@@ -111,24 +112,33 @@ class Fleet:
 
     # ---- stored data -------------------------------------------------------------------------
 
-    def bundles(self) -> list[dict[str, object]]:
-        """Return the newest bundles of evidence, newest first."""
+    def bundles(self, rights: Rights) -> list[dict[str, object]]:
+        """Return the newest bundles of evidence of devices that the rights cover, newest first."""
         found = []
         for path in self._bundle_paths()[::-1][:LISTED]:
             if path not in self._manifests:
                 self._manifests[path] = _manifest(path)
-            found.append(self._manifests[path])
+            if rights.covers(self._shown_device(self._manifests[path])):
+                found.append(self._manifests[path])
         return found
 
-    def bundle(self, name: str) -> bytes:
-        """Return a bundle's file; BadArgument if no bundle has that name."""
+    def bundle(self, name: str, rights: Rights) -> bytes:
+        """Return a bundle's file; BadArgument if no bundle has that name, AccessDenied."""
         path = next((each for each in self._bundle_paths() if each.name == name), None)
         if path is None:
             raise BadArgument(f"bundle {name!r} does not exist")
+        rights.check("download", self._shown_device(_manifest(path)))
         try:
             return path.read_bytes()
         except OSError as error:
             raise BadArgument(f"{name} cannot be read: {error.strerror}") from None
+
+    def _shown_device(self, manifest: dict[str, object]) -> Card:
+        """Return the card of a bundle. A card that the daemon does not have, or several of whose
+        name it has, has only the name in the bundle."""
+        name = str(manifest["device"])
+        named = [each.card for each in self.daemon.owned if name in (each.name, *each.card.labels)]
+        return named[0] if len(named) == 1 else Card(name)
 
     def _bundle_paths(self) -> list[Path]:
         folder = self._crashes or config().crash_folder

@@ -19,9 +19,12 @@ from hcq import threads
 from ..daemon.config import PageSettings
 from ..daemon.daemon import Daemon
 from ..daemon.feed import attached, detach
+from ..daemon.places import PAGE, share
 from ..daemon.ports import bound, server_context
 from . import api
 from .fleet import Fleet
+from .gate import Gate, one_request
+from .origin import Origin
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +61,7 @@ class Page:
         self._pool = ThreadPoolExecutor(_THREADS, "ugpud page")
         self._feed = attached()
         fleet = Fleet(daemon, self._pool, settings.verdicts, crashes)
+        self._origin = Origin(settings, bool(self._context))
         self._api = api.Api(daemon, fleet, self._feed, self._pool, secure=bool(self._context))
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -86,18 +90,22 @@ class Page:
             log.exception("the page failed")
 
     async def _serve(self) -> None:
-        app = web.Application(middlewares=[api.errors], client_max_size=api.BODY)
+        app = web.Application(
+            middlewares=[one_request, api.errors, self._origin.check], client_max_size=api.BODY
+        )
         app.router.add_routes(self._api.routes())
         for path, name in FILES.items():
             app.router.add_get(path, _file(STATIC / name))
         app.on_response_prepare.append(_add_headers)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=_END_S)
         await runner.setup()
+        assert runner.server is not None
+        gate = Gate(self._socket, self._context, runner.server, share(2, PAGE))
         try:
-            await web.SockSite(runner, self._socket, ssl_context=self._context).start()
-            await self._stop.wait()
+            await gate.run_until(self._stop)
         finally:
             self._api.end()
+            gate.close()
             await runner.cleanup()
 
 

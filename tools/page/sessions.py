@@ -9,14 +9,16 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
-from hcq.errors import AccessDenied, DeviceBusy
+from hcq.errors import AccessDenied
 
 from ..daemon.tokens import Rights
 
 IDLE_S = 12 * 3600.0
-MOST = 256
+MOST = 1024
+EACH = 16  # of one token
 
 
 class Sessions:
@@ -31,17 +33,26 @@ class Sessions:
         self._guard = threading.Lock()
 
     def open(self, token: str) -> tuple[str, Rights]:
-        """Return a new session for a token, and the token's rights; AccessDenied."""
+        """Return a new session for a token, and the token's rights; AccessDenied. If the token has
+        EACH sessions already, the one that was not used for longest ends. If there are MOST, that
+        is one of the token that has most."""
         rights = self._rights(token)
         with self._guard:
             now = self._now()
             for name in [name for name, (_, at) in self._known.items() if now - at > IDLE_S]:
                 del self._known[name]
-            if len(self._known) >= MOST:
-                raise DeviceBusy("too many sessions of the page are open", limit=MOST)
+            counts = Counter(owner for owner, _ in self._known.values())
+            if counts[token] >= EACH:
+                self._end_oldest(token)
+            elif counts.total() >= MOST:
+                self._end_oldest(counts.most_common(1)[0][0])
             session = secrets.token_urlsafe(32)
             self._known[session] = token, now
         return session, rights
+
+    def _end_oldest(self, token: str) -> None:
+        own = [(at, name) for name, (owner, at) in self._known.items() if owner == token]
+        del self._known[min(own)[1]]
 
     def rights(self, session: str) -> Rights:
         """Return the rights of a session; AccessDenied if it is over."""

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from hcq.errors import BadArgument, DeviceBusy, OutOfMemory, TransportError
+from hcq.remote.address import credentials
 from hcq.threads import start
 from hcq.transport.vfio_user import wire
 from hcq.transport.vfio_user.attention import attention_to
@@ -37,6 +38,9 @@ PROBE_LIMIT_S = 1.0  # TIMEOUT: a listening server has room for one more, or is 
 END_LIMIT_S = 30.0
 # TIMEOUT: by then the kernel has reported the end of a dead client, whose successor may be waiting.
 TAKEOVER_LIMIT_S = 0.2
+# errors of accept(2) that end by themselves
+SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
+SCARCE_PAUSE_S = 0.5  # our choice
 
 
 class Server:
@@ -45,16 +49,20 @@ class Server:
     The device's state is kept between clients. Owns the socket file, which must not be in use.
     """
 
-    def __init__(self, path: str | Path, model: DeviceModel) -> None:
+    def __init__(self, path: str | Path, model: DeviceModel, user: int | None = None) -> None:
         """Bind and listen; clients are served by `run`. DeviceBusy if another server answers at
-        `path`; a stale socket is replaced."""
+        `path`; a stale socket is replaced. user: the only one who is served, besides this one;
+        default: any that the socket's permissions let in."""
         self.path = Path(path)
+        self._user = user
         self.model = model
         self.clients = 0
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._serving: threading.Thread | None = None
         self._stopping = False
+        self._scarce = False  # no descriptor is free, as of the last attempt
+        self._stopped = threading.Event()
         self._socket = _listen(self.path)
 
     def run(self) -> None:
@@ -63,11 +71,18 @@ class Server:
             while not self._stopping:
                 try:
                     connection, _ = self._socket.accept()
-                except OSError:
+                except OSError as error:
                     if self._stopping:
                         break
-                    raise
-                self._admit(connection)
+                    if error.errno not in SCARCE:
+                        raise
+                    self._wait_for_descriptors(error)
+                    continue
+                self._scarce = False
+                if self._may(connection):
+                    self._admit(connection)
+                else:
+                    connection.close()
         finally:
             self.stop()
             if self._serving is not None:
@@ -76,6 +91,22 @@ class Server:
             remove_holder(self.path)
             with contextlib.suppress(FileNotFoundError):
                 self.path.unlink()
+
+    def _wait_for_descriptors(self, error: OSError) -> None:
+        if not self._scarce:
+            self._scarce = True
+            log.warning("no client can be accepted for now: %s", error.strerror)
+        self._stopped.wait(SCARCE_PAUSE_S)
+
+    def _may(self, connection: socket.socket) -> bool:
+        """Return whether the peer's user may use the device."""
+        if self._user is None:
+            return True
+        _, user = credentials(connection)
+        if user in (self._user, os.geteuid()):
+            return True
+        log.warning("user %d was refused: the device is user %d's", user, self._user)
+        return False
 
     def _admit(self, connection: socket.socket) -> None:
         with self._lock:
@@ -120,6 +151,7 @@ class Server:
     def stop(self) -> None:
         """End `run` and the client's connection; any thread may call it, any number of times."""
         self._stopping = True
+        self._stopped.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         session = self._session
@@ -145,8 +177,11 @@ def _listen(path: Path) -> socket.socket:
         _clear(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        # A client can make the device write to memory that it shares. The kernel gives the file
+        # the mode that the socket has at bind(2), less the umask: never more than this.
+        os.fchmod(listener.fileno(), 0o600)
         listener.bind(str(path))
-        os.chmod(path, 0o600)  # a client can make the device write to memory that it shares
+        os.chmod(path, 0o600)
         listener.listen(4)
     except OSError as error:
         listener.close()
