@@ -35,9 +35,9 @@ _COMPILER = "compiler.front.source"
 
 
 class Device:
-    """A device that runs kernels. Thread-safe. A context manager: inside it is the default device of
-    tensors (in this thread, or task of asyncio); leaving `with` closes it, and raises a failure of
-    its work that was not raised yet, unless an exception ends the block.
+    """A device that runs kernels. Thread-safe. A context manager: inside `with` it is the default
+    device of tensors (in this thread, or task of asyncio). Leaving `with` closes it, and raises a
+    failure of its work that was not raised yet, unless an exception ends the block.
 
     A failure reported by the hardware (ChipError, LinkError, FirmwareError) is raised in every
     waiting thread and kept in `failure`; every later submission raises it again, until `reset`. In

@@ -121,4 +121,6 @@ def test_a_long_file_is_seen(tmp_path: Path) -> None:
     (tmp_path / "hcq").mkdir()
     (tmp_path / "hcq" / "long.py").write_text("x = 1\n" * 501)
     (tmp_path / "hcq" / "table.py").write_text("# Generated from a header.\n" + "x = 1\n" * 600)
+    reason = '"""A table.\n\nLonger than 500 lines: it is one list.\n"""\n'
+    (tmp_path / "hcq" / "listed.py").write_text(reason + "x = 1\n" * 600)
     assert sizes.check(tmp_path) == ["hcq/long.py: 501 lines, at most 500"]

@@ -12,7 +12,6 @@ import ctypes
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Protocol
 
 from am.chips.facts import ChipFacts
@@ -28,6 +27,7 @@ from am.virtual.scheduler import Scheduler
 from am.virtual.shader import ShaderMemory
 from hcq.clock import ModelClock
 from hcq.culprit import Culprits
+from hcq.emu.load import Load
 from hcq.emu.memory import Access
 
 # Register table name in the register space -> block name in the discovery table.
@@ -153,19 +153,11 @@ class HostPathPort(Protocol):
         ...
 
 
-class LoadPort(Protocol):
-    """Load of the engines."""
-
-    def working(self) -> AbstractContextManager[None]:
-        """Count the time spent in the context as busy time."""
-        ...
-
-
 class MetricsPort(Protocol):
     """Measurements of the power manager."""
 
     @property
-    def load(self) -> LoadPort:
+    def load(self) -> Load:
         """The load of the engines."""
         ...
 

@@ -218,8 +218,7 @@ class Table:
         self.serve()
 
     def find(self, number: int, rights: Rights) -> Lease:
-        """Return a lease by its number. AccessDenied unless the rights allow changing it, whoever
-        holds it."""
+        """Return a lease by its number. AccessDenied unless the rights allow changing it."""
         lease = self.leases.get(number)
         if lease is None:
             raise BadArgument(f"lease {number} does not exist; see `ugpu lease ls`")

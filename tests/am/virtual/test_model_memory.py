@@ -1,4 +1,7 @@
-"""The memory hubs: page tables made by hand, stale translations, faults and their interrupt."""
+"""The memory hubs: page tables made by hand, stale translations, faults and their interrupt.
+
+Longer than 500 lines: one bench for one unit, whose tests share its page tables.
+"""
 
 from __future__ import annotations
 
