@@ -111,7 +111,7 @@ OPERATIONS: Mapping[str, Callable[..., Array]] = {
     "mad.f32": _fused, "mad.f16": _fused,
     "mad.s24": lambda a, b, c: a * b + c, "mad.u24": lambda a, b, c: a * b + c,
     "mad.u16": lambda a, b, c: a * b + c, "mad.s16": lambda a, b, c: a * b + c,
-    "madsh.m16": lambda a, b, c: ((a >> U32(16)) * (b & U32(0xFFFF)) << U32(16)) + c,
+    "madsh.m16": lambda a, b, c: ((a & U32(0xFFFF)) * (b >> U32(16)) << U32(16)) + c,
     "sel": lambda a, b, c: np.choose(b != 0, (c, a)),
     "sad": lambda a, b, c: a + b + c,
     "shrm": lambda a, b, c: b >> _shift(a) & c,

@@ -227,14 +227,19 @@ def _product_add(e: Registers, op: Op, turn: int) -> None:
 
 
 def _shifted_product(e: Registers, op: Op, turn: int) -> None:
-    """Multiply the upper half of the first source by the lower half of the second, shifted left by
-    16."""
+    """Multiply the lower half of the first source by the upper half of the second, shifted left by
+    16.
+
+    Mesa's nir_opt_algebraic.py drops the product of imadsh_mix16 where the first source's lower
+    half or the second's upper half is zero, and the rest of such code computes products on boards.
+    The constant folding of imadsh_mix16 in Mesa 25.2.7 ignores the product, so it shows nothing.
+    """
     if op.flag("SAT") or op.target.half:
         raise Unsupported(f"{op.name} with (sat), or narrowed")
     a, b, c = (e.source(operand.at(turn)) for operand in op.sources)
     sixteen = constant("i32", 16)
-    high = e.binary("lshr", "i32", a, sixteen)
-    product = e.binary("shl", "i32", _low_product(e, "i32", high, b), sixteen)
+    high = e.binary("lshr", "i32", b, sixteen)
+    product = e.binary("shl", "i32", _low_product(e, "i32", a, high), sixteen)
     e.result(op.target, turn, e.binary("add", "i32", product, c), "i32")
 
 
