@@ -37,7 +37,7 @@ def install() -> str:
         "HOME": str(PLACE),
         "PYTHON3": sys.executable,
     }
-    setup = [str(ROOT / "tools/house/setup.sh"), str(PLACE / "venv"), "dev", "foreign"]
+    setup = [str(ROOT / "tools/house/setup.sh"), str(PLACE / "venv"), "dev", "foreign", "adreno"]
     try:
         done = subprocess.run(
             setup, cwd=ROOT, env=environment, timeout=LIMIT_S, stderr=subprocess.PIPE, text=True

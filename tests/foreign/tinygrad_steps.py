@@ -15,8 +15,12 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def operators() -> Iterator[Step]:
-    """Copies, elementwise operations, reductions, products, sorting, convolution, graphs."""
+def operators(matrix_units: bool = True) -> Iterator[Step]:
+    """Copies, elementwise operations, reductions, products, sorting, convolution, graphs.
+
+    matrix_units: the GPU has them. Without them each product of halves is a half, which is cast to
+    float before it is added: `(x * w).sum(dtype=float)`.
+    """
     x, y = numbers(64, 48), numbers(64, 48, seed=1)
     square, halves = numbers(64, 64, seed=2), numbers(64, 64, seed=3).astype(np.float16)
     whole = np.arange(-60, 60, dtype=np.int32).reshape(10, 12)
@@ -39,6 +43,8 @@ def operators() -> Iterator[Step]:
     yield "softmax", lambda: Tensor(x).softmax().numpy(), shifted / shifted.sum(1, keepdims=True)
     yield "product", lambda: (Tensor(square) @ Tensor(square)).numpy(), square @ square
     product = halves.astype(np.float32) @ halves.astype(np.float32)
+    if not matrix_units:
+        product = (halves[:, :, None] * halves[None]).sum(axis=1, dtype=np.float32)
     yield (
         "product of halves",
         lambda: Tensor(halves).matmul(Tensor(halves), dtype=dtypes.float32).numpy(),

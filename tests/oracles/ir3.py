@@ -7,7 +7,8 @@ What they do not say: a multiply-add rounds once; rcp, sqrt and their like are c
 min.f and max.f return the other operand where one is NaN.
 
 Threads that branch differently wait for those behind them: of all threads the ones at the lowest
-address run. Registers are merged: hr0.x and hr0.y are the halves of r0.x.
+address run. Registers are merged (hr0.x and hr0.y are the halves of r0.x) unless
+a machine is made with `merged` off: half registers of threads are then a file of their own.
 """
 
 from __future__ import annotations
@@ -102,13 +103,14 @@ class Machine:
     def __init__(
         self, text: Sequence[str], groups: tuple[int, int, int], threads: int, local: int,
         constants: Array, memory: Memory, group_register: int, thread_register: int,
-        textures: Sequence[Buffer] = (),
+        textures: Sequence[Buffer] = (), merged: bool = True,
     ) -> None:  # fmt: skip
         self.code = [parse(line) for line in text]
         count = groups[0] * groups[1] * groups[2] * threads
         self.count, self.threads = count, threads
         self.words = np.zeros((SHARED, count), U32)
         self.shared = np.zeros((32, count), U32)
+        self.halves = None if merged else np.zeros((SHARED, count), U16)
         self.predicates = np.zeros((4, count), bool)
         self.constants = constants
         self.memory = memory
@@ -175,6 +177,9 @@ class Machine:
         return self._word(number)[self.active].view(kind)
 
     def _half(self, number: int) -> Array:
+        if self.halves is not None and number < SHARED:
+            own: Array = self.halves[number]
+            return own
         base = SHARED if number >= SHARED else 0
         word = self._word(base + (number - base) // 2)
         half: Array = (word >> U32(16 * (number & 1))).astype(U16)
@@ -193,6 +198,9 @@ class Machine:
             return
         if register[1]:
             bits = value.view(U16) if value.dtype.itemsize == 2 else value.astype(U16)
+            if self.halves is not None and number < SHARED:
+                self.halves[number][self.active] = bits
+                return
             base = SHARED if number >= SHARED else 0
             word, shift = self._word(base + (number - base) // 2), U32(16 * (number & 1))
             kept = word[self.active] & ~(U32(0xFFFF) << shift)

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 
 from qcom.regs import constants
 from qcom.virtual.faults import Cause, GpuFault
-from qcom.virtual.shader import SHARED_CONSTANTS, SHARED_CONSTANTS_END, Dispatch, Table
+from qcom.virtual.shader import (
+    MOST_CONSTANTS,
+    SHARED_CONSTANTS,
+    SHARED_CONSTANTS_END,
+    Dispatch,
+    Table,
+)
 
 if TYPE_CHECKING:
     from qcom.virtual.cp.processor import CommandProcessor
@@ -111,7 +117,9 @@ def decode(cp: CommandProcessor, groups: tuple[int, int, int], at: int) -> Dispa
     shared = state.optional("HLSQ_SHARED_CONSTS")
     if shared is not None and shared.ENABLE:
         values[SHARED_CONSTANTS:SHARED_CONSTANTS_END] = cp.compute.shared[:32]
-    constant_limit = limit.CONSTLEN << 2
+    # Boards read the whole file where CONSTLEN is 0: tinygrad's KGSL driver writes 256 into its
+    # eight bits, which leaves 0, and its kernels read their constants on a Snapdragon 845.
+    constant_limit = 4 * (limit.CONSTLEN << 2) or MOST_CONSTANTS
     return Dispatch(
         gpu_id=facts.gpu_id or 100 * facts.generation,
         code_address=state.pair("SP_CS_OBJ_START", _USER),
@@ -127,7 +135,7 @@ def decode(cp: CommandProcessor, groups: tuple[int, int, int], at: int) -> Dispa
         thread_register=places.LOCALIDREGID,
         linear_register=more.LINEARLOCALIDREGID,
         constants=values,
-        constant_limit=4 * constant_limit,
+        constant_limit=constant_limit,
         shared_constants=shared is not None and bool(shared.ENABLE),
         ubos=cp.compute.ubos,
         uavs=_table(cp, "SP_CS_IBO", config.NIBO, config.BINDLESS_IBO),

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from qcom.virtual.sp.operands import A0, A1, NONE, P0, SHARED, Kind, Op, Operand
+from qcom.virtual.sp.operands import A0, A1, NONE, P0, SEPARATE, SHARED, Kind, Op, Operand
 from qcom.virtual.sp.program import Program
 from qcom.virtual.sp.touched import Touched, is_shared
 
@@ -141,13 +141,14 @@ class Delays:
     def _write(self, number: int, half: bool, begin: int, index: int) -> None:
         limits = self.limits
         last = begin + limits.other, index
-        if number >= A0:
+        if A0 <= number < SEPARATE:
             if number < NONE:
                 self._late(_SPECIAL + number, last)
             return
         if half:
             self._late(_HALF + number, (begin + limits.alike, index))
-            self._late(number // 2, last)
+            if number < SEPARATE:
+                self._late(number // 2, last)
             self._late(_OTHER + number, last)
             return
         self._late(number, (begin + limits.alike, index))
@@ -200,7 +201,9 @@ def _places(op: Op, operand: Operand, late: int, other: bool) -> Iterator[tuple[
             continue
         if number >= A0:
             yield _SPECIAL + number, late + turn
-        elif not other:
+            continue
+        number = _placed(op, number, operand.half)
+        if not other:
             yield (_HALF if operand.half else 0) + number, late + turn
         elif operand.half:
             yield _OTHER + number, late + turn
@@ -230,21 +233,26 @@ def _written(op: Op) -> Iterator[tuple[int, bool, int]]:
         half = bool(op.raw("DST_HALF"))
         for turn in range(_SEVERAL[op.name]):
             number = op.raw("DST0") + turn if op.name == "gat" else op.raw(f"DST{turn}")
-            yield from _own(number, half, turn)
+            yield from _own(op, number, half, turn)
         return
     if op.name == "movmsk":
         for turn in range(op.raw("REPEAT") + 1):
-            yield from _own(op.raw("DST") + turn, False, turn)
+            yield from _own(op, op.raw("DST") + turn, False, turn)
         return
     target = op.moved[0] if op.category == 1 else op.target
     if target.kind is Kind.REGISTER:
         for turn in range(op.repeat + 1):
-            yield from _own(target.number + turn, target.half, turn)
+            yield from _own(op, target.number + turn, target.half, turn)
 
 
-def _own(number: int, half: bool, turn: int) -> Iterator[tuple[int, bool, int]]:
+def _own(op: Op, number: int, half: bool, turn: int) -> Iterator[tuple[int, bool, int]]:
     if not SHARED <= number < A0:
-        yield number, half, turn
+        yield _placed(op, number, half), half, turn
+
+
+def _placed(op: Op, number: int, half: bool) -> int:
+    """Return a register's number, beyond SEPARATE for a half register outside the full ones."""
+    return number if op.merged or not half or number >= A0 else SEPARATE + number
 
 
 def _more_cycles(op: Op) -> int:
@@ -286,6 +294,8 @@ def behind_predication(program: Program) -> Iterator[str]:
 def name_of(where: int) -> str:
     """Return a register's name as Mesa's disassembler prints it."""
     kind, number = where & -_HALF, where % _HALF
+    if kind in (_HALF, _OTHER) and number >= SEPARATE:
+        kind, number = _HALF, number - SEPARATE
     if kind == _OTHER:
         number //= 2
     if where == _SPECIAL + A1:

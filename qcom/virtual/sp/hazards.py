@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from qcom.virtual.sp.delays import Delays, Timing, limits_of, name_of
-from qcom.virtual.sp.operands import Op
+from qcom.virtual.sp.operands import SEPARATE, Op
 from qcom.virtual.sp.program import Block, Program
 from qcom.virtual.sp.touched import Touched, is_shared, touched
 
@@ -141,6 +141,8 @@ def _constant_beyond(op: Op, one: Touched, readable: Readable) -> str | None:
 
 
 def _name(half: int) -> str:
+    if half >= SEPARATE:
+        return f"hr{(half - SEPARATE) // 4}.{'xyzw'[half % 4]}"
     return f"r{half // 8}.{'xyzw'[half // 2 % 4]}"
 
 

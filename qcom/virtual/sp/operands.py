@@ -18,6 +18,7 @@ SHARED_END = 56 * 4
 A0, A1 = 61 * 4, 61 * 4 + 1
 P0 = 62 * 4
 NONE = 63 * 4
+SEPARATE = 512  # a half register that is not half of a full one has its number plus this
 TYPES = ("f16", "f32", "u16", "u32", "s16", "s32", "u8", "u8_32")
 WIDE = 6  # of atomics: u64 in place of u8
 # Values of the float look-up table; its f32 and f16 bits are rounded from them.
@@ -59,10 +60,11 @@ class Operand:
 
 
 class Op:
-    """One instruction of a program: its index, its encoding, its operands."""
+    """One instruction of a program: its index, its encoding, its operands. merged: half registers
+    are halves of full ones (MERGEDREGS)."""
 
-    def __init__(self, index: int, scope: Instruction) -> None:
-        self.index, self.scope = index, scope
+    def __init__(self, index: int, scope: Instruction, merged: bool = True) -> None:
+        self.index, self.scope, self.merged = index, scope, merged
         self.name = scope.name
         self.category = scope.bits >> 61
         self.ss, self.sy, self.jp = (self._flag(name) for name in ("SS", "SY", "JP"))

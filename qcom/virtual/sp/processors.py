@@ -164,11 +164,11 @@ class Processors:
         code, whole = fetched(memory, dispatch.code_address, dispatch.code_size)
         key = (
             dispatch.gpu_id, code, whole, dispatch.scalar_unit, dispatch.constant_limit,
-            dispatch.shared_constants, dispatch.predication_nops,
+            dispatch.shared_constants, dispatch.predication_nops, dispatch.merged_registers,
         )  # fmt: skip
         known = self._sources.get(key)
         if known is None:
-            program = load(code, whole, table(dispatch.gpu_id))
+            program = load(code, whole, table(dispatch.gpu_id), dispatch.merged_registers)
             end = max(block.end for block in program.blocks.values()) + 1
             digest = hashlib.sha256(code[: INSTRUCTION * end] + bytes([whole])).hexdigest()
             facts = dispatch.generation, dispatch.scalar_unit, dispatch.has_constant
@@ -181,8 +181,9 @@ class Processors:
 
     def _kernel(self, source: Source, dispatch: Dispatch, launch: Launch) -> Kernel:
         shape = Shape(
-            launch.lanes, launch.words, dispatch.generation, dispatch.private_per_wave,
-            dispatch.group_register, dispatch.thread_register, dispatch.linear_register,
+            launch.lanes, launch.words, launch.separate, dispatch.generation,
+            dispatch.private_per_wave, dispatch.group_register,
+            dispatch.thread_register, dispatch.linear_register,
         )  # fmt: skip
         known = self._kernels.get((source.digest, shape))
         if known is not None:

@@ -100,8 +100,8 @@ def fetched(memory: ShaderMemory, address: int, size: int) -> tuple[bytes, bool]
     return found, False
 
 
-def load(code: bytes, whole: bool, table: Table) -> Program:
-    """Decode the code that is reachable from the first instruction."""
+def load(code: bytes, whole: bool, table: Table, merged: bool = True) -> Program:
+    """Decode the code that is reachable from the first instruction. merged: see Op."""
     words = struct.unpack(f"<{len(code) // INSTRUCTION}Q", code[: len(code) & -INSTRUCTION])
     missing = Stop.CODE_END if whole else Stop.NO_CODE
     ops: dict[int, Op | Stop] = {}
@@ -110,7 +110,7 @@ def load(code: bytes, whole: bool, table: Table) -> Program:
     while waiting:
         index = waiting.pop()
         while index not in ops:
-            op = _at(index, words, table, missing)
+            op = _at(index, words, table, missing, merged)
             ops[index] = op
             if isinstance(op, Stop):
                 break
@@ -123,14 +123,14 @@ def load(code: bytes, whole: bool, table: Table) -> Program:
     return Program(_blocks(ops, leaders), words)
 
 
-def _at(index: int, words: tuple[int, ...], table: Table, missing: Stop) -> Op | Stop:
+def _at(index: int, words: tuple[int, ...], table: Table, missing: Stop, merged: bool) -> Op | Stop:
     if not 0 <= index < len(words):
         return missing
     found = decode(words[index], table)
     if found is None:
         return Stop.ILLEGAL
     found.text()  # decodes all fields
-    return Stop.ILLEGAL if found.faults else Op(index, found)
+    return Stop.ILLEGAL if found.faults else Op(index, found, merged)
 
 
 def _targets(op: Op) -> list[int]:

@@ -1,5 +1,8 @@
 """Registers that an instruction reads and writes, by halves: 2n and 2n + 1 stand for register n.
 
+Half registers of threads are halves of full ones (hr0.x of r0.x) only with MERGEDREGS. Without it
+they are separate, and half register n has the number SEPARATE + n.
+
 Registers selected by a0.x are not known, and omitted.
 Source: Mesa 25.0.7, src/freedreno/isa/ir3-cat*.xml.
 """
@@ -8,7 +11,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from qcom.virtual.sp.operands import A0, SHARED, SHARED_END, TYPES, WIDE, Kind, Op, Operand
+from qcom.virtual.sp.operands import (
+    A0,
+    SEPARATE,
+    SHARED,
+    SHARED_END,
+    TYPES,
+    WIDE,
+    Kind,
+    Op,
+    Operand,
+)
 
 _SHORT = ("f16", "u16", "s16", "u8")
 _SOURCES = {"ldl": "SRC", "ldlw": "SRC", "ldp": "SRC", "stl": "DST", "stlw": "DST", "stp": "DST"}
@@ -31,14 +44,14 @@ class Touched:
 
 
 def halves(number: int, half: bool, count: int = 1) -> set[int]:
-    """Return the halves of consecutive registers; none of a0, p0 and r63."""
+    """Return the halves of consecutive registers, those of half registers as if separate; none of
+    a0, p0 and r63."""
     found: set[int] = set()
     for k in range(number, number + count):
         if number >= A0 or (SHARED_END <= k < A0):
             continue
         if half:
-            base = SHARED if k >= SHARED else 0
-            found.add(2 * base + k - base)
+            found.add(SHARED + k if k >= SHARED else SEPARATE + k)
         else:
             found |= {2 * k, 2 * k + 1}
     return found
@@ -46,7 +59,7 @@ def halves(number: int, half: bool, count: int = 1) -> set[int]:
 
 def is_shared(half: int) -> bool:
     """Return whether a half belongs to a shared register."""
-    return half >= 2 * SHARED
+    return 2 * SHARED <= half < SEPARATE
 
 
 def _operand(into: set[int], found: Touched, operand: Operand, repeat: int) -> None:
@@ -61,6 +74,17 @@ def _operand(into: set[int], found: Touched, operand: Operand, repeat: int) -> N
 
 def touched(op: Op) -> Touched:
     """Return the registers that an instruction reads and writes."""
+    found = _touched(op)
+    if op.merged:
+        found.reads, found.writes = _merged(found.reads), _merged(found.writes)
+    return found
+
+
+def _merged(numbers: set[int]) -> set[int]:
+    return {half - SEPARATE if half >= SEPARATE else half for half in numbers}
+
+
+def _touched(op: Op) -> Touched:
     found = Touched()
     if op.category == 1:
         _moves(op, found)

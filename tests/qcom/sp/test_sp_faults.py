@@ -161,7 +161,7 @@ def test_code_that_has_changed_is_translated_anew() -> None:
         ({"threads": (0, 1, 1)}, "1 to 1024 threads"), ({"threads": (33, 32, 1)}, "1024"),
         ({"thread_size": 32}, "waves of 64 or 128"), ({"local_size": 1 << 17}, "local memory"),
         ({"gpu_id": 540}, "generation 6 or 7"), ({"code_size": 0}, "length of 0"),
-        ({"code_address": CODE + 8}, "multiple of 32"), ({"merged_registers": False}, "MERGED"),
+        ({"code_address": CODE + 8}, "multiple of 32"), ({"half_registers": 65}, "footprint"),
         ({"private_size": 512, "private_stride": 1024}, "private memory"),
         ({"full_registers": 65}, "footprint"), ({"constants": np.zeros(4096, np.uint32)}, "words"),
     ],

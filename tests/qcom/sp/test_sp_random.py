@@ -14,7 +14,7 @@ from qcom.virtual.isa.decoder.decode import disassemble
 from qcom.virtual.isa.decoder.table import table
 from qcom.virtual.shader import Ending
 from tests.oracles.ir3 import Machine, Memory
-from tests.support.ir3_text import END, OUT, c, constants, gpu, i, r, run, spaced, stored, words
+from tests.support.ir3_text import END, OUT, c, constants, gpu, i, k, r, run, spaced, stored, words
 from tests.support.shader_memory import ArrayMemory
 
 Words = NDArray[np.uint32]
@@ -120,15 +120,39 @@ def test_random_instructions(chip: str, seed: int) -> None:
     check(chip, seed)
 
 
-def check(chip: str, seed: int, count: int = 24) -> None:
+def moved(target: int, source: int, chip: str, kind: int, to: int) -> int:
+    """A move between registers of two types, by their numbers."""
+    return i("mov-gpr", chip, DST=target, SRC_TYPE=kind, DST_TYPE=to, SRC=source)
+
+
+def split(number: int, chip: str) -> list[int]:
+    """Copy the halves of a full register to two separate half registers."""
+    upper = i("shr.b", chip, DST=r(44), SRC1=number, SRC2=k(16), FULL=1)
+    low, high = (moved(2 * number, number, chip, 3, 2), moved(2 * number + 1, r(44), chip, 3, 2))
+    return [low, upper, high]
+
+
+@pytest.mark.parametrize("chip", ["a630", "a740"])
+@settings(max_examples=5)
+@given(seed=st.integers(0, 1 << 32))
+def test_separate_half_registers(chip: str, seed: int) -> None:
+    """MERGEDREGS off: what half registers hold is not part of any full register."""
+    check(chip, seed, merged=False)
+
+
+def check(chip: str, seed: int, count: int = 24, merged: bool = True) -> None:
     rng, numbers = random.Random(seed), np.random.default_rng(seed)
     given_values = values(numbers)
     extra = [int(x) for x in numbers.integers(0, 1 << 32, 4, np.uint32)]
     extra[1] = 0x3F800000
     made = [instruction(rng, chip, RESULTS + n) for n in range(count)]
     texts = [disassemble(word, table(gpu(chip))) for word, _ in made]
-    machine = Machine((*texts, "end"), (1, 1, 1), 64, 0, constants(*extra), Memory([]), 0xFC, 0)
+    machine = Machine((*texts, "end"), (1, 1, 1), 64, 0, constants(*extra), Memory([]), 0xFC, 0,
+                      merged=merged)  # fmt: skip
     machine.words[FIRST : FIRST + INPUTS] = given_values
+    if machine.halves is not None:
+        machine.halves[2 * FIRST : 2 * (FIRST + INPUTS) : 2] = given_values
+        machine.halves[2 * FIRST + 1 : 2 * (FIRST + INPUTS) : 2] = given_values >> 16
     machine.run()
     memory = ArrayMemory()
     memory.map(IN, given_values)
@@ -140,17 +164,25 @@ def check(chip: str, seed: int, count: int = 24) -> None:
         add = i("add.u", chip, DST=r(3, "y"), SRC1=r(3), SRC2=r(3, "y"), FULL=1, SS=1)
         code += [place | 1 << 44, add]
         code.append(i("ldg", chip, SRC1=r(3, "y"), SIZE=1, DST=FIRST + n, TYPE=3, OFF=0))
-    code += [1 << 60 | 1 << 44, *(word for word, _ in made), 1 << 44]
+    code.append(1 << 60 | 1 << 44)
+    if not merged:
+        code += [word for n in range(FIRST, FIRST + INPUTS) for word in split(n, chip)]
+    code += [*(word for word, _ in made), 1 << 44]
+    if not merged:
+        code += [moved(n, 2 * n, chip, 2, 3) for n in range(RESULTS, RESULTS + count)
+                 if is_half(texts[n - RESULTS])]  # fmt: skip
     for n in range(count):
         code += [1 << 44, *stored(RESULTS + n, chip)]
         code[-4] |= 1 << 44
         code.insert(-1, i("add.u", chip, DST=r(41), SRC1=r(41), SRC2=r(43), FULL=1))
         code.insert(-5, i("mov-immed", chip, DST=r(43), SRC_TYPE=3, DST_TYPE=3, SRC=256 * n, SS=1))
-    outcome, _ = run(words(*spaced(code), END), chip, memory, constants=constants(*extra))
+    outcome, _ = run(words(*spaced(code), END), chip, memory, constants=constants(*extra),
+                     merged_registers=merged, half_registers=48)  # fmt: skip
     assert outcome.ending is Ending.DONE, outcome
     assert not outcome.violations and not memory.faults
     for n, (text, (_, floating)) in enumerate(zip(texts, made, strict=True)):
-        expected = machine.words[RESULTS + n]
+        separate = machine.halves is not None and is_half(text)
+        expected = machine.halves[2 * (RESULTS + n)] if separate else machine.words[RESULTS + n]
         assert same(out[n], expected, floating, is_half(text)), (
             f"{text}: {out[n][:8]} instead of {expected[:8]}"
         )

@@ -27,12 +27,14 @@ class BadDispatch(Exception):
 @dataclass(frozen=True)
 class Launch:
     """A checked dispatch. ids: [waves][4][lanes], x, y, z and linear number. execs: [waves][2]
-    halves of a mask. words: registers of the file."""
+    halves of a mask. words: registers of the file; separate: the word where half registers begin
+    that are not halves of full ones, 0 if they are merged."""
 
     lanes: int
     waves: int
     groups: int
     words: int
+    separate: int
     ids: NDArray[np.uint32]
     execs: NDArray[np.uint64]
     constants: NDArray[np.uint32]
@@ -53,9 +55,10 @@ class Launch:
         for wave in range(waves):
             mask = (1 << min(lanes, threads - wave * lanes)) - 1
             execs[wave] = mask & (1 << 64) - 1, mask >> 64
-        words = min(48, max(dispatch.full_registers, -(-dispatch.half_registers // 2))) * 4
+        words, separate = _registers(dispatch)
         groups = dispatch.groups[0] * dispatch.groups[1] * dispatch.groups[2]
-        return cls(lanes, waves, groups, words, ids, execs, _constants(dispatch), _tables(dispatch))
+        return cls(lanes, waves, groups, words, separate, ids, execs, _constants(dispatch),
+                   _tables(dispatch))  # fmt: skip
 
 
 def _check(dispatch: Dispatch) -> None:
@@ -75,8 +78,6 @@ def _check(dispatch: Dispatch) -> None:
         raise BadDispatch(f"expected code at a multiple of 32, got {dispatch.code_address:#x}")
     if dispatch.code_size <= 0:
         raise BadDispatch("expected code, got an instruction length of 0")
-    if not dispatch.merged_registers:
-        raise BadDispatch("separate half registers (MERGEDREGS off) are not implemented")
     if not 0 <= dispatch.full_registers <= 64 or not 0 <= dispatch.half_registers <= 64:
         raise BadDispatch(f"expected footprints of at most 64 vec4, got "
                           f"{dispatch.full_registers} and {dispatch.half_registers}")  # fmt: skip
@@ -93,6 +94,20 @@ def _check(dispatch: Dispatch) -> None:
             f"a group needs {needed} bytes of private memory, a shader processor has "
             f"{dispatch.private_stride}"
         )
+
+
+def _registers(dispatch: Dispatch) -> tuple[int, int]:
+    """Return the words of the register file, and where separate half registers begin in it.
+
+    Without MERGEDREGS both footprints count (ir3_compiler.c, ir3_get_reg_dependent_max_waves: full
+    registers plus half of the half registers).
+    """
+    full, halves = (min(48, n) for n in (dispatch.full_registers, dispatch.half_registers))
+    half_words = -(-4 * halves // 2)
+    if dispatch.merged_registers:
+        return max(4 * full, -(-halves // 2) * 4), 0
+    separate = 4 * max(full, 1)
+    return separate + half_words, separate
 
 
 def _constants(dispatch: Dispatch) -> NDArray[np.uint32]:

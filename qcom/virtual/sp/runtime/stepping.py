@@ -50,7 +50,8 @@ class SteppedCode:
 class SteppedWave:
     """A halted wave; a `hcq.debugging.Halted`.
 
-    Its registers: per lane r0.x and so on, with hr0.x and so on as their halves, and a0.x; per wave
+    Its registers: per lane r0.x and so on, with hr0.x and so on as their halves or, without
+    MERGEDREGS, registers of their own, and a0.x; per wave
     r48.x and so on, a1.x, and p0.x to p0.w with a bit for each lane; and the constant file, c0.x
     and so on, which `names` omits.
     """
@@ -102,7 +103,12 @@ class SteppedWave:
         """See Halted."""
         scalars = [f"p0.{part}" for part in _PARTS] + ["a1.x"]
         scalars += [_named(number) for number in range(SHARED, SHARED_END)]
-        return scalars, [*(_named(number) for number in range(self._run.launch.words)), "a0.x"]
+        launch = self._run.launch
+        if not launch.separate:
+            return scalars, [*(_named(number) for number in range(launch.words)), "a0.x"]
+        lanes = [_named(number) for number in range(launch.separate)]
+        lanes += ["h" + _named(number) for number in range(2 * (launch.words - launch.separate))]
+        return scalars, [*lanes, "a0.x"]
 
     def bits(self, name: str) -> int:
         """See Halted."""
@@ -127,8 +133,9 @@ class SteppedWave:
         if not half and SHARED <= number < SHARED_END:
             at = layout.SHARED + 4 * (number - SHARED)
             return state[at : at + 4].view(np.uint32), True
-        where = number // 2 if half else number
-        if where >= self._run.launch.words:
+        launch = self._run.launch
+        where = launch.separate + number // 2 if half else number
+        if where >= (launch.words if half else launch.separate or launch.words):
             raise KeyError(name)
         at = layout.register_at(where, self.lanes)
         words = state[at : at + 4 * self.lanes].view(np.uint32)

@@ -1,7 +1,9 @@
 """A wave's registers, masks and operands as LLVM IR.
 
-Register files are merged, as from generation 6 on: hr0.x and hr0.y are the halves of r0.x. Shared
-registers (r48 and up) belong to the wave: a write stores the value of the first active lane.
+Half registers are the halves of full ones (MERGEDREGS: hr0.x and hr0.y those of r0.x), or a file of
+their own, which then follows the full registers in the wave state. Shared registers (r48 and up)
+belong to the wave: a write stores the value of the first active lane. UNSURE: their halves are
+merged in either case; no public document says so.
 Source: Mesa 25.0.7, src/freedreno/ir3/ir3.h (registers), isa/ir3-cat1.xml (relative ones).
 """
 
@@ -24,12 +26,12 @@ class Registers(Text):
 
     full: every lane is known to be active in the code being emitted. relative: some instruction
     selects registers by a0.x, so that the register file is in memory. words: size of the register
-    file.
+    file. separate: the word in it where the half registers begin, 0 if they are merged.
     """
 
     def __init__(
         self, lanes: int, words: int, relative: bool, generation: int,
-        *, private_per_wave: bool = False, prefix: str = "t",
+        *, separate: int = 0, private_per_wave: bool = False, prefix: str = "t",
     ) -> None:  # fmt: skip
         super().__init__(lanes, prefix)
         self.private_per_wave = private_per_wave
@@ -39,6 +41,7 @@ class Registers(Text):
         self.in_state = False  # all registers are in the wave state
         self.predicating = False  # the program contains predt or predf
         self.words, self.relative, self.generation = words, relative, generation
+        self.separate = separate
         self.used: set[int] = set()
         self.shared: set[int] = set()
         self.full = False
@@ -112,14 +115,33 @@ class Registers(Text):
 
     def word(self, number: int) -> str:
         """Read 32 bits of every lane."""
-        if 0 <= number < self.words:
-            self.used.add(number)
-            return self.value(f"load {self.vector}, ptr %r{number}, align 64")
+        if 0 <= number < self.full_words:
+            return self._stored(number)
         if SHARED <= number < SHARED_END:
             return self.broadcast("i32", self.scalar(number))
         if P0 <= number < P0 + 4:
             return self.convert("zext", "i1", "i32", self.as_mask(self.predicate(number - P0)))
         raise Unsupported(f"register {number >> 2}.{'xyzw'[number & 3]} is not in the footprint")
+
+    @property
+    def full_words(self) -> int:
+        """Return the number of full registers."""
+        return self.separate or self.words
+
+    def _stored(self, number: int) -> str:
+        self.used.add(number)
+        return self.value(f"load {self.vector}, ptr %r{number}, align 64")
+
+    def _half_word(self, number: int) -> tuple[int, bool]:
+        """Return the word of the file that contains a half register, and whether as its upper
+        half. A shared one lies in a shared register."""
+        if number >= SHARED:
+            return SHARED + (number - SHARED) // 2, bool(number & 1)
+        word, odd = self.separate + number // 2, bool(number & 1)
+        if word >= self.words:
+            name = f"hr{number >> 2}.{'xyzw'[number & 3]}"
+            raise Unsupported(f"register {name} is not in the footprint")
+        return word, odd
 
     def scalar(self, number: int) -> str:
         """Read a shared register."""
@@ -132,8 +154,8 @@ class Registers(Text):
             return self.value(f"load {self.vector_of('i16')}, ptr %a0, align 64")
         if P0 <= number < P0 + 4:
             return self.convert("trunc", "i32", "i16", self.word(number))
-        where, odd = _half_place(number)
-        word = self.word(where)
+        where, odd = self._half_word(number)
+        word = self.word(where) if number >= SHARED else self._stored(where)
         if odd:
             word = self.binary("lshr", "i32", word, constant("i32", 16))
         return self.convert("trunc", "i32", "i16", word)
@@ -150,15 +172,18 @@ class Registers(Text):
         """Write 32 bits (i32) of the active lanes."""
         if number >= NONE:
             return
-        if 0 <= number < self.words:
-            self.used.add(number)
-            self.keep("i32", f"%r{number}", value)
+        if 0 <= number < self.full_words:
+            self._set_stored(number, value)
         elif SHARED <= number < SHARED_END:
             self.set_scalar(number, self.lane("i32", value, self.first()))
         elif P0 <= number < P0 + 4:
             self.set_predicate(number, self.compare("ne", "i32", value, constant("i32", 0)))
         else:
             raise Unsupported(f"a result in register {number >> 2}.{'xyzw'[number & 3]}")
+
+    def _set_stored(self, number: int, value: str) -> None:
+        self.used.add(number)
+        self.keep("i32", f"%r{number}", value)
 
     def set_scalar(self, number: int, value: str) -> None:
         """Write a shared register where a lane is active."""
@@ -187,13 +212,14 @@ class Registers(Text):
         if P0 <= number < P0 + 4:
             self.set_predicate(number, self.compare("ne", "i16", value, constant("i16", 0)))
             return
-        where, odd = _half_place(number)
+        where, odd = self._half_word(number)
         wide = self.convert("zext", "i16", "i32", value)
         if odd:
             wide = self.binary("shl", "i32", wide, constant("i32", 16))
         kept = constant("i32", 0x0000FFFF if odd else 0xFFFF0000)
-        old = self.binary("and", "i32", self.word(where), kept)
-        self.set_word(where, self.binary("or", "i32", old, wide))
+        old = self.word(where) if number >= SHARED else self._stored(where)
+        word = self.binary("or", "i32", self.binary("and", "i32", old, kept), wide)
+        (self.set_word if number >= SHARED else self._set_stored)(where, word)
 
     def predicate(self, number: int) -> str:
         """Return a predicate of every lane as a number. number: 0 to 3, the component of p0."""
@@ -238,17 +264,19 @@ class Registers(Text):
         return self.binary("add", "i32", scaled, lanes(list(range(self.lanes))))
 
     def _relative_word(self, offset: int, half: bool) -> str:
-        index, inside = self._index(offset, self.words * (2 if half else 1))
+        halves = 2 * (self.words - self.separate)
+        index, inside = self._index(offset, halves if half else self.full_words)
         if not half:
             return self.gather("%file", self._file_elements(index), inside)
         odd = self.binary("and", "i32", index, constant("i32", 1))
         where = self.binary("lshr", "i32", index, constant("i32", 1))
+        where = self.binary("add", "i32", where, constant("i32", self.separate))
         word = self.gather("%file", self._file_elements(where), inside)
         shift = self.binary("shl", "i32", odd, constant("i32", 4))
         return self.convert("trunc", "i32", "i16", self.binary("lshr", "i32", word, shift))
 
     def _set_relative(self, offset: int, value: str) -> None:
-        index, inside = self._index(offset, self.words)
+        index, inside = self._index(offset, self.full_words)
         mask = self.mask()
         if mask is not None:
             inside = self.binary("and", "i1", inside, mask)
@@ -340,12 +368,6 @@ class Registers(Text):
             self.set_short(number, value)
         else:
             self.set_word(number, value)
-
-
-def _half_place(number: int) -> tuple[int, int]:
-    """Return the register that contains a half register, and whether it is the upper half."""
-    base = SHARED if number >= SHARED else 0
-    return base + (number - base) // 2, (number - base) & 1
 
 
 Handler = Callable[[Registers, Op, int], None]  # emits one repetition of an instruction

@@ -41,11 +41,12 @@ _STOPS = {
 @dataclass(frozen=True)
 class Shape:
     """Properties, other than the code, on which a translation depends. words: registers of the
-    file. group, thread, linear: registers that receive a wave's numbers; NONE and above for
-    none."""
+    file; separate: where half registers begin in it (see Launch). group, thread, linear: registers
+    that receive a wave's numbers; NONE and above for none."""
 
     lanes: int
     words: int
+    separate: int
     generation: int
     private_per_wave: bool
     group: int
@@ -103,7 +104,7 @@ def translate(
     the wave before.
     """
     relative = any(_is_relative(op) for op in program.ops())
-    e = Registers(shape.lanes, shape.words, relative, shape.generation,
+    e = Registers(shape.lanes, shape.words, relative, shape.generation, separate=shape.separate,
                   private_per_wave=shape.private_per_wave)  # fmt: skip
     e.predicating = any(op.name in ("predt", "predf") for op in program.ops())
     flow, missing = Flow(program), dict[int, str]()
@@ -118,7 +119,8 @@ def translate(
         last = block.last
         if last is not None and last.name == "bar":
             resumes.append(block.end)
-    first = Registers(shape.lanes, shape.words, relative, shape.generation, prefix="i")
+    first = Registers(shape.lanes, shape.words, relative, shape.generation,
+                      separate=shape.separate, prefix="i")  # fmt: skip
     first.full = True
     _first_values(first, shape)
     e.used |= first.used
