@@ -84,6 +84,18 @@ class AmDevice(Device):
         return self._driver.stages.done
 
     @property
+    def dynamic_stack(self) -> int:
+        """Bytes of stack per thread for recursion and calls through pointers, in programs loaded
+        from now on. Can be set."""
+        return self._driver.dynamic_stack
+
+    @dynamic_stack.setter
+    def dynamic_stack(self, size: int) -> None:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise BadArgument(f"dynamic_stack must be a number of bytes, got {size!r}")
+        self._driver.dynamic_stack = size
+
+    @property
     def warm(self) -> bool:
         """Return whether the driver attached to the running chip of an earlier ugpu process."""
         return self._driver.warm

@@ -18,7 +18,11 @@ from hcq.fields import RegisterBlock
 
 LDS_GRANULE = 512  # bytes per unit of COMPUTE_PGM_RSRC2.LDS_SIZE on gfx11
 WAVE_SIZE_GRANULE = 256  # bytes per unit of COMPUTE_TMPRING_SIZE.WAVESIZE on gfx11
-_NOT_PROVIDED = ("private_segment_buffer", "queue_ptr", "dispatch_id", "flat_scratch_init")
+_NOT_PROVIDED = ("private_segment_buffer", "flat_scratch_init")
+_WORDS = {
+    "dispatch_ptr": 2, "queue_ptr": 2, "kernarg_segment_ptr": 2, "dispatch_id": 2,
+    "private_segment_size": 1,
+}  # fmt: skip
 # AQL kernel dispatch packet: header, setup, group sizes, grid sizes (threads), private and group
 # segment sizes, kernel object, kernel arguments, reserved, completion signal.
 _AQL = struct.Struct("<HHHHHHIIIIIQQQQ")
@@ -54,14 +58,15 @@ class Scratch:
 class LaunchDetails:
     """Content of `Kernel.details`: all facts about launches that do not change.
 
-    descriptor: address of the kernel descriptor. setup: the packets that every launch of the
-    kernel starts with, see encode_setup.
+    descriptor: address of the kernel descriptor. private_size: bytes of a thread, the stack
+    included. setup: the packets that every launch of the kernel starts with, see encode_setup.
     """
 
     image: KernelImage
     descriptor: int
     threads_limit: int
     setup: tuple[int, ...]
+    private_size: int = 0
 
 
 class ShaderRegisters:
@@ -94,7 +99,10 @@ class ShaderRegisters:
 
 def null_pointers(image: KernelImage) -> tuple[str, ...]:
     """Return the pointers that a kernel declares and that this driver leaves null."""
-    return tuple(hidden.kind for hidden in image.hidden if hidden.kind in _NULL_POINTERS)
+    found = [hidden.kind for hidden in image.hidden if hidden.kind in _NULL_POINTERS]
+    if image.descriptor.user_sgprs["queue_ptr"] and "hidden_queue_ptr" not in found:
+        found.append("queue_ptr")
+    return tuple(found)
 
 
 def check_supported(image: KernelImage) -> None:
@@ -103,15 +111,7 @@ def check_supported(image: KernelImage) -> None:
     wanted = descriptor.user_sgprs
     for what in _NOT_PROVIDED:
         if wanted[what]:
-            raise NotSupported(
-                f"kernel {name} requires {what}, which is not provided; compile it with the "
-                "function "
-                'attributes "amdgpu-no-queue-ptr" and "amdgpu-no-dispatch-id", which the clang '
-                "driver adds by itself where it can",
-                kernel=name,
-            )
-    if descriptor.uses_dynamic_stack:
-        raise NotSupported(f"kernel {name} needs a stack of unknown size", kernel=name)
+            raise NotSupported(f"kernel {name} requires {what}, which is not provided", kernel=name)
     if descriptor.preload:
         raise NotSupported(
             f"kernel {name} preloads arguments into registers, which is not supported", kernel=name
@@ -207,23 +207,31 @@ def _user_data(
     registers: ShaderRegisters,
     kernarg: int | None,
 ) -> None:
-    """Set the initial SGPRs in the ABI's order: dispatch packet, arguments, private size."""
+    """Set the initial SGPRs in the ABI's order: dispatch packet, queue, arguments, dispatch id,
+    private size.
+
+    There is no AQL queue: its pointer is null, and the id is 0. Compilers request both for calls
+    through pointers, because the function may need them.
+    """
     descriptor = details.image.descriptor
     wanted = descriptor.user_sgprs
-    count = 2 * wanted["dispatch_ptr"] + 2 * wanted["kernarg_segment_ptr"]
-    count += wanted["private_segment_size"]
+    count = sum(words for name, words in _WORDS.items() if wanted[name])
     if not count:
         return
     pm4.set_sh_count(registers.user_data, count)
     if wanted["dispatch_ptr"]:
         pm4.data_address(_place_packet(pm4, launch, details, kernarg))
+    if wanted["queue_ptr"]:
+        pm4.emit(0, 0)
     if wanted["kernarg_segment_ptr"]:
         if kernarg is None:
             pm4.emit(0, 0)
         else:
             pm4.data_address(kernarg)
+    if wanted["dispatch_id"]:
+        pm4.emit(0, 0)
     if wanted["private_segment_size"]:
-        pm4.emit(descriptor.private_size)
+        pm4.emit(details.private_size)
 
 
 def _place_packet(pm4: Pm4, launch: Launch, details: LaunchDetails, kernarg: int | None) -> int:
@@ -233,7 +241,7 @@ def _place_packet(pm4: Pm4, launch: Launch, details: LaunchDetails, kernarg: int
     if any(size >= 1 << 32 for size in threads):
         raise BadArgument("the grid must have fewer than 2**32 threads on each axis", grid=threads)
     packet = _AQL.pack(
-        _AQL_KERNEL_DISPATCH, 3, *launch.block, 0, *threads, descriptor.private_size,
+        _AQL_KERNEL_DISPATCH, 3, *launch.block, 0, *threads, details.private_size,
         descriptor.local_size + launch.dynamic_local, details.descriptor, 0, 0, 0,
     )  # fmt: skip
     offset = pm4.add_data(packet)

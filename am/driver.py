@@ -76,6 +76,9 @@ class AmDriver(Driver):
         self.failures: list[UgpuError] = []  # of the whole card, not reported yet
         self.latched: list[HubFault] = []  # faults of this holder that another holder found
         self.clock_hertz = self.facts.generation.clock_hertz
+        # Bytes of stack per thread for recursion and calls through pointers, in programs loaded
+        # from now on. As in HIP by default (hipLimitStackSize).
+        self.dynamic_stack = 1024
         self.queues = Queues(self)
         self.outside = OutsideMemory(self)
         self.cleaner = Cleaner(self)

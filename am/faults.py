@@ -72,6 +72,9 @@ _MM_CLIENTS = {0: "VMC", 6: "MP0", 7: "MP1", 8: "MPIO", 15: "OSSSYS", 16: "HDP",
 _INSTRUCTION_FETCH = 9
 _WAVES = ("TCP", "SQC (inst)", "SQC (data)", "SQG")  # clients that act for a kernel
 _ACCESSES = {"read": "a read of", "write": "a write to", "execute": "a jump to"}
+# What hubs report of an address in the aperture of private memory: its low 48 bits. UNSURE: whether
+# a board reports an access beyond a wave's scratch, or lets it reach the next wave's.
+_PRIVATE_END = 1 << 32
 _NULL_ZONE = 1 << 16  # addresses that a null pointer to a structure reaches
 
 ILLEGAL_INSTRUCTION = 1
@@ -170,13 +173,15 @@ def page_fault(
     device: str,
     kernels: Sequence[str],
     null: Sequence[str],
+    stacks: Sequence[str] = (),
     regions: Iterable[Region],
     culprit: Place | None = None,
 ) -> PageFault:
     """Return the error for a page fault, from its interrupt, the latched registers, or both.
 
     kernels: names of kernels that may have caused it. null: null pointers that these kernels
-    declare. regions: mapped regions. culprit: the instruction, if it is known.
+    declare. stacks: the stacks that they have, which a thread may have left. regions: mapped
+    regions. culprit: the instruction, if it is known.
     """
     if interrupt is not None:
         address = faulted_page(interrupt)
@@ -190,7 +195,9 @@ def page_fault(
     if latched is not None and latched.address >> 12 == address >> 12 and latched.vmid == vmid:
         access, client, details = latched.access, latched.client, latched.facts()
     place = place_of(address, regions)
-    if address < _NULL_ZONE and null:
+    if address < _PRIVATE_END and stacks:
+        place = f"{'; '.join(stacks)} (device.dynamic_stack), and an access behind it appears here"
+    elif address < _NULL_ZONE and null:
         place += f"; this driver does not provide {', '.join(null)}, which the kernel declares"
     names = ", ".join(kernels) if client in _WAVES or client == "unknown" else ""
     what = f"{_ACCESSES[access]} {address:#x} faulted{culprit or ''}"

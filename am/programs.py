@@ -17,7 +17,7 @@ from am.dispatch import (
 )
 from am.memory import Mapping
 from hcq.codeobject import CodeObject, KernelImage, parse_amdhsa
-from hcq.errors import BadCodeObject
+from hcq.errors import BadCodeObject, NotSupported
 from hcq.memory import Placement
 from hcq.program import Kernel, Program
 from hcq.sourcelines import has_lines, lines_of, source_of
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from am.driver import AmDriver
 
 _SCRATCH_LEAST = 1024  # bytes per wave
+_SCRATCH_WAVE_MOST = 4 << 20  # per wave: the largest power of two of COMPUTE_TMPRING_SIZE.WAVESIZE
 _SCRATCH_MOST = 256 << 20  # bytes for one class of kernels; fewer waves run beyond that
 _WAVES_PER_GROUP = 32  # the fewest slots per shader engine: one full group must fit
 
@@ -38,9 +39,9 @@ class Programs:
         self.driver = driver
         self.registers = ShaderRegisters(driver.chip.gc)
         self._code: list[tuple[Mapping, bytes]] = []
-        # mapping's address -> entry point -> name and image. Kernels are not kept here: a kernel's
-        # program frees its memory when the caller drops it.
-        self._entries: dict[int, dict[int, tuple[str, KernelImage]]] = {}
+        # mapping's address -> entry point -> name and details. Kernels are not kept here: a
+        # kernel's program frees its memory when the caller drops it.
+        self._entries: dict[int, dict[int, tuple[str, LaunchDetails]]] = {}
         self._sources: dict[int, tuple[bytes, CodeObject]] = {}  # by mapping, with line tables
         self._scratch: dict[int, Scratch] = {}
         self._scratch_memory: list[Mapping] = []
@@ -69,7 +70,7 @@ class Programs:
             if has_lines(image):
                 self._sources[mapping.address] = image, code
             self._entries[mapping.address] = {
-                kernel.address: (kernel.name, kernel.details.image)
+                kernel.address: (kernel.name, kernel.details)
                 for kernel in program.kernels.values()
             }
             return program
@@ -91,7 +92,10 @@ class Programs:
 
     def _kernel(self, program: Program, name: str, image: KernelImage, base: int) -> Kernel:
         descriptor = image.descriptor
-        scratch = self.scratch(descriptor.private_size, 32 if descriptor.is_wave32 else 64)
+        private = descriptor.private_size
+        if descriptor.uses_dynamic_stack:
+            private += self.driver.dynamic_stack
+        scratch = self.scratch(private, 32 if descriptor.is_wave32 else 64)
         code = base + image.entry
         return Kernel(
             name=name,
@@ -100,12 +104,13 @@ class Programs:
             kernarg_size=image.kernarg_size,
             arguments=image.arguments,
             local_size=descriptor.local_size,
-            private_size=descriptor.private_size,
+            private_size=private,
             details=LaunchDetails(
                 image=image,
                 descriptor=base + image.descriptor_at,
                 threads_limit=self.driver.chip.generation.max_threads_per_group,
                 setup=encode_setup(descriptor, code, scratch, self.registers),
+                private_size=private,
             ),
         )
 
@@ -157,8 +162,17 @@ class Programs:
     def null_pointers(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the null pointers that the kernels of these names declare."""
         kernels = [kernel for entries in self._entries.values() for kernel in entries.values()]
-        found = [image for name, image in kernels if name in names]
+        found = [details.image for name, details in kernels if name in names]
         return tuple(dict.fromkeys(what for image in found for what in null_pointers(image)))
+
+    def stacks(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Describe the private memory of those kernels of these names that have a stack."""
+        kernels = [kernel for entries in self._entries.values() for kernel in entries.values()]
+        return tuple(
+            f"{name} has a stack of {details.private_size:,} bytes a thread"
+            for name, details in kernels
+            if name in names and details.image.descriptor.uses_dynamic_stack
+        )
 
     def keep(self, mapping: Mapping, code: bytes) -> None:
         """Write code into its memory, and again whenever the chip has lost it."""
@@ -196,6 +210,11 @@ class Programs:
         if not private_size:
             return None
         wave_size = max(_SCRATCH_LEAST, 1 << (private_size * lanes - 1).bit_length())
+        if wave_size > _SCRATCH_WAVE_MOST:
+            raise NotSupported(
+                f"private memory of a thread must be at most {_SCRATCH_WAVE_MOST // lanes} bytes, "
+                f"got {private_size}", private_size=private_size,
+            )  # fmt: skip
         if wave_size not in self._scratch:
             driver = self.driver
             info = driver.chip.discovery.gc

@@ -83,6 +83,7 @@ class Reporter:
             kernels=kernels,
             culprit=culprit,
             null=self.driver.programs.null_pointers(kernels),
+            stacks=self.driver.programs.stacks(kernels),
             regions=self.driver.memory.regions(),
         )
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import astuple
 
 import numpy as np
 import pytest
 
 import hcq
 from am.device import AmDevice
+from hcq.codeobject import Descriptor, parse_amdhsa
 from hcq.command import Launch
 from hcq.errors import BadArgument, BadCodeObject, NotSupported, OutOfMemory
 from tests.support.am_navi31 import build_chip, plug_in
@@ -178,8 +180,13 @@ def test_groups_larger_than_the_kernel_allows(device: AmDevice, block: int) -> N
 
 
 def test_what_is_not_provided_is_refused(device: AmDevice) -> None:
-    with pytest.raises(NotSupported, match="queue_ptr"):
-        device.load(built(PLAIN, '"amdgpu-no-implicitarg-ptr"'))
+    image = bytearray(built(PLAIN))
+    (kernel,) = parse_amdhsa(bytes(image)).kernels.values()
+    raw = Descriptor.LAYOUT.pack(*astuple(kernel.descriptor))
+    start = image.index(raw[44:])
+    image[start + 12] |= 1  # kernel_code_properties: ENABLE_SGPR_PRIVATE_SEGMENT_BUFFER
+    with pytest.raises(NotSupported, match="private_segment_buffer"):
+        device.load(bytes(image))
 
 
 def test_dynamic_local_memory_comes_on_top_of_the_static(device: AmDevice) -> None:
