@@ -123,7 +123,9 @@ def _float_one(e: Registers, op: Op, turn: int) -> None:
     (value,) = _floats(e, op, turn)
     if op.name == "sign.f":
         one = e.intrinsic("copysign", "float", constant("float", 0x3F800000), value)
-        number = e.compare("une", "float", value, constant("float", 0))
+        number = e.compare("one", "float", value, constant("float", 0))
+        zero = e.compare("oeq", "float", value, constant("float", 0))
+        value = e.select(zero, "float", value, constant("float", 0))  # of NaN 0, as NIR's fsign
         value = e.select(number, "float", one, value)
     elif op.name != "absneg.f":
         value = e.intrinsic(_ROUNDED[op.name], "float", value)
