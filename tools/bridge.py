@@ -76,28 +76,34 @@ def power(name: str, out: Output) -> int:
 
 
 def flash(
-    name: str, path: Path, backup: Path | None, configuration: Path | None, out: Output
-) -> int:
-    """Write a firmware image into the bridge's flash; without `backup`, only compare."""
+    name: str, path: Path, backup: Path | None, configuration: Path | None, out: Output,
+    *, no_way_back: bool = False,
+) -> int:  # fmt: skip
+    """Write a firmware image into the bridge's flash; without `backup`, only compare. no_way_back:
+    see update.write."""
     data = _content(path)
     settings = b"" if configuration is None else _content(configuration)
+    if backup is not None and not no_way_back:
+        raise UsageError(f"{update.WARNING}; {update.WORD} writes nevertheless")
     bridge = by_name(_bare(name))
+    part = Flash(bridge, Clock())
     try:
         image = inspect(data, bridge.usb.identity)
         out.say(f"image: {len(image.data)} bytes, CRC-32 {image.crc:08x}")
-        part = Flash(bridge, Clock())
         part.open()
         plan = update.make_plan(part, image, settings)
         if not plan.blocks:
             out.say("the flash holds this image already")
         elif backup is None:
             out.say(f"{len(plan.blocks)} blocks of 64 KiB differ; --backup FILE writes them")
+            out.say(f"warning: {update.WARNING}")
         else:
             with _new(backup, "xb") as kept:
                 kept.write(plan.before)
-            update.write(part, plan, out.say)
+            update.write(part, plan, out.say, no_way_back=no_way_back)
             out.say("written and read back; it runs once the enclosure was without power and USB")
     finally:
+        part.close()
         bridge.close()
     written = bool(plan.blocks) and backup is not None
     out.result({"crc": f"{image.crc:08x}", "blocks": len(plan.blocks), "written": written})

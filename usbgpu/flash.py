@@ -1,15 +1,19 @@
 """The bridge's SPI flash, programmed through the registers of its controller.
 
 Source: asm2464pd-firmware src/include/registers.h (0xC8A1 to 0xC8AF, buffer at 0x7000),
-handmade/e4_flash.py (sequences), pull request 83 (a read needs one byte before it, and samples must
-agree; USB 2 stages 64 bytes). Commands and times: Winbond W25Q80DV data sheet, 8.2 and 9.6; parts
+handmade/e4_flash.py (sequences), pull request 83 (a read needs one byte before it, and samples
+must agree; USB 2 stages 64 bytes). A remark in the later tree: bit 0 of 0xCA81 left set broke PCI
+Express on a 9060; so `close` restores the registers that `open` sets up. UNSURE: what 0xCC33 reads
+as; it is left as written. Commands and times: Winbond W25Q80DV data sheet, 8.2 and 9.6; parts
 of other vendors share them.
 """
 
 from __future__ import annotations
 
+import contextlib
+
 from hcq.clock import Clock
-from hcq.errors import BadArgument, ChipError, NotSupported
+from hcq.errors import BadArgument, ChipError, DeviceLost, NotSupported
 from usbgpu.bridge import Ability, Bridge
 from usbgpu.checks import require
 
@@ -18,6 +22,7 @@ PAGE = 256
 _BUFFER, _BUFFER_SIZE = 0x7000, 0x1000
 _ENABLE, _ENABLED = 0xCA81, 0x01
 _SETUP = ((0xCC33, 0x04), (0xC805, 0x02), (0xC8A6, 0x04))  # clock gate, buffer mode, SPI divider
+_RESTORED = (0xC805, 0xC8A6)  # those of _SETUP that keep what is written
 _ADDRESS_LOW = 0xC8A1  # then middle, and length high, low
 _GO, _BUSY = 0xC8A9, 0x01
 _COMMAND = 0xC8AA  # then address high, address mode, direction, offset in the buffer (two)
@@ -34,7 +39,7 @@ _TRANSFER_LIMIT_S, _WRITE_LIMIT_S = 1.0, 4.0
 
 
 class Flash:
-    """The part behind a bridge. `open` must be the first call, `protect` the last. One thread at a
+    """The part behind a bridge. `open` must be the first call, `close` the last. One thread at a
     time."""
 
     def __init__(self, bridge: Bridge, clock: Clock) -> None:
@@ -42,15 +47,36 @@ class Flash:
         self._clock = clock
         self.size = 0
         self._status = 0
+        self._before: dict[int, int] = {}  # registers that `open` has changed
 
     def open(self) -> None:
         """Set the controller up and identify the part. NotSupported for a part of unknown size, and
         where the bridge's firmware passes no data to the controller."""
         require(self._bridge, Ability.FLASH, "the flash part")
-        enabled = self._bridge.read_xdata(_ENABLE, 1)[0] | _ENABLED
+        try:
+            self._set_up()
+            self._identify()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Restore the registers as `open` found them; idempotent. An unplugged bridge has lost them
+        with its power."""
+        before, self._before = self._before, {}
+        with contextlib.suppress(DeviceLost):
+            for address, value in reversed(before.items()):
+                self._bridge.write_xdata(address, bytes([value]))
+
+    def _set_up(self) -> None:
+        for address in (_ENABLE, *_RESTORED):
+            self._before[address] = self._bridge.read_xdata(address, 1)[0]
+        enabled = self._before[_ENABLE] | _ENABLED
         self._bridge.write_xdata(_ENABLE, bytes([enabled]))
         for address, value in _SETUP:
             self._bridge.write_xdata(address, bytes([value]))
+
+    def _identify(self) -> None:
         identity = self._sampled(_READ_ID, 0, 3, _NO_ADDRESS)
         if not _SMALLEST <= identity[2] <= _LARGEST:
             raise NotSupported(

@@ -4,6 +4,10 @@ The configuration is in the first 256 bytes, followed by the boot ROM's image
 (handmade/e4_flash.py). The other bytes of a block are rewritten unchanged. The image's first page
 is programmed last: a part that lost power during a write then holds no image, and the boot ROM
 waits for one on USB instead of starting half of it.
+
+UNSURE: whether it does on an enclosure from a shop. Only boards with a strap for recovery (comma's)
+have shown that entry in public. A valid image that hangs has no way back but a clip on the flash
+part, so `write` requires the caller's word.
 """
 
 from __future__ import annotations
@@ -18,6 +22,13 @@ from usbgpu.image import FirmwareImage, wrapped
 
 log = logging.getLogger(__name__)
 
+WORD = "--no-way-back"
+WARNING = (
+    "there may be no way back: no public source shows that the boot ROM of an enclosure from a "
+    "shop takes firmware over USB, so firmware that does not start is repaired with a clip on the "
+    "flash part only; with firmware for USB 3 alone an enclosure also loses its USB4 and "
+    "Thunderbolt modes"
+)
 PLACE = 0x100  # of the image
 _ATTEMPTS = 3
 _FIRST_PAGE = slice(PLACE, PLACE + PAGE)
@@ -72,9 +83,12 @@ def make_plan(flash: Flash, image: FirmwareImage, configuration: bytes = b"") ->
     return Plan(before, kept + image.data + before[end:])
 
 
-def write(flash: Flash, plan: Plan, progress: Progress) -> None:
+def write(flash: Flash, plan: Plan, progress: Progress, *, no_way_back: bool) -> None:
     """Execute the plan and verify it by reading back. On failure the former contents are restored;
-    FirmwareError reports which of the two the flash holds. DeviceLost: neither."""
+    FirmwareError reports which of the two the flash holds. DeviceLost: neither. no_way_back: the
+    caller accepts that there may be none; NotSupported without that."""
+    if not no_way_back:
+        raise NotSupported(WARNING, remedy=f"{WORD}, if the enclosure may be lost")
     flash.unprotect()
     try:
         try:

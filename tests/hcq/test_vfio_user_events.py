@@ -14,6 +14,7 @@ from hcq.errors import BadArgument, OutOfMemory
 from hcq.transport.vfio_user import files as shared_files
 from hcq.transport.vfio_user.events import Events
 from hcq.transport.vfio_user.server import Server
+from hcq.transport.vfio_user.wire import Interrupt
 from tests.hcq.test_vfio_user_server import dma_map, memory, set_irqs
 from tests.support.vfio_user_device import MemoryDevice
 from tests.support.vfio_user_served import raw_client, served
@@ -130,7 +131,8 @@ def test_a_server_outlives_a_client_that_fills_the_count_in_time(
         client = attached(server)
         exchange(client, 8, set_irqs(0x24), fds=[event])
         assert server.session is not None
-        thread = held_up(server.session._events, event, monkeypatch)
+        messages = server.session._delivery._events[Interrupt.MSI]
+        thread = held_up(messages, event, monkeypatch)
         if end == "client":
             client.close()
             attached(server).close()

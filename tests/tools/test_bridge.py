@@ -115,7 +115,12 @@ def test_flash(
     assert cli.main(command) == 0
     assert "1 blocks of 64 KiB differ" in capsys.readouterr().out
     assert bytes(flash.cells) == before and not flash.writes
-    assert cli.main([*command, "--backup", str(backup), "--json"]) == 0
+    assert cli.main([*command, "--backup", str(backup)]) != 0
+    error = capsys.readouterr().err
+    assert "no way back" in error and "--no-way-back" in error
+    assert not backup.exists() and not flash.writes
+    sure = ["--backup", str(backup), "--no-way-back"]
+    assert cli.main([*command, *sure, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["written"] is True
     assert bytes(flash.cells[0x100:0x200]) == image.read_bytes()[:256]
     assert backup.read_bytes() == before[: 64 << 10]
@@ -123,7 +128,7 @@ def test_flash(
     assert "holds this image already" in capsys.readouterr().out
     image.write_bytes(wrap(firmware(size=301, seed=6)))
     writes = flash.writes
-    assert cli.main([*command, "--backup", str(backup)]) != 0
+    assert cli.main([*command, *sure]) != 0
     assert "before.bin cannot be created" in capsys.readouterr().err
     image.write_bytes(b"\0" * 100)
     assert cli.main(command) != 0

@@ -10,7 +10,7 @@ from hcq.errors import UsageError
 from ..console import Output
 from .verb import register
 
-USAGE = """ugpu bridge flash NAME IMAGE [--backup FILE] [--configuration FILE]
+USAGE = """ugpu bridge flash NAME IMAGE [--backup FILE --no-way-back] [--configuration FILE]
        ugpu bridge info NAME
        ugpu bridge power NAME
        ugpu bridge uart TTY|FILE [--record FILE] [--lines N]
@@ -19,6 +19,8 @@ FORMS = """NAME is usb:0, usb:SERIAL or usb:PORT, from `ugpu ls`; the card must 
 
 flash    write firmware into the bridge's flash and read it back; IMAGE must be for this bridge.
          FILE must be new and receives the old content. Without --backup nothing is written.
+         --no-way-back: you accept that firmware which does not start may need a clip on the flash
+         part, and that the enclosure may lose its USB4 and Thunderbolt modes
          --configuration: take the configuration from the backup of an interrupted write
 info     show identity, firmware and the state of the link to the card
 power    read volts, amperes and watts of the enclosure's sensor (INA231), if it has one
@@ -33,6 +35,7 @@ def _bridge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("place", nargs="*", metavar="IMAGE | ADDRESS [SIZE]")
     parser.add_argument("--record", type=Path, metavar="FILE")
     parser.add_argument("--backup", type=Path, metavar="FILE")
+    parser.add_argument("--no-way-back", action="store_true")
     parser.add_argument("--configuration", type=Path, metavar="FILE")
     parser.add_argument("--lines", type=int, metavar="N", help="exit after N lines")
     parser.add_argument("--bank", type=int, choices=(0, 1), default=0)
@@ -47,8 +50,9 @@ def bridge(arguments: argparse.Namespace, out: Output) -> int:
     place = arguments.place
     if arguments.word == "flash" and len(place) == 1:
         return bridges.flash(
-            arguments.name, Path(place[0]), arguments.backup, arguments.configuration, out
-        )
+            arguments.name, Path(place[0]), arguments.backup, arguments.configuration, out,
+            no_way_back=arguments.no_way_back,
+        )  # fmt: skip
     if arguments.word == "info" and not place:
         return bridges.info(arguments.name, out)
     if arguments.word == "power" and not place:

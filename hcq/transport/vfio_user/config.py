@@ -2,8 +2,9 @@
 
 A client, and a guest behind it, may size and place BARs freely; the device keeps the addresses that
 its own platform assigned. The kernel's VFIO does the same (Linux
-drivers/vfio/pci/vfio_pci_config.c, vfio_bar_restore and vfio_exp_config_write). Interrupt pins are
-hidden, since only messages are delivered, and so are the registers of the Resizable BAR capability.
+drivers/vfio/pci/vfio_pci_config.c, vfio_bar_restore and vfio_exp_config_write). The interrupt pin
+of a device that sends no interrupts is hidden, and so are the registers of the Resizable BAR
+capability.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ SIZE = 4096
 _COMMAND, _BARS, _BARS_END, _ROM, _PIN = 0x04, 0x10, 0x28, 0x30, 0x3D
 _PCIE_CAPABILITY, _PCIE_CONTROL, _FLR = 0x10, 8, 1 << 15
 _REBAR_CAPABILITY = 0x15
+_MSIX_CAPABILITY, _MSIX_CONTROL, _MSIX_ENTRIES = 0x11, 2, 0x7FF
 _IO = 1
 
 
 class ServedConfig:
     """Bytes in, bytes out; accesses of any size that stay inside."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, *, interrupts: bool = False) -> None:
+        """interrupts: the device sends some."""
         self._transport = transport
+        self._pin = transport.config_read(_PIN, 1) if interrupts else 0
         self._bars = bytearray(
             b"".join(self._word(at).to_bytes(4, "little") for at in range(_BARS, _BARS_END, 4))
         )
@@ -33,6 +37,18 @@ class ServedConfig:
     def bar_size(self, index: int) -> int:
         """Return the bytes of a BAR; 0 if there is none."""
         return self._sizes[index]
+
+    @property
+    def has_line(self) -> bool:
+        """Return whether the device has an interrupt pin that the client may use."""
+        return 1 <= self._pin <= 4
+
+    def table_size(self) -> int:
+        """Return the messages of the MSI-X capability; 0 if there is none."""
+        at = self._find(_MSIX_CAPABILITY)
+        if at >= SIZE:
+            return 0
+        return (self._transport.config_read(at + _MSIX_CONTROL, 2) & _MSIX_ENTRIES) + 1
 
     def read(self, offset: int, size: int) -> bytes:
         """Read bytes; BadArgument outside."""
@@ -58,7 +74,7 @@ class ServedConfig:
         if _BARS <= at < _BARS_END and self._transport.present():
             return self._bars[at - _BARS]
         if at == _PIN:
-            return 0
+            return self._pin
         return self._transport.config_read(at, 1)
 
     def _word(self, offset: int) -> int:

@@ -18,6 +18,7 @@ class Events:
     """The eventfds of `count` vectors, owned. Thread-safe."""
 
     def __init__(self, count: int) -> None:
+        self.count = count
         self._events: list[int | None] = [None] * count
         self._lock = threading.Lock()
         self._releasing = threading.Lock()  # while a descriptor is closed, or `release` uses it

@@ -25,7 +25,8 @@ from hcq.transport.base import ResetKind, Transport, Window
 from hcq.transport.vfio_user import version, wire
 from hcq.transport.vfio_user.config import SIZE as CONFIG_SIZE
 from hcq.transport.vfio_user.config import ServedConfig
-from hcq.transport.vfio_user.events import Events
+from hcq.transport.vfio_user.covered import covered, write_covered
+from hcq.transport.vfio_user.delivery import Delivery
 from hcq.transport.vfio_user.memory import ClientMemory
 from hcq.transport.vfio_user.model import DeviceModel, SharedMemory
 from hcq.transport.vfio_user.requests import Requests
@@ -64,7 +65,7 @@ class Session:
         self._transport: Transport | None = None
         self._windows: dict[int, Window] = {}
         self._shared: dict[int, SharedMemory | None] = {}
-        self._events = Events(model.vectors)
+        self._delivery = Delivery(model.vectors)
         self._requests = Requests(channel)
         self._commands: dict[int, Callable[[Message], Reply]] = {
             Command.VERSION: self._version,
@@ -94,7 +95,8 @@ class Session:
         memory: ClientMemory | None = None
         try:
             self._transport = self.model.attach(self)
-            self._config = ServedConfig(self._transport)
+            self._config = ServedConfig(self._transport, interrupts=bool(self.model.vectors))
+            self._delivery.offer(line=self._config.has_line, table=self._config.table_size())
             bars = [self._config.bar_size(bar) for bar in range(Region.ROM)]
             self._sizes = [*bars, 0, CONFIG_SIZE, 0]  # of each region, in bytes
             memory = self._memory = ClientMemory(self.model)
@@ -120,14 +122,14 @@ class Session:
             if self._transport is not None:
                 left.callback(self.model.detach)
             # ORDER: before the model, whose threads the client may be blocking.
-            left.callback(self._events.close)
+            left.callback(self._delivery.close)
             left.callback(self._requests.close)
             left.callback(self.channel.close)
 
     def stop(self) -> None:
         """End the connection; `run` returns soon after. Any thread may call it."""
         self.channel.shut()
-        self._events.release()
+        self._delivery.release()
 
     def gone(self, limit_s: float) -> bool:
         """Return whether the client has disconnected, or disconnects within `limit_s` seconds."""
@@ -135,13 +137,13 @@ class Session:
             return True
         leaves = self._leaving or self.channel.hung_up()
         if leaves:
-            self._events.release()
+            self._delivery.release()
         return leaves and self.ended.wait(DETACH_LIMIT_S)
 
     # ---- for the model -----------------------------------------------------------------------
 
     def interrupt(self, vector: int = 0) -> None:
-        self._events.signal(vector)
+        self._delivery.signal(vector)
 
     def read_memory(self, address: int, size: int) -> bytes:
         limit = self._limit()
@@ -325,9 +327,7 @@ class Session:
         index = fields[2]
         if index >= wire.INTERRUPTS:
             raise Refused(errno.EINVAL, f"no interrupt type {index}")
-        names = constants("vfio")
-        count = self.model.vectors if index == Interrupt.MSI else 0
-        flags = names.VFIO_IRQ_INFO_EVENTFD | names.VFIO_IRQ_INFO_NORESIZE if count else 0
+        count, flags = self._delivery.count(index), self._delivery.flags(index)
         return (wire.IRQ_INFO.pack(wire.IRQ_INFO.size, flags, index, count),), ()
 
     def _set_irqs(self, message: Message) -> Reply:
@@ -335,25 +335,34 @@ class Session:
         data = message.payload[wire.SET_IRQS.size :]
         names = constants("vfio")
         kind = flags & names.VFIO_IRQ_SET_DATA_TYPE_MASK
-        vectors = self.model.vectors if index == Interrupt.MSI else 0
-        if argsz < wire.SET_IRQS.size or index >= wire.INTERRUPTS or start + count > vectors:
+        if argsz < wire.SET_IRQS.size or index >= wire.INTERRUPTS:
+            raise Refused(errno.EINVAL, f"no interrupts of type {index}")
+        if start + count > self._delivery.count(index):
             raise Refused(errno.EINVAL, f"no interrupts {start} to {start + count} of {index}")
-        if flags & ~kind != names.VFIO_IRQ_SET_ACTION_TRIGGER:
-            raise Refused(
-                errno.EINVAL, f"unsupported action of an interrupt request, flags {flags:#x}"
-            )
-        if kind == names.VFIO_IRQ_SET_DATA_EVENTFD:
-            self._events.assign(start, count, message.descriptors)
-        elif kind == names.VFIO_IRQ_SET_DATA_NONE and count == 0 and index == Interrupt.MSI:
-            self._events.assign(0, vectors, [])
-        elif kind not in (names.VFIO_IRQ_SET_DATA_NONE, names.VFIO_IRQ_SET_DATA_BOOL):
-            raise Refused(errno.EINVAL, f"interrupt flags {flags:#x}")
         if kind == names.VFIO_IRQ_SET_DATA_BOOL and len(data) != count:
             raise Refused(errno.EINVAL, f"expected {count} booleans, got {len(data)} bytes")
-        if kind != names.VFIO_IRQ_SET_DATA_EVENTFD:
-            for vector in range(start, start + count):
-                if kind == names.VFIO_IRQ_SET_DATA_NONE or data[vector - start]:
-                    self.interrupt(vector)
+        chosen = [
+            vector
+            for vector in range(start, start + count)
+            if kind == names.VFIO_IRQ_SET_DATA_NONE or (data and data[vector - start])
+        ]
+        action = flags & ~kind
+        masks = (names.VFIO_IRQ_SET_ACTION_MASK, names.VFIO_IRQ_SET_ACTION_UNMASK)
+        plain = kind in (names.VFIO_IRQ_SET_DATA_NONE, names.VFIO_IRQ_SET_DATA_BOOL)
+        if action in masks and index == Interrupt.INTX and plain:
+            if chosen:
+                self._delivery.mask(action == names.VFIO_IRQ_SET_ACTION_MASK)
+        elif action != names.VFIO_IRQ_SET_ACTION_TRIGGER:
+            raise Refused(errno.EINVAL, f"no such action of interrupts, flags {flags:#x}")
+        elif kind == names.VFIO_IRQ_SET_DATA_EVENTFD:
+            self._delivery.assign(index, start, count, message.descriptors)
+        elif not plain:
+            raise Refused(errno.EINVAL, f"interrupt flags {flags:#x}")
+        elif kind == names.VFIO_IRQ_SET_DATA_NONE and not count and self._delivery.count(index):
+            self._delivery.disable(index)
+        else:
+            for vector in chosen:
+                self._delivery.trigger(index, vector)
         return _DONE
 
     def _reset(self, message: Message) -> Reply:
@@ -439,9 +448,7 @@ class Session:
             return _WORD.pack(window.read32(offset))
         if offset % count == 0 and count == 8:
             return _LONG.pack(window.read64(offset))
-        if (offset | count) % 4 == 0:
-            return window.read(offset, count)
-        raise Refused(errno.EINVAL, f"{count} bytes at {offset:#x} are not aligned")
+        return covered(window, offset, count)
 
     def _write(self, offset: int, region: int, data: memoryview) -> None:
         if region == Region.CONFIG:
@@ -453,10 +460,8 @@ class Session:
             window.write32(offset, _WORD.unpack(data)[0])
         elif offset % count == 0 and count == 8:
             window.write64(offset, _LONG.unpack(data)[0])
-        elif (offset | count) % 4 == 0:
-            window.write(offset, data)
         else:
-            raise Refused(errno.EINVAL, f"{count} bytes at {offset:#x} are not aligned")
+            write_covered(window, offset, data)
 
     def _window(self, region: int) -> Window:
         if region not in self._windows:

@@ -51,7 +51,7 @@ class Setup:
     def update(self, image: bytes = NEW, configuration: bytes = b"") -> update.Plan:
         checked = inspect(image, self.bridge.usb.identity)
         plan = update.make_plan(self.part, checked, configuration)
-        update.write(self.part, plan, lambda text: None)
+        update.write(self.part, plan, lambda text: None, no_way_back=True)
         return plan
 
     @property
@@ -184,6 +184,31 @@ def test_a_cable_pulled_amid_a_write_leaves_the_old_image_the_new_one_or_none(wr
     setup.box.close()
 
 
+def test_the_registers_of_the_controller_are_restored(setup: Setup) -> None:
+    """Bit 0 of CA81 left set broke PCI Express on a board; other bits stay as they were."""
+    setup.part.close()
+    for enable in (0x0E, 0x0F):
+        before = {0xCA81: enable, 0xC805: 0x40, 0xC8A6: 0x11}
+        for address, value in before.items():
+            setup.bridge.write_xdata(address, bytes([value]))
+        setup.part.open()
+        assert setup.bridge.read_xdata(0xCA81, 1) == b"\x0f"
+        setup.update()
+        setup.part.close()
+        setup.part.close()
+        assert {at: setup.bridge.read_xdata(at, 1)[0] for at in before} == before
+
+
+def test_an_unknown_part_leaves_the_registers_as_they_were(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup.part.close()
+    monkeypatch.setattr(model, "JEDEC", b"\xff\xff\xff")
+    with pytest.raises(NotSupported, match="unknown size"):
+        setup.part.open()
+    assert setup.bridge.read_xdata(0xCA81, 1) == b"\0"
+
+
 # ---- refusals: nothing is written --------------------------------------------------------------
 
 
@@ -213,6 +238,14 @@ def test_images_that_are_refused(text: str) -> None:
     identity = Enclosure(None).identity
     with pytest.raises(FirmwareInvalid, match=text):
         inspect(BAD[text], identity)
+
+
+def test_nothing_is_written_without_the_callers_word(setup: Setup) -> None:
+    checked = inspect(NEW, setup.bridge.usb.identity)
+    plan = update.make_plan(setup.part, checked)
+    with pytest.raises(NotSupported, match=r"no public source.*--no-way-back"):
+        update.write(setup.part, plan, lambda text: None, no_way_back=False)
+    assert setup.model.writes == 0
 
 
 def test_a_flash_of_unknown_layout_is_left_alone(setup: Setup) -> None:
