@@ -19,11 +19,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from am import advice
 from am.chip import Chip
-from am.memory import Carveout, Mapping
+from am.memory import Carveout
 from am.mqd import QueueMemory
 from am.nbio import Nbio
 from am.pm4 import Pm4
@@ -36,17 +36,41 @@ from hcq.transport.base import DmaMemory
 RING_SIZE = 0x8000  # bytes; one list after the other, without wrapping around
 EOP_SIZE = 4096
 RESULTS = 120  # values of one list; a transfer reads 63 dwords, the first is the mark
+RESULTS_SIZE = 4 * (1 + RESULTS)
 # TIMEOUT: a list has no work of its own; its waits are for acknowledgements of 0.1 s at most.
 _LIMIT_S = 2.0
 
 Describe = Callable[[QueueMemory, RegisterMap], Struct]
 
 
+class Results(Protocol):
+    """Where lists put their values; see hcq.transport.bulk.BulkMemory."""
+
+    def read_results(self, size: int) -> bytes: ...
+    def clear_results(self) -> None: ...
+
+
+class PageResults:
+    """Results in DMA memory, of a transport that has some although its accesses are messages."""
+
+    def __init__(self, memory: DmaMemory) -> None:
+        self._memory = memory
+
+    def read_results(self, size: int) -> bytes:
+        """See Results."""
+        return bytes(self._memory.view[:size])
+
+    def clear_results(self) -> None:
+        """See Results."""
+        self._memory.view[:4] = bytes(4)
+
+
 class ListQueue:
     """A MEC queue that executes lists. The MEC runs, and the hubs translate. One thread uses the
     queue until the chip is set up; then the queue is idle until the MEC is reset.
 
-    results: host memory whose start the chip reaches at `mapping`, in VMID 0.
+    results: memory of at least `RESULTS_SIZE` bytes that the chip reaches at `address`, in VMID 0,
+    and the host reads.
     """
 
     def __init__(
@@ -55,15 +79,15 @@ class ListQueue:
         nbio: Nbio,
         carveout: Carveout,
         describe: Describe,
-        results: DmaMemory,
-        mapping: Mapping,
+        results: Results,
+        address: int,
     ) -> None:
         self.chip = chip
         self._describe = describe
         self._nbio = nbio
         self._carveout = carveout
         self._results = results
-        self._mapping = mapping
+        self._address = address
         self._doorbell = 0  # dword index
         self._written = 0  # bytes of the ring
         self._number = 0  # of the last list
@@ -77,6 +101,7 @@ class ListQueue:
         place = self._carveout
         doorbell = (self.chip.generation.doorbells.compute_ring0 + 1) * 2
         self._doorbell, self._written = doorbell, 0
+        self._results.clear_results()  # of another driver's lists
         descriptor = self._describe(
             QueueMemory(
                 mqd=place.mc(place.list_mqd),
@@ -125,7 +150,7 @@ class ListQueue:
         size = 4 * (1 + count)
 
         def probe() -> list[int] | None:
-            raw = bytes(self._results.view[:size])
+            raw = self._results.read_results(size)
             values = [int.from_bytes(raw[at : at + 4], "little") for at in range(0, size, 4)]
             return values if values[0] == self._number else None
 
@@ -157,7 +182,7 @@ class ListQueue:
 
     def place(self, number: int) -> Symbol:
         """Return where a list stores its value `number`, from 1 on; the mark is 0."""
-        return Symbol.constant(int(self._mapping.address) + 4 * number)
+        return Symbol.constant(self._address + 4 * number)
 
     def fetch(self, wanted: Sequence[_Place]) -> dict[_Place, int]:
         """Read registers, each under its selection; the last selection stays active."""

@@ -70,8 +70,7 @@ class Programs:
             if has_lines(image):
                 self._sources[mapping.address] = image, code
             self._entries[mapping.address] = {
-                kernel.address: (kernel.name, kernel.details)
-                for kernel in program.kernels.values()
+                kernel.address: (kernel.name, kernel.details) for kernel in program.kernels.values()
             }
             return program
         except BaseException:

@@ -10,7 +10,7 @@ from am.clocks import Clocks
 from am.gfx import Gfx
 from am.gmc import Gmc, framebuffer_location
 from am.ih import MEMORY_SIZE, Ih
-from am.lists import Describe, ListQueue
+from am.lists import RESULTS_SIZE, Describe, ListQueue, PageResults
 from am.memory import PAGE, AddressSpace, Carveout, PageTableFormat
 from am.nbio import Nbio
 from am.psp import Psp
@@ -22,7 +22,6 @@ from am.thermal import Thermal
 from hcq.errors import DiscoveryError
 from hcq.memory import Placement, VirtAddr
 from hcq.transport.base import DmaMemory
-from hcq.transport.bulk import BulkMemory
 
 
 @dataclass(frozen=True)
@@ -94,9 +93,10 @@ def make_units(chip: Chip, classes: UnitClasses) -> Units:
     if not engines:
         raise DiscoveryError("expected a copy engine (SDMA) in the discovery table, found none")
     smu = classes.smu(chip, nbio, carveout)
-    staged = chip.transport.traits.staged
-    dummy = chip.transport.allocate_dma(4096, contiguous=True) if staged is None else None
-    spare = dummy.segments[0].address if dummy is not None else staged.spare if staged else 0
+    bulk, staged = chip.transport.traits.bulk, chip.transport.traits.staged
+    beside = bulk or staged
+    dummy = None if beside else chip.transport.allocate_dma(PAGE, contiguous=True)
+    spare = beside.spare if beside else dummy.segments[0].address if dummy else 0
     psp = classes.psp(chip, nbio, carveout)
     if staged is not None:
         place = int(staged.address)
@@ -105,11 +105,14 @@ def make_units(chip: Chip, classes: UnitClasses) -> Units:
     elif chip.bus.messages:
         psp.shelf = Shelf(memory, carveout.psp_private, len(chip.generation.boot_components))
     lists, signals = None, []
-    if chip.bus.messages and dummy is not None:
-        seen = memory.allocate(PAGE, Placement.HOST, bus=int(spare))
-        lists = ListQueue(chip, nbio, carveout, classes.describe_queue, dummy, seen)
-        if chip.transport.traits.bulk is not None:
-            signals.append(_map_signals(memory, chip.transport.traits.bulk))
+    if chip.bus.messages and bulk is not None:
+        assert bulk.results_size >= RESULTS_SIZE
+        seen = _mapped(memory, bulk.results, bulk.results_size)
+        lists = ListQueue(chip, nbio, carveout, classes.describe_queue, bulk, seen)
+        signals.append((_mapped(memory, bulk.signals, bulk.signals_size), bulk.signals_size))
+    elif chip.bus.messages and dummy is not None:
+        seen = _mapped(memory, spare, PAGE)
+        lists = ListQueue(chip, nbio, carveout, classes.describe_queue, PageResults(dummy), seen)
     return Units(
         chip=chip,
         carveout=carveout,
@@ -130,9 +133,8 @@ def make_units(chip: Chip, classes: UnitClasses) -> Units:
     )
 
 
-def _map_signals(memory: AddressSpace, bulk: BulkMemory) -> tuple[VirtAddr, int]:
-    """Map the memory for timelines; return its address and size."""
-    start = bulk.signals % PAGE
-    size = start + bulk.signals_size
-    mapping = memory.allocate(size, Placement.HOST, bus=bulk.signals - start)
-    return VirtAddr(mapping.address + start), bulk.signals_size
+def _mapped(memory: AddressSpace, bus: int, size: int) -> VirtAddr:
+    """Map memory of the transport at a bus address; return its address."""
+    start = int(bus) % PAGE
+    mapping = memory.allocate(start + size, Placement.HOST, bus=int(bus) - start)
+    return VirtAddr(mapping.address + start)

@@ -6,19 +6,17 @@ half of the queue, which holds the timelines (tinygrad 0.12 runtime/ops_amd.py, 
 
 from __future__ import annotations
 
-from hcq.errors import BadArgument, OutOfMemory
+from hcq.errors import BadArgument
 from hcq.memory import BusAddr
 from hcq.transport.dma import PAGE
 from usbgpu.bridge import SLOT, SRAM_BUS_ADDRESS, SRAM_SIZE, Bridge
-from usbgpu.sram import SramPage
 
 _XDATA = 0xF000
 _SIGNALS_BUS, _SIGNALS_XDATA, _SIGNALS_SIZE = 0x82_0800, 0xA800, 0x800
 
 
 class Staging:
-    """See hcq.transport.bulk.StagedMemory. There is no DMA memory in addition: `allocate` always
-    fails."""
+    """See hcq.transport.bulk.StagedMemory."""
 
     address = BusAddr(SRAM_BUS_ADDRESS)
     size = SRAM_SIZE - 4 * SLOT  # whole writes of the firmware; leaves room for the spare page
@@ -29,10 +27,6 @@ class Staging:
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
-
-    def allocate(self, size: int) -> SramPage:
-        """Raise OutOfMemory: the host can access no memory of the bridge whose contents persist."""
-        raise OutOfMemory("the bridge has no DMA memory", size=size, free=0)
 
     def fill(self, data: bytes | bytearray | memoryview) -> None:
         """See StagedMemory.fill."""
@@ -59,6 +53,3 @@ class Staging:
         last = next((at for at in reversed(range(len(new))) if before[at] != new[at]), -1)
         if first <= last:
             self._bridge.write_xdata(_SIGNALS_XDATA + start + first, new[first : last + 1])
-
-    def close(self) -> None:
-        """No-op: there is nothing to release."""

@@ -20,18 +20,19 @@ from hcq.errors import (
     LinkDown,
     LinkError,
     NotSupported,
+    OutOfMemory,
     TransportError,
     UnitTimeout,
 )
 from hcq.telemetry import Sensor
 from hcq.transport import pci_config
-from hcq.transport.base import PciIdentity, ResetKind, Traits
+from hcq.transport.base import DmaMemory, PciIdentity, ResetKind, Traits
 from hcq.transport.life import TransportLife, close_all
 from hcq.uapi import constants
 from usbgpu import tree
 from usbgpu.bridge import LINK_UP, LTSSM, Ability, Bridge
 from usbgpu.ina231 import Supply, read_power
-from usbgpu.sram import DMA_BYTES, Sram, SramPage
+from usbgpu.sram import Sram
 from usbgpu.staging import Staging
 from usbgpu.window import BridgeWindow, Combiner
 
@@ -73,7 +74,6 @@ class UsbTransport(TransportLife):
         self._switches = Ability.POWER in bridge.abilities
         self.traits = Traits(
             host_memory=False,
-            dma_bytes=DMA_BYTES if slots else 0,
             bulk=self._sram if isinstance(self._sram, Sram) else None,
             staged=self._sram if isinstance(self._sram, Staging) else None,
             resets=frozenset({ResetKind.BUS, *([ResetKind.POWER] if self._switches else [])}),
@@ -89,7 +89,6 @@ class UsbTransport(TransportLife):
         self._found: dict[int, int] = {}
         self._combiner = Combiner(bridge, self._check_memory)
         self.at_end(bridge.close)
-        self.at_end(self._sram.close)
         self.at_end(self._close_windows)
         try:
             bridge.usb.on_departure(self._departed)
@@ -245,13 +244,13 @@ class UsbTransport(TransportLife):
         self._check()
         return self._combiner.batch()
 
-    def allocate_dma(self, size: int, *, contiguous: bool = False) -> SramPage:
-        """Allocate the one page of the bridge's SRAM that the host can read and write."""
+    def allocate_dma(self, size: int, *, contiguous: bool = False) -> DmaMemory:
+        """Raise OutOfMemory: no whole page of the bridge is visible to host and card."""
         if size <= 0:
             raise BadArgument("the size of DMA memory must be positive", size=size)
         with self.lock:
             self._check()
-            return self._sram.allocate(size)
+            raise OutOfMemory("the bridge has no DMA memory", size=size, free=0)
 
     @property
     def interrupts(self) -> None:

@@ -61,8 +61,10 @@ class BulkMemory(Signals, Protocol):
 
     fence: address where the device writes 8 bytes that the host reads at the cost of one transfer.
     start: address where the device reads a dword, 0 to 255, that the host writes at the cost of one
-    transfer. release: address where the device writes a dword to let a receive begin. One transfer
-    takes place at a time; any thread may begin one.
+    transfer. release: address where the device writes a dword to let a receive begin. spare: a page
+    in the device's view that has no other use. results: address of `results_size` bytes that the
+    device writes at any time and the host reads. One transfer takes place at a time; any thread may
+    begin one.
     """
 
     address: BusAddr
@@ -71,6 +73,9 @@ class BulkMemory(Signals, Protocol):
     fence: BusAddr
     start: BusAddr
     release: BusAddr
+    spare: BusAddr
+    results: BusAddr
+    results_size: int
 
     def send(self, offset: int, size: int, pieces: Iterable[Data]) -> None:
         """Send `size` bytes to `offset`, a multiple of `granule`, in pieces, each but the last a
@@ -94,6 +99,14 @@ class BulkMemory(Signals, Protocol):
 
     def read_fence(self) -> int:
         """Return the 64 bits at `fence`."""
+        ...
+
+    def read_results(self, size: int) -> bytes:
+        """Return the first `size` bytes of `results`."""
+        ...
+
+    def clear_results(self) -> None:
+        """Set the first dword of `results` to zero; the device must not write it meanwhile."""
         ...
 
     def write_start(self, value: int) -> None:

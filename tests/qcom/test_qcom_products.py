@@ -13,7 +13,8 @@ import hcq
 from compiler import Tensor
 from tests.support.adreno import needs_mesa
 
-DEVICES = ("a630", "a660", "a740", "a750", "a630+msm")
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("a660", "a750", "a630+msm")]
+DEVICES = ("a630", "a740", *SLOW)
 SIGNED = np.arange(-60, 60, dtype=np.int32)
 WIDE = np.array([0, 1, 0xFFFF, 0x10000, 0x10001, 0x12345678, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF],
                 np.uint32)  # fmt: skip

@@ -41,7 +41,7 @@ def test_the_card_is_powered_found_and_given_its_addresses() -> None:
             2: (33 << 30, 2 << 20),
             5: (0x1000_0000, 1 << 20),
         }
-        assert not transport.traits.host_memory and transport.traits.dma_bytes == 4096
+        assert not transport.traits.host_memory and transport.traits.dma_bytes == 0
         assert transport.interrupts is None
         assert transport.facts() == {
             "bridge_firmware": "tree", "bridge_serial": "0badcafe", "usb_port": "2-1",
@@ -245,27 +245,13 @@ def test_writes_of_a_batch_that_failed_arrive() -> None:
 # ---- memory ------------------------------------------------------------------------------------
 
 
-def test_dma_memory_is_the_first_page_of_the_bridges_sram() -> None:
-    with opened(bridge := TreeBridge(chain(gpu()))) as transport:
-        bridge.sram[:] = b"\xff" * len(bridge.sram)
-        memory = transport.allocate_dma(100)
-        assert memory.size == len(memory.view) == 4096
-        assert [segment.address for segment in memory.segments] == [0x20_0000]
-        assert bytes(memory.view) == bytes(4096)
-        memory.view[10:14] = b"abcd"
-        assert bytes(memory.view[8:16]) == b"\0\0abcd\0\0"
-        assert memory.view[11:12].tobytes() == b"b" and bridge.sram[10:14] == b"abcd"
+def test_no_page_is_dma_memory() -> None:
+    """The host sees no whole page that the card sees."""
+    with opened(TreeBridge(chain(gpu()))) as transport:
+        with pytest.raises(OutOfMemory, match="no DMA memory"):
+            transport.allocate_dma(1)
         with pytest.raises(BadArgument):
-            memory.view[0:4] = b"12345"
-        with pytest.raises(OutOfMemory):
-            transport.allocate_dma(4096)
-        memory.close()
-        memory.close()
-        with pytest.raises(Closed):
-            bytes(memory.view)
-        with pytest.raises(OutOfMemory):
-            transport.allocate_dma(4097)
-        transport.allocate_dma(4096)
+            transport.allocate_dma(0)
 
 
 def test_data_goes_through_the_rest_of_the_sram() -> None:
@@ -324,7 +310,7 @@ def test_resets() -> None:
 def test_a_bridge_that_was_unplugged_says_so_at_once() -> None:
     bridge = TreeBridge(chain(gpu()))
     transport = opened(bridge)
-    window, memory = transport.window(0), transport.allocate_dma(4096)
+    window = transport.window(0)
     (departed,) = bridge.usb.departures
     departed()
     before = bridge.transfers
@@ -339,9 +325,6 @@ def test_a_bridge_that_was_unplugged_says_so_at_once() -> None:
             use()
     assert not transport.present() and bridge.transfers == before
     bridge.gone = True
-    with pytest.raises(DeviceLost):
-        bytes(memory.view)
-    memory.close()
     transport.close()
     with pytest.raises(Closed):
         window.read32(0)

@@ -50,6 +50,7 @@ class CustomFirmware:
     identity = (0xADD1, 0x0001, 0x0001, "tiny", "custom v0.1")
     streams = 0
     powers_slot = False  # at start
+    window = False  # see Memory
     #: bulk endpoints of each alternate setting, by whether the link is SuperSpeed
     alternates = ((IN_ENDPOINT, OUT_ENDPOINT), (IN_ENDPOINT, OUT_ENDPOINT, 0x83, 0x04))
     alternates_high_speed = ((IN_ENDPOINT, OUT_ENDPOINT, 0x83, 0x04),)

@@ -87,6 +87,7 @@ class Enclosure:
     def _start(self) -> None:
         """Let the firmware boot."""
         kind = CustomFirmware if self.options.firmware == "custom" else UasFirmware
+        self.hardware.memory.window = kind.window
         self.firmware: CustomFirmware | UasFirmware = kind(self.hardware)
         powered = self.options.powered
         if (kind.powers_slot if powered is None else powered) and not self.hardware.fabric.powered:

@@ -1,8 +1,9 @@
 """The bridge chip's memory: XDATA of its 8051, and the parts that the card reaches by DMA.
 
 Facts: the windows of tinygrad runtime/ops_amd.py (F000, A000, B800) and asm2464pd-firmware
-pcie/test_sram_verify.py (512 KiB of SRAM at 0x200000 verified). All other addresses of the card are
-not backed.
+pcie/test_sram_verify.py (512 KiB of SRAM at 0x200000 verified), pcie/dma_probe.py (0xF000 is RAM of
+its own under the open firmware: the window to SRAM needs the vendor's storage mode). All other
+addresses of the card are not backed.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Memory:
     """XDATA (bank 0 and 1) and the regions shared with the card. `close` frees it."""
 
     def __init__(self, seed: int) -> None:
+        self.window = False  # XDATA from 0xF000 on shows SRAM: the firmware's doing
         self._random = random.Random(seed)
         self._map = mmap.mmap(-1, _BACKING)
         self.shared = memoryview(self._map)
@@ -90,13 +92,17 @@ class Memory:
             return self._reads[address]()
         if FLASH_BUFFER <= address < FLASH_BUFFER + FLASH_BUFFER_SIZE:
             return self.flash_buffer[address - FLASH_BUFFER]
-        for region in REGIONS:
+        for region in self._regions():
             if region.xdata <= address < region.xdata + region.xdata_size:
                 at = address - region.xdata
                 if region is COMPLETION and self._mark and at < _ENTRY:
                     return self._entry()[at]
                 return self.shared[region.offset + at]
         return self._banks[0][address]
+
+    def _regions(self) -> tuple[Region, ...]:
+        """Return the regions that XDATA shows."""
+        return REGIONS if self.window else (SUBMISSION, COMPLETION)
 
     def write(self, address: int, value: int, bank: int = 0) -> None:
         """Write one byte of XDATA."""
@@ -105,7 +111,7 @@ class Memory:
         elif address in self._writes:
             self._writes[address](value)
         elif not FLASH_BUFFER <= address < FLASH_BUFFER + FLASH_BUFFER_SIZE:
-            for region in REGIONS:
+            for region in self._regions():
                 if region.xdata <= address < region.xdata + region.xdata_size:
                     at = address - region.xdata
                     if region is COMPLETION and self._mark and at < _ENTRY:

@@ -65,6 +65,7 @@ class UasFirmware:
     interface_classes = ((8, 6, 0x50), (8, 6, 0x62))
     streams = 31
     powers_slot = True
+    window = True  # see Memory
     alternates = ((DATA_IN, DATA_OUT), (DATA_IN, DATA_OUT, STATUS, COMMAND))
     alternates_high_speed = ((DATA_IN, DATA_OUT),)
 

@@ -1,4 +1,4 @@
-"""Accesses to a BAR that are no whole dwords, made of those that a window has.
+"""Accesses to parts of dwords of a BAR, made of the accesses that a window has.
 
 A read takes the dwords around it. A write changes bytes of a dword by reading the rest of it first:
 a board writes them by byte enables, without the read, so that registers whose reads have effects

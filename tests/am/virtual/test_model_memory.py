@@ -415,17 +415,13 @@ def test_a_range_that_is_not_all_matters_once_something_is_cached() -> None:
     with bench() as card:
         card.enable()
         semaphore, request = card.hub("mmhub", "ENG17_SEM"), card.hub("mmhub", "ENG17_REQ")
-        objected = []
-        for enabled in (False, True):
-            if enabled:
-                card.write(card.hub("mmhub", "CONTEXT0_CNTL") + VMID, 1)
+        for enabled in (0, 1):
+            card.write(card.hub("mmhub", "CONTEXT0_CNTL") + VMID, enabled)
             assert any(card.read(semaphore) for _ in range(50))
             card.write(request, 1 | 0xF80000)
             card.write(semaphore, 0)
-            chip = card.chip
-            objected.append([sum("range is not" in t for t in texts)
-                             for texts in (chip.notes, chip.violations)])  # fmt: skip
-        assert objected == [[1, 0], [1, 1]]
+            assert any("range is not" in text for text in card.chip.notes)
+            assert any("range is not" in text for text in card.chip.violations) is bool(enabled)
 
 
 # ---- the shader cores' own tables --------------------------------------------------------------

@@ -104,7 +104,7 @@ def test_a_halted_endpoint_stalls_until_it_is_cleared() -> None:
             rig.usb.submit_out(0x02, bytes(512)).wait(1)
         rig.usb.clear_halt(0x02)
         rig.usb.submit_out(0x02, b"\x77" * 512).wait(1)
-        assert rig.request.xdata(0xF000, 2) == b"\x77\x77"
+        assert rig.enclosure.hardware.memory.shared[:2] == b"\x77\x77"
 
 
 def test_vendor_requests_of_the_stock_firmware_stall() -> None:

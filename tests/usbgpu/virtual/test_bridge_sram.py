@@ -32,8 +32,11 @@ def test_what_the_host_writes_the_card_reads(speed: Speed, size: int, slot: int)
         rig.request.sram_write(data, slot)
         with rig.chip.lock:
             assert rig.chip.dma_read(SRAM + slot * SLOT, size) == data
-        if slot == 0:
-            assert rig.request.xdata(0xF000, 64) == data[:64]
+        assert rig.request.xdata(0xF000, 64) == bytes(64), "RAM of the bridge's own"
+        rig.request.poke(0xF000, 1, 2, 3)
+        assert rig.request.xdata(0xF000, 3) == b"\1\2\3"
+        with rig.chip.lock:
+            assert rig.chip.dma_read(SRAM + slot * SLOT, 3) == data[:3]
 
 
 def test_what_the_card_writes_the_host_reads_once_the_card_says_so() -> None:
