@@ -1,8 +1,8 @@
 """A card behind a USB bridge as a transport. See hcq.transport.base.Transport.
 
-The traits list its features and limits: at most one page of DMA memory, whose view is accessed by
-transfers; memory that bulk data passes through; no interrupts. Everything else must be placed in
-the card's own memory.
+The traits list its features and limits: memory that bulk data passes through, and a little that
+host and card both see; no DMA memory, no interrupts. Everything else must be placed in the card's
+own memory.
 """
 
 from __future__ import annotations

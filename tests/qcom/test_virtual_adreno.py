@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from hcq.registry import attach_virtual
 from hcq.transport.node import NodeAttachment
 from qcom.chips import MODELLED
 from qcom.device import open_device
+from qcom.pm4 import Stream
 from qcom.virtual.machine import VirtualMachine
 from qcom.virtual.msm.node import MsmNode
 from tests.qcom.kgsl_client import machine_of
@@ -30,6 +33,25 @@ def test_a_kernel_on_each_chip(name: str) -> None:
     np.testing.assert_array_equal(found, left * 3 + 1)
     assert machine.engine.submissions
     assert (machine.violations, machine.log, machine.gaps) == ([], [], [])
+
+
+@needs_mesa
+def test_a_constant_length_of_zero_sets_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tinygrad's KGSL driver writes 256 into the eight bits, and boards compute."""
+    write = Stream.write
+
+    def without_length(stream: Stream, name: str, *values: Any, **fields: Any) -> None:
+        if name == "HLSQ_CS_CNTL":
+            fields["CONSTLEN"] = 0
+        write(stream, name, *values, **fields)
+
+    monkeypatch.setattr(Stream, "write", without_length)
+    left = np.arange(300, dtype=np.float32)
+    with machine_of() as machine:
+        with open_device("virtual:a630", attach_virtual("a630", chip=machine)) as device:
+            found = (Tensor(left, device=device) * 3.25 + 1.5).numpy()
+        assert machine.violations == []
+    np.testing.assert_array_equal(found, left * np.float32(3.25) + np.float32(1.5))
 
 
 def test_opened_by_name() -> None:
