@@ -9,11 +9,12 @@ cannot. A test of this tier is a file tests/foreign/test_<whose>_<what>.py that
   of a process, and compares what that process reports, and what the model objects to, with what
   the test states.
 
-The packages are the extras `foreign` and `adreno` of pyproject.toml: to add one, name it there and add the file.
-They are installed from PyPI into build/foreign/venv, downloads are kept in build/foreign/pip; the
-home folder is not used. Without a package index the tier is skipped with pip's reason. Installing
-and running have ten minutes each; a run that takes longer fails. `python -m tests.foreign
-ARGUMENTS` hands its arguments to pytest. Exit status: 0 passed or skipped, else pytest's.
+The packages are the extras `foreign` and `adreno` of pyproject.toml: to add one, name it there and
+add the file. They are installed from PyPI into build/foreign/venv, downloads are kept in
+build/foreign/pip; the home folder is not used. Without a package index the tier is skipped with
+pip's reason. Installing and running have ten minutes each; a run that takes longer fails.
+`python -m tests.foreign ARGUMENTS` hands its arguments to pytest. Exit status: 0 passed or skipped,
+else pytest's.
 """
 
 from __future__ import annotations
