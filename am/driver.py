@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from am import proof, reset
+from am import proof, reset, scrub
 from am.boot import Stages
 from am.card import Card
 from am.chip import Chip
@@ -330,6 +330,7 @@ class AmDriver(Driver):
         mapping = None
         try:
             mapping = self.map(size, placement)
+            scrub.behind(mapping, size)
             view = mapping.view[:size] if placement is Placement.HOST else None
             address = VirtAddr(mapping.address)
             return Buffer(self.core, address, size, placement, view, handle=mapping)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from am import scrub
 from am.memory import Mapping
 from hcq.command import CommandBuffer, Part
 from hcq.memory import Placement
@@ -33,6 +34,7 @@ class HostImage(Resident):
         self.mapping: Mapping | None = None
         try:
             self.mapping = queue.driver.map(max(words, 1) * 4, Placement.HOST)
+            scrub.behind(self.mapping, 4 * words)
             self.address = int(self.mapping.address)
             view = self.mapping.view
             if isinstance(view, memoryview):

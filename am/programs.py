@@ -63,9 +63,8 @@ class Programs:
             mapping = driver.map(code.size, Placement.DEVICE, code=True)
             program = self._program(image, code, mapping)
             linked = code.link(int(mapping.address))
-            if driver.is_tenant:  # kernels may read their code's last page, which was another's
-                linked += bytes(mapping.size - len(linked))
-            self.keep(mapping, linked)
+            # Kernels may read their code's last page, which was another holder's.
+            self.keep(mapping, linked + bytes(mapping.size - len(linked)))
             if has_lines(image):
                 self._sources[mapping.address] = image, code
             self._entries[mapping.address] = {
@@ -206,8 +205,7 @@ class Programs:
             waves = max(_WAVES_PER_GROUP, min(slots, _SCRATCH_MOST // (wave_size * engines)))
             mapping = driver.map(waves * engines * wave_size, Placement.DEVICE)
             try:
-                if driver.is_tenant:
-                    scrub.by_queue(driver, mapping)
+                scrub.by_queue(driver, mapping)
             except BaseException:
                 driver.unmap(mapping)
                 raise

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from am import pm4, sdma
+from am import pm4, scrub, sdma
+from am.arena import ARENA_SIZE, Arena
 from am.dispatch import ShaderRegisters, encode_launch
 from am.image import HostImage
 from am.ring_ahead import RingAhead
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 RING_SIZE = 0x10000  # bytes
 SLOT_WORDS = 32
 SLOTS = RING_SIZE // (SLOT_WORDS * 4)
-ARENA_SIZE = 1 << 20
-_IMAGE_ALIGN = 256
 _LOOK_EVERY = 128  # submissions; the interrupt ring has room for 2,048
 # Offsets in the control page: read pointer (written by hardware), write pointer, fence, timeline.
 _READ_POINTER, _WRITE_POINTER, _FENCE, _TIMELINE = 0, 64, 128, 192
@@ -90,14 +89,12 @@ class RingQueue(HardwareQueue):
         self.kind = kind
         self.doorbell = doorbell  # dword index
         memory = driver.map(ARENA_SIZE + RING_SIZE + CONTROL_SIZE, Placement.HOST)
-        self.arena = memory.part(0, ARENA_SIZE)
+        self._memory = memory
+        if not driver.starts_by_list:
+            scrub.behind(memory, 0)
+        self.arena = Arena(memory.part(0, ARENA_SIZE))
         self.ring = memory.part(ARENA_SIZE, RING_SIZE)
         self.control = memory.part(ARENA_SIZE + RING_SIZE, CONTROL_SIZE)
-        arena = self.arena.view
-        self._words: NDArray[np.uint32] | None = None  # the arena, if it is this process's memory
-        if isinstance(arena, memoryview):
-            self._words = np.frombuffer(arena, np.uint32)
-        self._arena_view = arena
         self._ring_view = self.ring.view
         self._control_view = self.control.view
         timeline = driver.outside.timeline(self.control, _TIMELINE)
@@ -110,7 +107,7 @@ class RingQueue(HardwareQueue):
     @property
     def cleared(self) -> list[tuple[int, int]]:
         """Addresses and sizes of memory to zero before the hardware queue is set up."""
-        return [(int(self.ring.address), RING_SIZE), (int(self.control.address), _TIMELINE)]
+        return [(int(self._memory.address), self._memory.size)]
 
     def restart(self, *, clear: bool = True) -> None:
         """Forget all submissions: the hardware queue was set up again, at zero. clear: zero its
@@ -120,8 +117,7 @@ class RingQueue(HardwareQueue):
         self.innocent = 0  # slots that had ended when no failure had been reported
         self._kernels: list[tuple[str, ...]] = [()] * SLOTS  # by slot
         self._ends = [0] * SLOTS  # by slot: the timeline's value at its end
-        self._head = 0  # arena position that is free next; positions only rise
-        self._tail = 0  # arena position up to which memory is free again
+        self.arena.restart()
         self._close_images()
         self._seen = 0  # slots that were done when it was last read
         if clear:
@@ -192,31 +188,21 @@ class RingQueue(HardwareQueue):
     def submit(self, buffer: CommandBuffer, values: NDArray[np.uint64]) -> None:
         count = len(buffer.words)
         self._await_room(count)
-        image, head = None, self._head
+        image, head = None, self.arena.head
         if 4 * count > ARENA_SIZE // 2:
             image = self._new_image(count)
             address = image.address
             self._set_image(buffer, values, address)
             image.fill(buffer, values)
         else:
-            start = self._find(4 * count)
+            start = self.arena.find(4 * count)
             assert start is not None
-            head = start + -(-4 * count // _IMAGE_ALIGN) * _IMAGE_ALIGN
-            address = int(self.arena.address) + start % ARENA_SIZE
+            address = self.arena.address + start % ARENA_SIZE
             self._set_image(buffer, values, address)
-            self._fill_arena(start % ARENA_SIZE, buffer, values)
+            head = self.arena.fill(start, buffer, values)
         value = self.timeline.last + 1
         number, count = self.count + 1, buffer.command_words
         self._run(Submission(number, address, count, head, value, image, buffer.kernels))
-
-    def _fill_arena(self, start: int, buffer: CommandBuffer, values: NDArray[np.uint64]) -> None:
-        count = len(buffer.words)
-        if self._words is not None:
-            buffer.patch(self._words[start // 4 : start // 4 + count], values)
-            return
-        words = np.empty(count, np.uint32)
-        buffer.patch(words, values)
-        self._arena_view[start : start + 4 * count] = words.tobytes()
 
     def _new_image(self, count: int) -> HostImage:
         if self._unused is not None:
@@ -236,9 +222,8 @@ class RingQueue(HardwareQueue):
         self._await_room(0)
         assert isinstance(resident, HostImage)
         address, number, kernels = resident.address, self.count + 1, resident.kernels
-        self._run(
-            Submission(number, address, command_words, self._head, value, None, kernels, resident)
-        )
+        head = self.arena.head
+        self._run(Submission(number, address, command_words, head, value, None, kernels, resident))
 
     def room(self, words: int) -> bool:
         if self.count - self._seen >= SLOTS - 1:
@@ -247,9 +232,9 @@ class RingQueue(HardwareQueue):
                 return False
         if not self.count % _LOOK_EVERY and self.driver.units.ih.crowded:
             return False  # the thread that waits for room drains the interrupt ring
-        if not words or 4 * words > ARENA_SIZE // 2 or self._find(4 * words) is not None:
+        if not words or 4 * words > ARENA_SIZE // 2 or self.arena.find(4 * words) is not None:
             return True
-        return self.reclaim() and self._find(4 * words) is not None
+        return self.reclaim() and self.arena.find(4 * words) is not None
 
     # ---- ring --------------------------------------------------------------------------------
 
@@ -265,13 +250,13 @@ class RingQueue(HardwareQueue):
         if submission is None:
             return
         number = submission.number
-        holds = submission.image is not None or submission.head != self._head
+        holds = submission.image is not None or submission.head != self.arena.head
         if holds and not (self._pending and self._pending[-1] is submission):
             self._pending.append(submission)
         self._unused = None
         self._kernels[(number - 1) % SLOTS] = submission.kernels
         self._ends[(number - 1) % SLOTS] = submission.value
-        self._head = submission.head
+        self.arena.head = submission.head
         # ORDER: waiters must wait for this value before the hardware may see the submission.
         self.timeline.last = submission.value
         self.count = number
@@ -289,7 +274,7 @@ class RingQueue(HardwareQueue):
         number = submission.number
         index, pointer = (number - 1) % SLOTS, number * SLOT_WORDS << self.shift
         start, end = index * _SLOT.size, _WRITE_POINTER + _QWORD.size
-        if self._words is not None:
+        if self.arena.words is not None:
             self._ring_view[start : start + _SLOT.size] = self._pack(submission)
             self._control_view[_WRITE_POINTER:end] = _QWORD.pack(pointer)
             self.driver.chip.doorbells.write64(self.doorbell * 4, pointer)
@@ -319,14 +304,6 @@ class RingQueue(HardwareQueue):
             doorbells.write64(place, pointer)
         self._rung = pointer
 
-    def _find(self, size: int) -> int | None:
-        """Return the ever-rising position where `size` contiguous bytes of the arena are free."""
-        size = -(-size // _IMAGE_ALIGN) * _IMAGE_ALIGN
-        start = self._head
-        if start % ARENA_SIZE + size > ARENA_SIZE:
-            start += ARENA_SIZE - start % ARENA_SIZE  # the rest at the end stays unused
-        return start if start + size - self._tail <= ARENA_SIZE else None
-
     def reclaim(self) -> bool:
         """Free the arena and large images of finished slots; return whether there were any."""
         done = self.done
@@ -335,10 +312,23 @@ class RingQueue(HardwareQueue):
             submission = self._pending[0]
             if submission.image is not None:
                 submission.image.close()
-            self._tail = submission.head
+            self.arena.tail = submission.head
             self._pending.popleft()
             freed = True
         return freed
+
+    def overwrite(self) -> None:
+        """See HardwareQueue. The fence of a slot follows the timeline, so it is awaited."""
+        if self.timeline.value >= self.timeline.last and self.done < self.count:
+            self._wait_for(lambda: self.done >= self.count, "fence of its last slot")
+        self.reclaim()
+        self._seen = self.done
+        if self._seen < self.count:
+            return
+        self.arena.overwrite()
+        self._ring_view[:] = bytes(RING_SIZE)
+        self._ahead.clear()
+        self.driver.units.nbio.post_hdp()
 
     def _await_room(self, words: int) -> None:
         """Wait for room for the driver's own submissions; all others have waited without the lock
@@ -378,9 +368,7 @@ class RingQueue(HardwareQueue):
     def close(self) -> None:
         """Free all memory; the hardware queue must be off."""
         self._close_images()
-        if self._words is not None:
-            self._words = np.zeros(0, np.uint32)
-        self._arena_view.release()
+        self.arena.close()
         self._ring_view.release()
         self._control_view.release()
 

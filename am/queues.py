@@ -36,7 +36,7 @@ class Queues:
         with driver.stages.stage("compute queue"):
             with driver.memory.together():
                 self._eop = driver.map(EOP_SIZE, Placement.DEVICE)
-                if driver.is_tenant:
+                if not driver.starts_by_list:
                     scrub.by_host(driver, self._eop)
                 pipe, queue = seat.compute_slot(facts)
                 doorbell = seat.compute_doorbell(facts)
@@ -61,7 +61,9 @@ class Queues:
         the copy queues. Then start the compute queue without a list, because its registers are
         banked."""
         driver = self._driver
-        zero = (partial(lists.zero, *place) for queue in self.all for place in queue.cleared)
+        places = [place for queue in self.all for place in queue.cleared]
+        places.append((int(self._eop.address), EOP_SIZE))
+        zero = (partial(lists.zero, *place) for place in places)
         described = [(queue, *self._describe(queue)) for queue in self.compute]
         lists.execute(
             partial(driver.units.gmc.invalidate, VMIDS),

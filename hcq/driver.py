@@ -279,6 +279,14 @@ class Driver(ABC):
         The lock is held. Raises OutOfMemory if no queue has room."""
         return None
 
+    def overwrite_commands(self) -> None:
+        """Overwrite what ended submissions left in memory that the driver keeps: arguments,
+        constants, values of fills and copied data in rings, images and staging memory. Memory that
+        the driver frees is overwritten before it is mapped for another holder. The lock is held;
+        may wait for the queues to report the end of work that has ended."""
+        for hardware in self.all_queues():
+            hardware.overwrite()
+
     @property
     def clean_gap(self) -> str:
         """Return what the last `clean`, which has ended, did not overwrite, and why; empty if

@@ -107,6 +107,12 @@ class HardwareQueue(ABC):
         """Free the memory of submissions that have ended; return whether there were any."""
         return False
 
+    @abstractmethod
+    def overwrite(self) -> None:
+        """Overwrite the images of ended submissions, and what the ring has of them: all memory of
+        the queue that contains arguments, values or addresses. Submissions in flight are left
+        alone."""
+
     def complete(self) -> None:
         """Carry out the steps of `intent`, if there is one, and clear it; idempotent."""
         return

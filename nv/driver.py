@@ -314,6 +314,11 @@ class NvDriver(Driver):
         """See Driver and nv.cleaner."""
         return self.cleaner.submit()
 
+    def overwrite_commands(self) -> None:
+        """See Driver. Texts that kernels printed are overwritten too."""
+        super().overwrite_commands()
+        self.programs.output.clear()
+
     @property
     def clean_gap(self) -> str:
         return self.cleaner.gap

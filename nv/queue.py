@@ -397,6 +397,20 @@ class ChannelQueue(HardwareQueue):
             freed = True
         return freed
 
+    def overwrite(self) -> None:
+        """See HardwareQueue. The methods that a new channel begins with stay until they have run
+        (`_run_first`)."""
+        assert self.memory is not None
+        self.reclaim()
+        free = self._tail + ARENA_SIZE - self._head  # bytes from the head on
+        first = self._head % ARENA_SIZE // 4
+        last = first + free // 4
+        self._words[first:last] = 0
+        self._words[: max(0, last - ARENA_SIZE // 4)] = 0
+        pending = {(submission.number - 1) % ENTRIES for submission in self._pending}
+        for index in set(range(ENTRIES)) - pending:
+            self.memory.entries[index] = 0
+
     def _await_room(self, words: int) -> None:
         """Wait until there is room for one of the driver's own submissions.
 

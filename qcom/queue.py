@@ -309,6 +309,13 @@ class AdrenoQueue(HardwareQueue):
             freed = True
         return freed
 
+    def overwrite(self) -> None:
+        self.reclaim()
+        first = self._head % ARENA_SIZE // 4
+        last = first + (self._tail + ARENA_SIZE - self._head) // 4
+        self._words[first:last] = 0
+        self._words[: max(0, last - ARENA_SIZE // 4)] = 0
+
     def _await_room(self, words: int) -> None:
         """Wait for room, for the driver's own submissions; other callers have waited without the
         lock."""

@@ -354,6 +354,12 @@ class CpuQueue(HardwareQueue):
         resident.words[:] = buffer.words
         return resident
 
+    def overwrite(self) -> None:
+        self.reclaim()
+        if not self._alive:
+            self._arena.words[:] = 0
+            self.slots.memory.view[:] = bytes(len(self.slots.memory.view))
+
     def room(self, words: int) -> bool:
         return self.server.room  # if the arena is full, it returns fresh memory
 

@@ -151,6 +151,9 @@ class RemoteQueue(HardwareQueue):
                 self.timeline.last = value
             self.intent = None
 
+    def overwrite(self) -> None:
+        """See HardwareQueue. The server overwrites its own, at the end of the lease."""
+
     def submit_prepared(
         self, buffer: CommandBuffer, signal: int, parameters: Sequence[int]
     ) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from am.arena import ARENA_SIZE
 from am.device import AmDevice
 from tests.conftest import Golden
 from tests.support.am_navi31 import build_chip, opened
@@ -18,7 +19,7 @@ def name_queues(device: AmDevice, places: Places) -> None:
     """Name the memory of the device's queues."""
     for queue in device.driver.all_queues():
         short = queue.name.replace(" ", "")
-        places.add(f"{short}.arena", queue.arena.address, queue.arena.size)
+        places.add(f"{short}.arena", queue.arena.address, ARENA_SIZE)
         places.add(f"{short}.ring", queue.ring.address, queue.ring.size)
         places.add(f"{short}.control", queue.control.address, queue.control.size)
         places.add(f"{short}.timeline", queue.timeline.memory.address, 16)

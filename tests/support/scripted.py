@@ -41,6 +41,9 @@ class ScriptedQueue(HardwareQueue):
     def submit(self, buffer: CommandBuffer, values: NDArray[np.uint64]) -> None:
         self.submitted.append(self.encoded)
 
+    def overwrite(self) -> None:
+        self.forget()
+
     def place(self, buffer: CommandBuffer) -> Resident:
         raise NotSupported("a scripted device replays nothing")
 

@@ -1,5 +1,5 @@
 """Cleaning between holders: overwrite data that kernels left in registers, local memory and
-scratch."""
+scratch, and the commands in memory that the driver keeps."""
 
 from __future__ import annotations
 
@@ -30,3 +30,13 @@ def clean(device: Device) -> None:
         gap = core.driver.clean_gap
         if gap:
             tell(log, NOT_CLEANED, f"{device.name}: {gap}", device=device.name, reason=gap)
+
+
+def overwrite_commands(device: Device) -> None:
+    """Overwrite arguments, constants and data of ended work in rings, images and staging memory
+    (`Driver.overwrite_commands`). UgpuError if the device has failed."""
+    core = core_of(device)
+    with core.lock:
+        core.check_usable()
+        core.complete()
+        core.driver.overwrite_commands()

@@ -23,7 +23,7 @@ from hcq.remote.request import LeaseRequest
 from hcq.transport.system import System
 
 from .apart import ApartDriver
-from .cleaning import clean
+from .cleaning import clean, overwrite_commands
 from .client import Client, Peer
 from .config import Settings
 from .events import FAILED, LEASE_ENDED, tell
@@ -282,6 +282,8 @@ class Daemon(Ward):
                 holder.device.reset()
             if holder.loaded and there:
                 clean(holder.device)
+            if there:
+                overwrite_commands(holder.device)
         except UgpuError as error:
             if not holder.tenant:
                 raise

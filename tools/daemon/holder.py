@@ -105,7 +105,12 @@ class Holder:
             self._lane.upload(part, view)
 
     def read(self, address: int, size: int) -> Bytes:
-        """Return bytes."""
+        """Return bytes. Raises a failure of work whose results they may be."""
+        data = self._read(address, size)
+        self.work.check()
+        return data
+
+    def _read(self, address: int, size: int) -> Bytes:
         part = self._part(address, size)
         if part.view is not None:
             return bytes(part.view)
@@ -206,10 +211,9 @@ class Holder:
             if self.work.stopped or self.work.failed is not None:
                 return False
             view = part.view
-            if view is not None:
-                found = int.from_bytes(view[:8], "little")
-            else:
-                found = int.from_bytes(bytes(self.read(address, 8)), "little")
+            data = bytes(self._read(address, 8) if view is None else view[:8])
+            self.work.check()
+            found = int.from_bytes(data, "little")
             if found >= value:
                 return True
             if patience.over():

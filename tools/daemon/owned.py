@@ -19,7 +19,7 @@ from hcq.queue import QueueKind
 
 from ..ci import health
 from .apart import open_apart
-from .cleaning import clean
+from .cleaning import clean, overwrite_commands
 from .config import DeviceSettings
 from .handout import Handout, chip_of
 from .leases import Card, Lease
@@ -73,6 +73,7 @@ class Owned:
 
     def _clean(self) -> None:
         clean(self._opened())
+        overwrite_commands(self._opened())
         self.card.unclean = ""
 
     def _open(self) -> Device:

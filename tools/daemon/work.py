@@ -266,6 +266,14 @@ class Work:
             found = self.core.driver.diagnose(timeline, timeline.last)
         return {**found, "submissions_under_way": len(line.under_way)}
 
+    def check(self) -> None:
+        """Raise a failure of the device, which the client is notified of too. From any thread."""
+        try:
+            self.core.check_failures()
+        except UgpuError as error:
+            self._failed(error)
+            raise
+
     def fail(self, error: UgpuError) -> None:
         """Record the failure of an operation whose result the client does not wait for. Nothing
         more is executed until the client resets. From any thread."""
@@ -350,20 +358,28 @@ class Work:
                 first = line.under_way[0][0] if busy else line.hardware.timeline.last + 1
             limit = LINGER_LOOK_S if late or len(busy) != 1 else LOOK_S
             try:
-                self.core.check_failures()
                 self.core.driver.pause_until(line.hardware.timeline, first, limit)
             except UgpuError as error:
                 self._failed(error)
 
     def _look(self) -> None:
-        """Report ended work and submit work that has room. The lock is held."""
-        for queue, line in enumerate(self._lines):
+        """Report ended work and submit work that has room. The lock is held.
+
+        ORDER: failures are checked after the values are read and before any is reported: work that
+        faulted may have gone on to its end, and the client takes a value for success."""
+        try:
+            values = [line.hardware.timeline.value for line in self._lines]  # may raise if gone
+            self.core.check_failures()
+        except UgpuError as error:
+            self._failed(error)
+            return
+        for queue, (line, reached) in enumerate(zip(self._lines, values, strict=True)):
+            value = 0
+            while line.under_way and line.under_way[0][0] <= reached:
+                value = line.under_way.popleft()[1]
+            if value:
+                self._notify("reached", queue, value, self._resets)
             try:
-                reached, value = line.hardware.timeline.value, 0  # may raise if the card is gone
-                while line.under_way and line.under_way[0][0] <= reached:
-                    value = line.under_way.popleft()[1]
-                if value:
-                    self._notify("reached", queue, value, self._resets)
                 while line.backlog and line.hardware.room(0):
                     value, submit = line.backlog[0]
                     line.under_way.append((submit(), value))
