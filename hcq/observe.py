@@ -71,10 +71,17 @@ def device_of(path: Path) -> str:
 
 
 class Sampler:
-    """Makes the telemetry of one device. clock: seconds; injected by tests."""
+    """Makes the telemetry of one device. clock: seconds; injected by tests. beside: returns the
+    kernels that others have submitted to the same device."""
 
-    def __init__(self, core: Core, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        core: Core,
+        clock: Callable[[], float] = time.monotonic,
+        beside: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.core = core
+        self._beside = beside
         self._clock = clock
         self._since = clock()
         self._samples: tuple[Sample, ...] = ()
@@ -121,7 +128,7 @@ class Sampler:
             samples=self._samples,
             samples_age_s=None if self._read_at is None else now - self._read_at,
             trouble=self._trouble,
-            launches=core.launches,
+            launches=core.launches + self._beside(),
             submissions=last,
             queue_depth=max(0, last - reached),
             resets=core.resets,

@@ -74,8 +74,9 @@ class Connection:
     If the daemon grants a lease a grace period, a broken connection is made again and continues
     with the messages in flight (hcq.remote.session).
 
-    failure: why the connection ended, None while it is open. calls: round trips so far. resumed:
-    how many times it was made again.
+    failure: why the connection ended, None while it is open. explain: replaces the reason by a
+    better one, in the connection's thread. calls: round trips so far. resumed: how many times it
+    was made again.
     """
 
     def __init__(self, address: Address, token: str | None = None) -> None:
@@ -85,6 +86,7 @@ class Connection:
         self.calls = 0
         self.posts = 0
         self.on_event: Callable[[Message | UgpuError], None] = lambda event: None
+        self.explain: Callable[[UgpuError], UgpuError] = lambda error: error
         self._numbers = itertools.count(1)
         self._waiting: dict[int, _Call] = {}
         self._lock = threading.Lock()
@@ -312,6 +314,7 @@ class Connection:
         owner.number = found[0]
 
     def _end(self, error: UgpuError) -> None:
+        error = self.explain(error)
         with self._lock:
             self.failure = error
             waiting: Sequence[_Call] = list(self._waiting.values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import random
 import signal
@@ -19,7 +18,6 @@ import numpy as np
 import pytest
 
 import hcq
-from hcq.clock import Clock
 from hcq.device import Device
 from hcq.errors import (
     AccessDenied,
@@ -45,6 +43,7 @@ from tests.support.daemon import (
     until_closed,
 )
 from tests.support.kernels import contract_object
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -55,24 +54,13 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 @contextlib.contextmanager
-def endless(running: Running, gpu: Any) -> Iterator[Queue]:
-    """A launch that has begun and does not end by itself. Its thread ends with the block."""
+def endless(gpu: Any) -> Iterator[Queue]:
+    """A launch that has begun and does not end by itself; its process ends with the lease."""
     program, flag = gpu.load(contract_object(gpu.target)), gpu.alloc(64)
-    (device,) = [
-        client.holder.device
-        for client in running.daemon.clients
-        if client.holder is not None and client.lease.number == gpu.grant.lease
-    ]
-    server, address = device.driver._compute.server, int(flag.address)
-    try:
-        queue = gpu.queue().launch(program["spin"], grid=(1,), block=(1,), args=(flag,))
-        queue.submit()
-        Clock().wait_until(server.in_kernel, unit="cpu", waiting_for="a kernel", limit_s=60)
-        yield queue
-    finally:
-        ctypes.memset(address, 1, 4)  # left behind by the device, which keeps the memory until then
-        server.thread.join(60)
-        assert not server.thread.is_alive()
+    queue = gpu.queue().launch(program["spin"], grid=(1,), block=(1,), args=(flag,))
+    value = queue.submit()
+    until(lambda: "kernel" in gpu.driver.diagnose(queue.timeline, value), "the kernel has begun")
+    yield queue
 
 
 @pytest.fixture
@@ -192,7 +180,7 @@ def test_a_lease_ends_in_time_unless_it_is_extended(running: Running) -> None:
 
 
 def test_a_kernel_that_never_ends_does_not_outlive_its_lease(running: Running) -> None:
-    with running.lease("cpu#0") as gpu, endless(running, gpu):
+    with running.lease("cpu#0") as gpu, endless(gpu):
         gpu.driver.connection.close()
         with running.lease("cpu#0", wait_s=60) as other:
             assert scaled(other)
@@ -226,7 +214,7 @@ def test_leases_that_cannot_be(running: Running, options: Any, error: type, text
 
 
 def test_noise_ends_its_connection_alone(running: Running) -> None:
-    with running.lease("cpu#0") as gpu:
+    with running.lease("cpu#0", wait_s=60) as gpu:
         random_ = random.Random(5)
         hello = b"".join(map(bytes, encode(Message("hello", [1, None, 0], 1))))
         for _ in range(60):
@@ -340,7 +328,7 @@ def test_processes_that_are_killed() -> None:
 
 
 def test_a_hang_is_the_clients_to_report(running: Running) -> None:
-    with running.lease("cpu#0") as gpu, endless(running, gpu) as queue:
+    with running.lease("cpu#0") as gpu, endless(gpu) as queue:
         with pytest.raises(DeviceHang) as caught:
             queue.timeline.wait(queue.submit(), limit_s=0.01)
         assert caught.value.facts["kernel"] == "spin" and "daemon" in caught.value.facts

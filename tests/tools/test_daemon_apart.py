@@ -1,8 +1,9 @@
-"""Shared leases of `cpu`, each in a process of its own: what kernels do to it ends no other."""
+"""Leases of `cpu`, each in a process of its own: what kernels do to it ends no other."""
 
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,9 +17,10 @@ from hcq.errors import DeviceHang, DeviceLost, HostError, OutOfMemory, UgpuError
 from tests.support.daemon import Running, scaled, settings_text
 from tests.support.kernels import compile_ir, contract_object
 from tests.support.waiting import until
-from tools.daemon import apart
+from tools.daemon import forks
 from tools.daemon.apart import ApartDriver
 from tools.daemon.config import parse
+from tools.daemon.forks import Worker
 
 SECRET = 0x5EC2E75
 PEEK = """
@@ -49,12 +51,19 @@ def share(running: Running, **options: Any) -> Any:
     return running.lease("cpu", shared=True, wait_s=60, **{"memory": "64M", **options})
 
 
-def processes(running: Running) -> list[subprocess.Popen[bytes]]:
+def processes(running: Running) -> list[Worker]:
     """Of the leases that are held."""
     with running.daemon.lock:
         holders = [client.holder for client in running.daemon.clients if client.holder is not None]
     drivers = [holder.device.driver for holder in holders]
     return [driver.process for driver in drivers if isinstance(driver, ApartDriver)]
+
+
+def idle_ahead(running: Running) -> Any:
+    """The process that waits for the next lease; None while there is none."""
+    processes = running.daemon.owned[0]._processes
+    device = None if processes is None else processes._next
+    return device and device.driver.process  # type: ignore[attr-defined]
 
 
 def peek(gpu: Any, address: int) -> int:
@@ -77,9 +86,9 @@ def test_each_lease_has_a_process_that_ends_with_it(running: Running) -> None:
             buffer.copy_from(values)
             assert (buffer.numpy(np.uint32) == values).all()
         assert scaled(one) and scaled(other)
-    until(lambda: all(process.poll() == 0 for process in held), "both processes have ended")
+    until(lambda: None not in [process.poll() for process in held], "both processes have ended")
     with running.lease("cpu", wait_s=60) as alone:
-        assert scaled(alone) and not processes(running)
+        assert scaled(alone) and len(processes(running)) == 1
 
 
 def test_a_kernel_that_reads_anothers_address_ends_at_most_its_own_lease(running: Running) -> None:
@@ -113,7 +122,7 @@ def test_a_kernel_that_hangs_ends_with_its_process(running: Running) -> None:
             with pytest.raises(DeviceHang):
                 queue.timeline.wait(queue.submit(), limit_s=0.2)
             assert scaled(one)
-        until(lambda: process.poll() == 0, "its process has ended")
+        until(lambda: process.poll() == -signal.SIGKILL, "its process has been ended")
         assert scaled(one)
 
 
@@ -131,11 +140,15 @@ def test_a_process_that_cannot_be_started_is_that_leases_error(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as planted:
+        until(lambda: idle_ahead(running) is not None, "the process of the next lease is there")
+        idle_ahead(running).kill()
+        planted.setattr(forks, "_server", None)
         planted.setattr(sys, "executable", "/nonexistent/python")
-        with pytest.raises(HostError, match="cannot start a process for cpu lease"):
+        with pytest.raises(HostError, match="cannot start the fork server"):
             share(running)
         planted.undo()
-        planted.setattr(apart, "_START", "")
+        planted.setattr(forks, "_server", None)
+        planted.setattr(forks, "_START", "")
         with pytest.raises(UgpuError):
             share(running)
     with share(running) as gpu:
@@ -158,7 +171,7 @@ def test_a_daemon_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     """Each ends with its connection."""
     text = (
         "import sys; from tools.daemon.apart import *;"
-        "gpu = open_apart(DeviceSettings('cpu'), 'cpu lease 1', 1 << 20, 0.2);"
+        "gpu = open_apart(DeviceSettings('cpu'), 'cpu', 1 << 20);"
         "print(gpu.driver.process.pid, flush=True); sys.stdin.read()"
     )
     outer = subprocess.Popen(

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-import hcq
+from hcq.cpu.device import CpuDevice
+from hcq.cpu.driver import CpuDriver
 from hcq.device import Device
 from hcq.errors import AccessDenied, BadArgument, Closed, DeviceBusy, DeviceLost, DeviceNotFound
 from hcq.remote.request import LeaseRequest
@@ -49,7 +50,13 @@ class Slots:
     def open(self, name: str, **options: Any) -> Device:
         if not self.machine.folder(name.removeprefix("pci:")).exists():
             raise DeviceNotFound(f"{name} is not there")
-        return hcq.open("cpu")
+        return CpuDevice(CardDriver("cpu", 1))
+
+
+class CardDriver(CpuDriver):
+    """The driver of a card, which no other process can open."""
+
+    opens_elsewhere = False
 
 
 @pytest.fixture
@@ -94,6 +101,7 @@ def test_a_card_that_is_pulled_ends_its_lease_and_is_leased_again_when_it_is_bac
             gpu.driver.core.check_failures()
     gpu.close()
     until_state(running, State.OFF)
+    until(lambda: not running.listed()["leases"], "the lease is over")
     with pytest.raises(DeviceBusy, match=r"off .the card is not on the bus"):
         running.lease("pci:*")
     slots.plug()

@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hcq.buffer import Buffer
+from hcq.core import core_of
 from hcq.errors import DeviceLost, UgpuError
 from hcq.ir3object import Ir3Parameter, pack_ir3
+from hcq.memory import Placement, VirtAddr
 from tests.support import adreno_leaks, ptx_kernels
 from tests.support.am_faulty import faulty_object
 from tests.support.daemon import Running, scaled, started
@@ -22,8 +25,10 @@ TIMES = 50
 #: a model's worker that reports a fault may do so after the work's end; few tries rarely show it
 DEVICES = (
     "virtual:navi31",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("virtual:gh100", "virtual:a630")),
-    "cpu",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("virtual:gh100", "virtual:a630", "cpu")
+    ),
 )
 
 
@@ -66,7 +71,12 @@ def bad_kernel(gpu: Any) -> tuple[bytes, str, tuple[Any, ...], int]:
 def record(gpu: Any, queue: Any, program: Any, out: Any) -> None:
     """Launch the kernel that faults."""
     _, name, more, threads = bad_kernel(gpu)
-    first = out if name == "write_at" else np.uint64(8 if name == "scale" else WILD)
+    first: Any = out
+    if name == "by_hand":
+        first = np.uint64(WILD)
+    elif name == "scale":  # of `cpu`: page 0 is never mapped
+        first = Buffer(core_of(gpu), VirtAddr(8), 64, Placement.DEVICE)
+        more = (out, *more[1:])
     queue.launch(program[name], grid=(1,), block=(threads,), args=(first, *more))
 
 

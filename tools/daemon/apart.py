@@ -1,44 +1,50 @@
-"""A device in a process of its own, for one shared lease. It is used if a driver cannot isolate
-holders in one process (`Driver.sole_holder`), but another process can open the device too.
+"""A device in a process of its own, for one lease. It is used if a driver cannot isolate holders in
+one process (`Driver.sole_holder`), but another process can open the device too: kernels of such a
+device run in the driver's process, so that ugpud's own is not one of them.
 
 The process is a ugpud with this device and one client (tools.daemon.inner). The client is the
 daemon, which drives the device over their connection as other clients do (hcq.remote). The process
-ends with the connection. Kernels that disturb it end no other lease. It is not a sandbox: it has
-the rights of ugpud's user.
+ends with the connection. Kernels that disturb it end no other lease, and it is confined
+(tools.daemon.sandbox): it reaches no file, no other process and no network.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
+import signal
 import socket
-import subprocess
-import sys
+import threading
 
+from hcq import threads
 from hcq.buffer import Buffer
+from hcq.core import Core, core_of
 from hcq.device import Device
-from hcq.errors import HostError
+from hcq.errors import DeviceLost, UgpuError
 from hcq.remote.address import Address
+from hcq.remote.channel import Disconnected
 from hcq.remote.connection import Connection
 from hcq.remote.driver import RemoteDriver
 from hcq.remote.request import Grant, LeaseRequest
 
+from . import forks
 from .config import DeviceSettings
+from .forks import Worker
 
 log = logging.getLogger(__name__)
 
-_START = "import sys; sys.path[:] = {path!r}; from tools.daemon.inner import main; main()"
 # TIMEOUT: for the exit of a process whose device has been closed; then it is killed
 ENDS_S = 10.0
+GONE_S = 2.0  # TIMEOUT: from the end of the connection to that of its process, on a busy host
 OWN = 1 << 20  # bytes beyond the holder's, for the daemon's timelines
+_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
 class ApartDriver(RemoteDriver):
     """The daemon's side of the process. Owns the process."""
 
-    def __init__(
-        self, name: str, connection: Connection, grant: Grant, process: subprocess.Popen[bytes]
-    ) -> None:
+    def __init__(self, name: str, connection: Connection, grant: Grant, process: Worker) -> None:
         self.process = process
         super().__init__(name, connection, grant)
 
@@ -54,27 +60,23 @@ class ApartDriver(RemoteDriver):
         try:
             super().shutdown()
         finally:
-            code = _reap(self.process)
-            if code:
-                log.warning("%s: its process ended with status %d", self.name, code)
+            status = _reap(self.process)
+            if status and status != -signal.SIGKILL:
+                log.warning("%s: its process ended with status %d", self.name, status)
 
 
-def open_apart(settings: DeviceSettings, name: str, memory: int, drain_s: float) -> Device:
+def open_apart(settings: DeviceSettings, name: str, memory: int) -> Device:
     """Open a device in a new process; closing the device ends the process. memory: bytes available
     to it. HostError if the process cannot be started; errors of opening the device are raised."""
+    facts = json.dumps([settings.name, settings.options, memory + OWN]).encode()
     ours, theirs = socket.socketpair()
-    code = _START.format(path=sys.path)
-    facts = json.dumps([settings.name, settings.options, memory + OWN, drain_s])
-    process = None
+    process: Worker | None = None
     try:
         with theirs:
-            number = theirs.fileno()
-            process = subprocess.Popen(
-                [sys.executable, "-c", code, str(number), facts],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[number],
-                start_new_session=True,  # Ctrl-C reaches only ugpud, which ends its leases
-            )  # fmt: skip
+            process = forks.worker(facts, theirs)
         connection = Connection(Address(f"process {process.pid} of {name}", made=ours))
+        worker = process
+        connection.explain = lambda error: _explained(name, worker, error)
         try:
             reply = connection.call("lease", LeaseRequest().to_map())
             grant = Grant.from_map(reply.arguments[0])
@@ -82,20 +84,105 @@ def open_apart(settings: DeviceSettings, name: str, memory: int, drain_s: float)
         except BaseException:
             connection.close()
             raise
-    except BaseException as error:
+    except BaseException:
         ours.close()
         if process is not None:
             process.kill()
-            process.wait()
-        if isinstance(error, OSError):
-            raise HostError(f"cannot start a process for {name}: {error}") from None
+            process.wait(ENDS_S)
         raise
 
 
-def _reap(process: subprocess.Popen[bytes]) -> int:
+class Processes:
+    """The processes of a device's leases. After the first lease, one is opened ahead for the next
+    one, which then need not wait for its start. Thread-safe."""
+
+    def __init__(self, settings: DeviceSettings, name: str, memory: int) -> None:
+        """memory: bytes available to each; the daemon keeps each lease within its quota."""
+        forks.warm()
+        self._open = functools.partial(open_apart, settings, name, memory)
+        self._name = name
+        self._lock = threading.Lock()
+        self._next: Device | None = None
+        self._opening: threading.Thread | None = None
+        self._closed = False
+        self._cores: list[Core] = []  # of leases, the last of which may be over
+        self._launches = 0  # of leases before them
+
+    def take(self) -> Device:
+        """Return an open device, which the caller closes. Raises as `open_apart`."""
+        device = self._ahead()
+        if device is None:
+            device = self._open()
+        with self._lock:
+            self._launches += sum(core.launches for core in self._cores if core.closed)
+            self._cores = [*(core for core in self._cores if not core.closed), core_of(device)]
+            if self._opening is None and not self._closed:
+                name = f"{self._name} ahead"
+                self._opening = threading.Thread(target=self._open_ahead, name=name)
+                threads.start(self._opening)
+        return device
+
+    def launches(self) -> int:
+        """Return the number of kernels that all leases have submitted."""
+        with self._lock:
+            return self._launches + sum(core.launches for core in self._cores)
+
+    def _ahead(self) -> Device | None:
+        """Return the device that was opened ahead, if its process lives."""
+        with self._lock:
+            device, self._next = self._next, None
+        if device is None:
+            return None
+        driver = device.driver
+        assert isinstance(driver, ApartDriver)
+        try:
+            driver.connection.call("leases")  # it may have ended meanwhile
+        except UgpuError as error:
+            log.info("%s: the process of the next lease has ended: %s", self._name, error)
+            device.close()
+            return None
+        return device
+
+    def _open_ahead(self) -> None:
+        device: Device | None = None
+        try:
+            device = self._open()
+        except UgpuError as error:
+            log.warning("%s: no process was started ahead: %s", self._name, error)
+        with self._lock:
+            self._opening = None
+            if not self._closed:
+                self._next, device = device, None
+        if device is not None:
+            device.close()
+
+    def close(self) -> None:
+        """End the process that no lease has taken. Idempotent."""
+        with self._lock:
+            self._closed = True
+            opening, device, self._next = self._opening, self._next, None
+        if opening is not None:
+            opening.join()
+        if device is not None:
+            device.close()
+
+
+def _explained(name: str, process: Worker, error: UgpuError) -> UgpuError:
+    """Return the reason why a connection ended: how its process did."""
+    status = process.wait(GONE_S) if isinstance(error, Disconnected) else None
+    if not status or status > 0:
+        return error
+    ended = signal.Signals(-status)
+    why = "a kernel accessed memory that it does not have, or ran an invalid instruction"
+    cause = why if ended in _FAULTS else "the system or an operator ended it"
+    text = f"{name}: its process was ended by {ended.name}: {cause}"
+    return DeviceLost(text, signal=ended.name, pid=process.pid)
+
+
+def _reap(process: Worker) -> int:
     """Return the exit status of a process that is about to end; negative: a signal."""
-    try:
-        return process.wait(ENDS_S)
-    except subprocess.TimeoutExpired:
+    status = process.wait(ENDS_S)
+    if status is None:
         process.kill()
-        return process.wait()
+        status = process.wait(ENDS_S)
+    return -signal.SIGKILL if status is None else status

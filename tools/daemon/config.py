@@ -78,7 +78,8 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 @dataclass(frozen=True)
 class DeviceSettings:
     """One [[device]]. memory: bytes; 0: what the device reports. shares: simultaneous holders of
-    shared leases, if the driver supports several."""
+    shared leases, if the driver supports several. inside: in the process of one lease, which the
+    kernels may end; not in the file."""
 
     name: str
     count: int = 1
@@ -86,6 +87,7 @@ class DeviceSettings:
     memory: int = 0
     options: dict[str, object] = field(default_factory=dict)
     shares: int = 8
+    inside: bool = False
 
 
 @dataclass(frozen=True)

@@ -276,6 +276,10 @@ class Daemon(Ward):
     def _end_holder(self, owned: Owned, holder: Holder) -> None:
         """End a lease's work and free its resources. UgpuError if the device needs recovery."""
         drained = holder.close(self.settings.drain_s)
+        if isinstance(holder.device.driver, ApartDriver):
+            holder.device.driver.process.kill()  # nothing is left of what it had
+            holder.free_all()
+            return
         there = not owned.gone and (holder.tenant or owned.device is holder.device)
         try:
             if not drained and there:
@@ -287,10 +291,6 @@ class Daemon(Ward):
         except UgpuError as error:
             if not holder.tenant:
                 raise
-            if isinstance(holder.device.driver, ApartDriver):
-                log.info("%s: %s", holder.device.name, error)  # its process ends, with all it had
-                holder.free_all()
-                return
             # Closing the tenant ends its work too. The card is cleaned when its other holders are
             # gone.
             log.warning("%s: %s", holder.device.name, error)
@@ -299,18 +299,19 @@ class Daemon(Ward):
         holder.free_all()
 
     def hold(self, client: Client, owned: Owned, lease: Lease) -> Holder | None:
-        """Create the holder of a lease with queues on its device; a shared lease gets a tenant of
-        the device. Return None if the lease is over by then."""
+        """Create the holder of a lease with queues on its device; a shared lease, and one whose
+        kernels run in the driver's process, gets a tenant of the device. Return None if the lease
+        is over by then."""
         device = owned.device
         assert device is not None
-        tenant = lease.request.kind == "shared"
+        tenant = lease.request.kind == "shared" or owned.apart
         try:
             owned.wake()
         except UgpuError as error:
             self.failed(owned, error)
             raise
         if tenant:
-            device = owned.open_tenant(lease, self.settings.drain_s)
+            device = owned.open_tenant(lease)
         try:
             holder = Holder(device, lease.memory, client.notify, tenant=tenant)
         except BaseException:

@@ -18,7 +18,7 @@ from hcq.observe import Sampler
 from hcq.queue import QueueKind
 
 from ..ci import health
-from .apart import open_apart
+from .apart import Processes
 from .cleaning import clean, overwrite_commands
 from .config import DeviceSettings
 from .handout import Handout, chip_of
@@ -50,6 +50,7 @@ class Owned:
         self.device: Device | None = None
         self._chip: Chip | None = None
         self._handout: Handout | None = None
+        self._processes: Processes | None = None
         self.serial = ""  # of the card, if it reports one
         self.lock = threading.Lock()
 
@@ -68,6 +69,8 @@ class Owned:
         self.card.labels = tuple(dict.fromkeys(each for each in names if each))
         if not self.card.memory:
             self.card.memory = _memory_of(device)
+        if self.apart and self._processes is None:
+            self._processes = Processes(self.settings, self.name, self.card.memory)
         if self.card.unclean:
             self._clean()  # attaching to a running card overwrites nothing
 
@@ -94,13 +97,20 @@ class Owned:
         self.card.shares = 0 if self.card.alone else shares
         return device
 
-    def open_tenant(self, lease: Lease, drain_s: float) -> Device:
-        """Open the device for one of several holders; the caller closes it. From any thread."""
-        own, name = self._opened(), f"{self.name} lease {lease.number}"
-        if own.driver.opens_elsewhere and own.driver.sole_holder():
-            tenant = open_apart(self.settings, name, lease.memory, drain_s)
+    @property
+    def apart(self) -> bool:
+        """Return whether each lease gets a process of its own: its kernels would run in ugpud's."""
+        driver = self._opened().driver
+        return driver.opens_elsewhere and bool(driver.sole_holder()) and not self.settings.inside
+
+    def open_tenant(self, lease: Lease) -> Device:
+        """Open the device for one of several holders, or in a process of its own; the caller closes
+        it. From any thread."""
+        own = self._opened()
+        if self._processes is not None:
+            tenant = self._processes.take()
         else:
-            tenant = Device(own.driver.open_tenant(name))
+            tenant = Device(own.driver.open_tenant(f"{self.name} lease {lease.number}"))
         tenant.limit_s = own.limit_s
         return tenant
 
@@ -184,7 +194,9 @@ class Owned:
         device = self._opened()
         with self._sampling:
             if self._sampler is None or self._sampler[0] is not device:
-                self._sampler = device, Sampler(device.driver.core)
+                launches = None if self._processes is None else self._processes.launches
+                core = device.driver.core
+                self._sampler = device, Sampler(core, beside=launches or int)
             return self._sampler[1].answer()
 
     # ---- recovery: see Patient -----------------------------------------------------------------
@@ -233,6 +245,9 @@ class Owned:
         handout, self._handout = self._handout, None
         if handout is not None:
             handout.close()
+        processes, self._processes = self._processes, None
+        if processes is not None:
+            processes.close()
         device, self.device = self.device, None
         if device is not None:
             device.close()
