@@ -19,6 +19,7 @@ from types import FrameType
 
 from hcq.errors import BadArgument, UgpuError, UsageError
 from hcq.log import configure, remove
+from nv.assemble import assemble_apart
 
 from . import journal
 from .config import Settings, read
@@ -55,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(settings: Settings) -> int:
     """Boot the devices and serve until SIGTERM or SIGINT."""
+    assemble_apart()
     daemon = Daemon(settings)
     listeners = Listeners(settings, daemon.serve, os.environ)
     shown: list[Outlet] = []
