@@ -38,6 +38,7 @@ NT_AMDGPU_METADATA = 32
 DESCRIPTOR_SIZE = 64
 CODE_ALIGN = 256  # of a kernel's entry point
 MAX_LOCAL_SIZE = 64 << 10
+MAX_METADATA = 4 << 20  # bytes of msgpack, each of which may become an object
 MAX_KERNARG_SIZE = 64 << 10
 
 RELOCATIONS = {
@@ -199,6 +200,10 @@ def _metadata(elf: ElfObject) -> dict[str, Any]:
     ]
     if len(notes) != 1:
         raise BadCodeObject("expected one metadata note", found=len(notes))
+    if len(notes[0]) > MAX_METADATA:
+        raise BadCodeObject(
+            "the metadata note is too large", size=len(notes[0]), limit=MAX_METADATA
+        )
     try:
         metadata = msgpack.unpackb(notes[0])
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:

@@ -11,8 +11,9 @@ process. The tests compare this reader with pyelftools.
 
 from __future__ import annotations
 
+import functools
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hcq.errors import BadCodeObject
@@ -29,6 +30,8 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 _RELA = struct.Struct("<QQq")
 _NOTE = struct.Struct("<III")
 
+_SHARING, _LEAST_NAMES = 8, 4096  # most bytes of names: times the table's, and in any case
+_OVERLAP = 4  # most bytes of all parts of a file, in sizes of the file
 MAX_SIZE = 1 << 30  # of an object, and of its image in memory
 MAX_ALIGN = 1 << 16
 PAGE = 4096  # bytes of a page where relocations count in pages
@@ -88,9 +91,14 @@ class ElfObject:
     symbols: tuple[ElfSymbol, ...]
     relocations: tuple[ElfRelocation, ...]
 
+    @functools.cached_property
+    def _defined(self) -> dict[str, ElfSymbol]:
+        """Defined symbols by name, the first of each."""
+        return {symbol.name: symbol for symbol in reversed(self.symbols) if symbol.is_defined}
+
     def find(self, name: str) -> ElfSymbol | None:
         """Return the defined symbol of that name."""
-        return next((s for s in self.symbols if s.name == name and s.is_defined), None)
+        return self._defined.get(name)
 
     def notes(self) -> list[tuple[str, int, bytes]]:
         """Return (owner, type, description) of all notes; BadCodeObject for a malformed one."""
@@ -188,6 +196,7 @@ def read_sections(image: bytes, header: Header) -> tuple[Section, ...]:
     """Read the sections of a file; BadCodeObject says what is wrong with them."""
     table, count, names = header.sections, header.section_count, header.names
     raw = [_SECTION.unpack_from(image, table + number * _SECTION.size) for number in range(count)]
+    check_disjoint([(row[4], row[5]) for row in raw if row[1] not in (0, SHT_NOBITS)], len(image))
     contents = []
     for number, (_, kind, flags, _, offset, size, _, _, align, _) in enumerate(raw):
         if kind in (0, SHT_NOBITS):
@@ -206,10 +215,11 @@ def read_sections(image: bytes, header: Header) -> tuple[Section, ...]:
             )
     if names >= count or raw[names][1] != SHT_STRTAB:
         raise BadCodeObject("the table of section names is missing", index=names)
+    strings = Strings(contents[names], "section name")
     return tuple(
         Section(
             number,
-            read_string(contents[names], row[0], "section name"),
+            strings.at(row[0]),
             row[1],
             row[2],
             row[5],
@@ -231,10 +241,10 @@ def _read_symbols(sections: tuple[Section, ...]) -> tuple[ElfSymbol, ...]:
         raise BadCodeObject("the symbol table is truncated", size=table.size)
     if table.link >= len(sections) or sections[table.link].kind != SHT_STRTAB:
         raise BadCodeObject("the table of symbol names is missing", link=table.link)
-    names = sections[table.link].data
+    strings = Strings(sections[table.link].data, "symbol name")
     symbols = []
     for name, info, _, index, value, size in _SYMBOL.iter_unpack(table.data):
-        text = read_string(names, name, "symbol name")
+        text = strings.at(name)
         section = None
         if SHN_UNDEF < index < SHN_LORESERVE:
             if index >= len(sections):
@@ -277,15 +287,46 @@ def _read_relocations(sections: tuple[Section, ...], symbols: int) -> tuple[ElfR
     return tuple(found)
 
 
-def read_string(table: bytes, at: int, what: str) -> str:
-    """Return the name that begins at `at` in a table of names."""
-    end = table.find(b"\0", at)
-    if at >= len(table) or end < 0:
-        raise BadCodeObject(f"a {what} lies outside its table", offset=at)
-    try:
-        return table[at:end].decode("utf-8")
-    except UnicodeDecodeError:
-        raise BadCodeObject(f"a {what} is not text", offset=at) from None
+class Strings:
+    """A table of names. what: what they name, for errors.
+
+    Linkers let names share their ends. A file in which thousands of names are the ends of one long
+    one would take quadratic time and memory: all names together may have a few times the table's
+    bytes.
+    """
+
+    def __init__(self, table: bytes, what: str) -> None:
+        self._table = table
+        self._what = what
+        self._known: dict[int, str] = {}
+        self._left = _SHARING * len(table) + _LEAST_NAMES
+
+    def at(self, offset: int) -> str:
+        """Return the name that begins at an offset; BadCodeObject."""
+        text = self._known.get(offset)
+        if text is None:
+            text = self._known[offset] = self._read(offset)
+        return text
+
+    def _read(self, offset: int) -> str:
+        table = self._table
+        end = table.find(b"\0", offset)
+        if offset >= len(table) or end < 0:
+            raise BadCodeObject(f"a {self._what} lies outside its table", offset=offset)
+        self._left -= end - offset
+        if self._left < 0:
+            raise BadCodeObject(f"the {self._what}s of the table overlap too often", offset=offset)
+        try:
+            return table[offset:end].decode("utf-8")
+        except UnicodeDecodeError:
+            raise BadCodeObject(f"a {self._what} is not text", offset=offset) from None
+
+
+def check_disjoint(ranges: Sequence[tuple[int, int]], size: int) -> None:
+    """Raise BadCodeObject if parts of a file, (offset, bytes), overlap so much that reading each
+    would take far more than the file's bytes."""
+    if sum(length for offset, length in ranges if offset + length <= size) > _OVERLAP * size:
+        raise BadCodeObject("the parts of the file overlap", parts=len(ranges), size=size)
 
 
 # ---- layout and linking --------------------------------------------------------------------------

@@ -28,9 +28,10 @@ from hcq.elf import (
     Layout,
     Rule,
     Section,
+    Strings,
+    check_disjoint,
     read_header,
     read_sections,
-    read_string,
 )
 from hcq.errors import BadCodeObject
 
@@ -41,6 +42,7 @@ SHT_RELA, SHT_REL, SHT_DYNSYM, SHT_RELR = 4, 9, 11, 19
 SHN_UNDEF, SHN_ABS = 0, 0xFFF1
 
 _SEGMENT = struct.Struct("<IIQQQQQQ")
+_MOST_SEGMENTS = 256  # linkers make about ten
 _SYMBOL = struct.Struct("<IBBHQQ")
 _RELA = struct.Struct("<QQq")
 
@@ -78,6 +80,8 @@ def _read_segments(image: bytes, header: Header) -> tuple[list[Section], list[in
     table, count = header.segments, header.segment_count
     if not count or header.segment_size != _SEGMENT.size:
         raise BadCodeObject("the shared object has no program headers", count=count)
+    if count > _MOST_SEGMENTS:
+        raise BadCodeObject("too many program headers", count=count, limit=_MOST_SEGMENTS)
     if table % 8 or table + count * _SEGMENT.size > len(image):
         raise BadCodeObject(
             "the program headers extend past the end of the file", offset=table, count=count
@@ -85,6 +89,9 @@ def _read_segments(image: bytes, header: Header) -> tuple[list[Section], list[in
     found: list[Section] = []
     starts: list[int] = []
     end = 0
+    rows = [_SEGMENT.unpack_from(image, table + number * _SEGMENT.size) for number in range(count)]
+    kept = [(row[2], row[5]) for row in rows if row[0] in (PT_LOAD, PT_NOTE)]
+    check_disjoint(kept, len(image))
     for number in range(count):
         kind, flags, offset, address, _, file_size, size, align = _SEGMENT.unpack_from(
             image, table + number * _SEGMENT.size
@@ -141,8 +148,9 @@ def _read_symbols(
     if table.link >= len(sections) or sections[table.link].kind != SHT_STRTAB:
         raise BadCodeObject("the table of symbol names is missing", link=table.link)
     symbols = []
+    strings = Strings(sections[table.link].data, "symbol name")
     for name, info, _, index, value, size in _SYMBOL.iter_unpack(table.data):
-        text = read_string(sections[table.link].data, name, "symbol name")
+        text = strings.at(name)
         where = None
         if index not in (SHN_UNDEF, SHN_ABS):
             where = _within(segments, loaded, value, max(1, size))

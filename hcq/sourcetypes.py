@@ -25,7 +25,10 @@ _SAME_AS = ("DW_AT_abstract_origin", "DW_AT_specification")
 _QUALIFIERS = ("DW_TAG_typedef", "DW_TAG_const_type", "DW_TAG_volatile_type")
 # DW_ATE: boolean, signed, signed_char, unsigned, unsigned_char, UTF; float
 _INTEGERS, _FLOAT = (2, 5, 6, 7, 8, 16), 4
-_LONGEST_CHAIN = 64  # of references; damaged tables may have cycles
+# Bytes of an object beyond which kinds stay unknown: entries are read one by one, each with those
+# that it refers to, when a client's program is loaded.
+_LARGEST = 2 << 20
+_LONGEST_CHAIN = 16  # of references; damaged tables may have cycles
 
 
 def with_kinds(image: bytes, kernels: Mapping[str, Arguments]) -> dict[str, Arguments]:
@@ -36,7 +39,7 @@ def with_kinds(image: bytes, kernels: Mapping[str, Arguments]) -> dict[str, Argu
     """
     found = dict(kernels)
     untyped = {name for name, arguments in kernels.items() if any(map(_is_untyped, arguments))}
-    if not untyped or _SECTION not in image:
+    if not untyped or len(image) > _LARGEST or _SECTION not in image:
         return found
     try:
         elffile = importlib.import_module("elftools.elf.elffile")

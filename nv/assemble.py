@@ -13,6 +13,7 @@ import logging
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 from functools import cache, partial
@@ -28,6 +29,13 @@ log = logging.getLogger(__name__)
 INSTALL = "pip install 'ugpu[nv]'"
 _INPUT_PTX = 2  # NVJITLINK_INPUT_PTX
 _LIMIT_S = 120.0  # TIMEOUT: of ptxas for one module; the largest kernels known take seconds
+_REJECTED = 3  # exit status of a child for text that does not assemble
+_CHILD_MEMORY = 8 << 30  # bytes of addresses; the largest kernels known take less than one
+_CHILD = (
+    "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, ({memory}, {memory})); "
+    "sys.path[:] = {path!r}; from nv.assemble import assemble_in_child; assemble_in_child()"
+)
+_apart = False
 _ARCHITECTURE = re.compile(r"sm_\d{2,3}[af]?")
 
 
@@ -89,6 +97,41 @@ class JitLink:
         return data.raw[: size.value]
 
 
+class JitLinkApart:
+    """The same library, in a process of its own for each module: text that makes it crash, or take
+    all memory, ends that process alone. Costs about 0.2 s a module."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.name = JitLink(path).name  # the library gets no text here
+
+    def assemble(self, ptx: bytes, target: str, options: tuple[str, ...] = ()) -> bytes:
+        start = _CHILD.format(path=sys.path, memory=_CHILD_MEMORY)
+        command = [sys.executable, "-c", start, str(self._path), target, *options]
+        try:
+            done = subprocess.run(command, input=ptx, capture_output=True, timeout=_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise BadCodeObject(f"{self.name} did not finish within {_LIMIT_S} s") from None
+        if not done.returncode:
+            return done.stdout
+        words = done.stderr.decode("utf-8", "replace")
+        if done.returncode != _REJECTED:
+            ended = f"ended with status {done.returncode}"
+            raise BadCodeObject(f"{self.name} {ended} at this PTX", target=target, log=words)
+        raise BadCodeObject(_first_words(words), target=target, log=words)
+
+
+def assemble_in_child() -> None:
+    """The process that JitLinkApart starts: PTX in, a cubin out, or the assembler's log."""
+    path, target, *options = sys.argv[1:]
+    try:
+        cubin = JitLink(Path(path)).assemble(sys.stdin.buffer.read(), target, tuple(options))
+    except BadCodeObject as error:
+        sys.stderr.write(str(error.facts.get("log", error.message)))
+        sys.exit(_REJECTED)
+    sys.stdout.buffer.write(cubin)
+
+
 class Ptxas:
     """The program ptxas of a CUDA toolkit."""
 
@@ -117,13 +160,20 @@ class Ptxas:
             return output.read_bytes()
 
 
+def assemble_apart() -> None:
+    """From now on, assemble in processes apart: for programs that serve clients."""
+    global _apart
+    _apart = True
+    find_assembler.cache_clear()
+
+
 @cache
 def find_assembler() -> Assembler:
     """The library if its package is installed, else ptxas; MissingDependency without either."""
     library = find_library()
     if library is not None:
         try:
-            return JitLink(library)
+            return JitLinkApart(library) if _apart else JitLink(library)
         except OSError as error:
             log.warning("%s cannot be loaded: %s", library, error)
     program = shutil.which("ptxas")

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hcq.argument import Argument
+from hcq.elf import Strings, check_disjoint
 from hcq.errors import BadCodeObject, NotSupported
 
 MAX_SIZE = 256 << 20
@@ -140,13 +141,14 @@ def parse_cubin(image: bytes) -> Cubin:
     relocations = _relocations(sections, len(symbols))
     shared_of, constants_of = _by_kernel(sections)
     attributes = _global_attributes(sections, len(symbols))
+    by_name = {section.name: section for section in sections}
     kernels: dict[str, KernelCode] = {}
     for number, symbol in enumerate(symbols):
         if symbol.is_entry:
             if symbol.name in kernels:
                 raise BadCodeObject("two kernels have the same name", kernel=symbol.name)
             kernels[symbol.name] = _kernel(
-                sections, symbol, attributes.get(number, {}), shared_of,
+                sections, by_name, symbol, attributes.get(number, {}), shared_of,
                 {**constants_of.get("", {}), **constants_of.get(symbol.name, {})},
             )  # fmt: skip
     if not kernels:
@@ -192,6 +194,7 @@ def _header(image: bytes) -> tuple[tuple[int, int], int, int, int]:
 
 def _sections(image: bytes, table: int, count: int, names: int) -> tuple[Section, ...]:
     rows = [_SECTION.unpack_from(image, table + number * _SECTION.size) for number in range(count)]
+    check_disjoint([(row[4], row[5]) for row in rows if row[1] not in (0, _SHT_NOBITS)], len(image))
     contents = []
     for number, (_, kind, _, _, offset, size, _, _, align, _) in enumerate(rows):
         if size > MAX_SIZE or align > 1 << 16 or align & align - 1:
@@ -206,9 +209,10 @@ def _sections(image: bytes, table: int, count: int, names: int) -> tuple[Section
             contents.append(image[offset : offset + size])
     if names >= count or rows[names][1] != _SHT_STRTAB:
         raise BadCodeObject("the table of section names is missing", index=names)
+    strings = Strings(contents[names], "section name")
     return tuple(
         Section(
-            number, _string(contents[names], row[0]), row[1], row[2], row[5],
+            number, strings.at(row[0]), row[1], row[2], row[5],
             max(1, row[8]), row[6], row[7], contents[number],
         )
         for number, row in enumerate(rows)
@@ -224,10 +228,10 @@ def _symbols(sections: tuple[Section, ...]) -> tuple[Symbol, ...]:
         raise BadCodeObject("the symbol table is truncated", size=table.size)
     if table.link >= len(sections) or sections[table.link].kind != _SHT_STRTAB:
         raise BadCodeObject("the table of symbol names is missing", link=table.link)
-    names = sections[table.link].data
+    strings = Strings(sections[table.link].data, "symbol name")
     symbols = []
     for name, info, other, index, value, size in _SYMBOL.iter_unpack(table.data):
-        text = _string(names, name)
+        text = strings.at(name)
         section = index if 0 < index < 0xFF00 else None
         if section is not None and (
             section >= len(sections) or value + size > max(sections[section].size, value)
@@ -259,16 +263,6 @@ def _relocations(sections: tuple[Section, ...], symbols: int) -> tuple[Relocatio
                 Relocation(target.index, row[0], row[1] & 0xFFFF_FFFF, row[1] >> 32, addend)
             )
     return tuple(found)
-
-
-def _string(table: bytes, at: int) -> str:
-    end = table.find(b"\0", at)
-    if at >= len(table) or end < 0:
-        raise BadCodeObject("a name lies outside the string table", offset=at)
-    try:
-        return table[at:end].decode("utf-8")
-    except UnicodeDecodeError:
-        raise BadCodeObject("a name is not UTF-8 text", offset=at) from None
 
 
 # ---- NVIDIA's sections ---------------------------------------------------------------------------
@@ -340,6 +334,7 @@ def _global_attributes(sections: tuple[Section, ...], symbols: int) -> dict[int,
 
 def _kernel(
     sections: tuple[Section, ...],
+    by_name: Mapping[str, Section],
     symbol: Symbol,
     attributes: Mapping[int, int],
     shared_of: Mapping[str, int],
@@ -349,7 +344,7 @@ def _kernel(
     name, text = symbol.name, sections[symbol.section]
     if not text.name.startswith(".text") or symbol.value or symbol.value + 16 > len(text.data):
         raise BadCodeObject("the kernel must start at offset 0 of its text section", kernel=name)
-    own = {section.name: section for section in sections}.get(f".nv.info.{name}")
+    own = by_name.get(f".nv.info.{name}")
     registers = attributes.get(_REGISTERS, text.info >> 24)
     if own is None or not 0 < registers <= 255:
         raise BadCodeObject(

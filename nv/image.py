@@ -89,11 +89,11 @@ class Image:
         for symbol in self.variables():
             assert symbol.section is not None
             named[symbol.name] = base + self.offsets[symbol.section] + symbol.value
-        found = b""
+        found = bytearray()
         for text, address in named.items():
             name = text.encode()
             found += struct.pack(VARIABLE_FORMAT, address, len(name)) + name
-        return found
+        return bytes(found)
 
     def functions(self, base: int) -> dict[str, int]:
         """Return the values that code uses as addresses of functions.

@@ -46,9 +46,11 @@ _WARP_GRANULE, _TPC_GRANULE = 0x200, 0x8000  # bytes of local memory per warp an
 # SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_C: no limit in MAX_SM_COUNT, 0 in the GPC counts that
 # Hopper's class adds, as Mesa's NVK (nvk_queue.c) and tinygrad's ops_nv.py set it on boards.
 _ALL_SMS = 0xFF
-_TARGET = re.compile(rb"^\s*\.target\s+sm_(\d{1,9})([af]?)", re.MULTILINE)
-_ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(([^)]*)\)")
-_PARAMETER = re.compile(r"([\w$%]+)\s*(\[\d*\])?\s*$")
+# Clients give the text: each expression takes time in proportion to it, whatever it contains.
+_TARGET = re.compile(rb"^[ \t]*\.target\s+sm_(\d{1,9})([af]?)", re.MULTILINE)
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
+_ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(([^()]*)\)")
+_NAME = re.compile(r"[\w$%]+")
 _SCALAR = re.compile(r"\.([usf])(?:8|16|32|64)\b")
 _LONGEST = 1 << 20  # most bytes of PTX that are assembled again to find a line
 _NEEDS_PTX = (
@@ -341,12 +343,18 @@ def _parameters(ptx: bytes) -> dict[str, tuple[tuple[str, str], ...]]:
     """Names and kinds of parameters by entry: PTX has them, machine code does not."""
     return {
         entry[1]: tuple(_parameter(part) for part in entry[2].split(",") if part.strip())
-        for entry in _ENTRY.finditer(ptx.decode("utf-8", "replace"))
+        for entry in _ENTRY.finditer(_COMMENT.sub(" ", ptx.decode("utf-8", "replace")))
     }
 
 
 def _parameter(text: str) -> tuple[str, str]:
-    name, kind = _PARAMETER.search(text.strip()), _SCALAR.search(text)
+    declared = text.strip()
+    array = declared.endswith("]")
+    if array:
+        declared, _, count = declared[:-1].rpartition("[")
+        if count and not count.isdecimal():
+            return "", ""
+    name, kind = _NAME.match(declared.rstrip()[::-1]), _SCALAR.search(text)
     if name is None:
         return "", ""
-    return name[1], _KINDS[kind[1]] if kind is not None and name[2] is None else ""
+    return name[0][::-1], _KINDS[kind[1]] if kind is not None and not array else ""

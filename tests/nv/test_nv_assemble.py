@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hcq.errors import BadCodeObject, MissingDependency
 from nv import assemble as module
-from nv.assemble import Ptxas, assemble, find_assembler
+from nv.assemble import Assembler, Ptxas, assemble, find_assembler
+from tests.support import ptx_kernels
 from tests.support.nv_ptx import TARGETS, full
 
 WRONG = b".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry k() { foo; ret; }\n"
@@ -99,3 +101,32 @@ def test_without_any_assembler_the_command_is_named(monkeypatch: pytest.MonkeyPa
         assert caught.value.facts["install"] == "pip install 'ugpu[nv]'"
     finally:
         find_assembler.cache_clear()
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[Assembler]:
+    """The assembler of a program that serves clients."""
+    monkeypatch.setattr(module, "_apart", False)
+    module.assemble_apart()
+    yield find_assembler()
+    find_assembler.cache_clear()
+
+
+@pytest.mark.slow
+def test_a_process_apart_assembles_the_same(apart: Assembler) -> None:
+    path = module.find_library()
+    assert path is not None and isinstance(apart, module.JitLinkApart)
+    ptx = ptx_kernels.text(ptx_kernels.FAULTY, "sm_90")
+    assert apart.name == module.JitLink(path).name
+    assert apart.assemble(ptx, "sm_90") == module.JitLink(path).assemble(ptx, "sm_90")
+    with pytest.raises(BadCodeObject, match=r"PTX does not assemble: .*error"):
+        apart.assemble(ptx.replace(b"ret;", b"retreat;"), "sm_90")
+
+
+@pytest.mark.slow
+def test_an_assembler_that_crashes_is_the_texts_error(
+    apart: Assembler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CHILD", "import os; os.abort()")
+    with pytest.raises(BadCodeObject, match="ended with status -6 at this PTX"):
+        apart.assemble(b".version 8.0", "sm_90")

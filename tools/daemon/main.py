@@ -20,6 +20,7 @@ from types import FrameType
 from hcq.errors import BadArgument, UgpuError, UsageError
 from hcq.log import configure, remove
 from hcq.text import lines
+from nv.assemble import assemble_apart
 
 from . import journal
 from .config import Settings, read
@@ -63,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(settings: Settings) -> int:
     """Boot the devices and serve until SIGTERM or SIGINT."""
     raise_limit()
+    assemble_apart()
     daemon = Daemon(settings)
     listeners = Listeners(settings, daemon.serve, os.environ)
     shown: list[Outlet] = []

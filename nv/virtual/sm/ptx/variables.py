@@ -13,6 +13,8 @@ from nv.virtual.sm.ptx.lexer import bad
 from nv.virtual.sm.ptx.module import SIZES, Reference, Variable
 
 _MOST_BYTES = 1 << 32
+_MOST_INITIAL = 64 << 20  # bytes of a variable with initial values, whose zeros are stored too
+_DEEPEST = 64  # braces inside each other, one for each dimension of an array
 _PACKS = {"f32": "<f", "f64": "<d"}
 
 
@@ -76,19 +78,27 @@ def _one(
         return variable
     data = bytearray()
     references: list[Reference] = []
-    _values(cursor, kind, data, references)
+    _values(cursor, kind, data, references, 0)
     if size is None:
         size = len(data)
     if len(data) > size:
         raise bad(line, f"{name} has more initial values than elements")
+    if size > _MOST_INITIAL:
+        raise bad(
+            line, f"{name} has {size} bytes with initial values, the limit is {_MOST_INITIAL}"
+        )
     data.extend(bytes(size - len(data)) if any(data) or references else b"")
     return Variable(name, space, kind, align, size, line, bytes(data), tuple(references), external)
 
 
-def _values(cursor: Cursor, kind: str, data: bytearray, references: list[Reference]) -> None:
+def _values(
+    cursor: Cursor, kind: str, data: bytearray, references: list[Reference], depth: int
+) -> None:
     if cursor.take("{"):
+        if depth == _DEEPEST:
+            raise bad(cursor.peek.line, f"at most {_DEEPEST} braces may be inside each other")
         while not cursor.take("}"):
-            _values(cursor, kind, data, references)
+            _values(cursor, kind, data, references, depth + 1)
             if not cursor.take(",") and cursor.peek.text != "}":
                 raise bad(cursor.peek.line, "expected ',' or '}' in the initial values")
         return
