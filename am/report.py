@@ -190,13 +190,13 @@ class Reporter:
 def _standstill(queue: RingQueue, state: Mapping[str, object]) -> dict[str, object]:
     """Return the cause of a queue that has not begun what was submitted, from its pointers: the
     driver's, and those that the engine has."""
-    count = queue.count - queue.done
+    count = queue.count - queue.ended
     what = f"{count} submission{'s' if count > 1 else ''}"
     read, write = state.get("rptr"), state.get("wptr")
     if not count or "pc" in state or not isinstance(read, int) or not isinstance(write, int):
         return {}
     ring = SLOTS * SLOT_WORDS
-    due, begin = (slots * SLOT_WORDS % ring for slots in (queue.count, queue.done))
+    due, begin = (slots * SLOT_WORDS % ring for slots in (queue.count, queue.ended))
     read, write = (read >> queue.shift) % ring, (write >> queue.shift) % ring
     if read != begin:
         return {}

@@ -80,10 +80,7 @@ class Losses:
         for timeline, end in zip(timelines, ends, strict=True):
             if end > timeline.clean:
                 timeline.clean = end
-        mine = self.mine
-        if mine.first:
-            mine.first.clear()
-            mine.last.clear()
+        self._forget_all()
 
     # ---- resets ------------------------------------------------------------------------------
 
@@ -94,6 +91,8 @@ class Losses:
         core = self.core
         error = failure or DeviceHang(f"{core.name} was reset: its work was lost")
         self._errors[core.resets] = error, self.mine.name if asked else None
+        if asked:
+            self._forget_all()
         if len(self._errors) > _ERRORS:
             del self._errors[next(iter(self._errors))]
         return error
@@ -121,8 +120,11 @@ class Losses:
     # ---- reports, all without the lock unless stated -----------------------------------------
 
     def heard(self, error: UgpuError) -> None:
-        """Note that `error` is being raised to the calling thread."""
+        """Note that `error` is being raised to the calling thread. The device's failure concerns
+        all work that the thread has in flight."""
         self.mine.told = self.told = error
+        if error is self.core.failure:
+            self._forget_all()
 
     def check(self, timeline: Timeline, value: int) -> None:
         """Raise the error of the reset that lost the work that `value` marks the end of; with or
@@ -202,6 +204,12 @@ class Losses:
             if error is not mine.told and resetter is not mine.name:
                 return error
         return None
+
+    def _forget_all(self) -> None:
+        mine = self.mine
+        if mine.first:
+            mine.first.clear()
+            mine.last.clear()
 
     def _forget(self, timeline: Timeline, value: int) -> None:
         """Forget the calling thread's submissions up to `value`."""

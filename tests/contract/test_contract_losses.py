@@ -258,3 +258,16 @@ def test_by_itself(device: Device, program: Program, stuck: Stuck) -> None:
     assert told == [caught.value]
     device.on_fault = "raise"
     check_works(device, stuck.buffer)
+
+
+def test_many_resets_leave_nothing_to_tell(device: Device, program: Program) -> None:
+    """Of work whose failure was raised to this thread, also where the losses are long ago."""
+    graph = faulty_work.capture(device, program)
+    for _ in range(20):  # more than the resets whose errors are kept
+        graph.replay()
+        with pytest.raises(UgpuError):
+            device.synchronize()
+        elsewhere(device.reset)
+    with device.alloc(64) as buffer:
+        check_works(device, buffer)
+    graph.close()

@@ -19,6 +19,7 @@ from tests.support.am_navi31 import build_chip, opened
 from tests.support.kernels import contract_object
 from tests.support.nv_machine import opened as nv_opened
 from tests.support.nv_machine import powered
+from tests.support.waiting import until
 
 LIMIT_S = 0.2
 DOORBELL = "write pointer never moved: the doorbell did not arrive"
@@ -48,6 +49,8 @@ def test_navi31(
         for _ in range(2):  # work that ends
             queue = device.queue(kind).fill(buffer, 1)
             queue.timeline.wait(queue.submit())
+        ring: Any = queue.hardware
+        until(lambda: ring.done == ring.count, "the fence of the last slot, behind its signal")
         setattr(chip.faults, fault, True)
         values = [device.queue(kind).fill(buffer, 2).submit() for _ in range(count)]
         with pytest.raises(DeviceHang, match=cause) as caught:
