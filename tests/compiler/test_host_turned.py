@@ -43,7 +43,17 @@ def test_any_order_of_axes(
     assert (result.contiguous().numpy() == wanted).all()
 
 
-@pytest.mark.parametrize("shape", [(512, 48), (129, 257), (16, 1024), (1000, 17)])
+# output columns: one tile of 256 and a ragged one, whole tiles, ragged below a vector
+LARGE = [(300, 256), (257, 65), (511, 40), (512, 33), (521, 37), (768, 24), (1000, 1000)]
+
+
+@pytest.mark.parametrize("shape", LARGE)
+def test_rows_longer_than_a_tile(cpu: Device, shape: tuple[int, int]) -> None:
+    x = np.arange(shape[0] * shape[1], dtype=np.float32).reshape(shape)
+    assert (Tensor(x, device=cpu).permute(1, 0).contiguous().numpy() == x.T).all()
+
+
+@pytest.mark.parametrize("shape", [(512, 48), (129, 257), (16, 1024), (1000, 17), *LARGE])
 def test_each_vector_is_read_along_memory(shape: tuple[int, int]) -> None:
     """Whole tiles are read by vectors; single elements only at ragged edges."""
     turned = graph.permute(buffer(*shape, dtype=float32), (1, 0))

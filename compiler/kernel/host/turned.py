@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.dtype import bool_
-from compiler.expression.algebra import Range, constant, unflatten
+from compiler.expression.algebra import Range, at_least_zero, constant, unflatten
 from compiler.expression.computation import Computation, elements
 from compiler.expression.value import Memory, Value, load, rebuild, substitute, walk
 from compiler.kernel.host.packing import transpose
@@ -78,6 +78,8 @@ def elementwise(computation: Computation, turned: Turned, target: TargetSpec) ->
     sizes = tuple(r.size for r in outer)
     places = dict(zip(outer, unflatten(group_range(2, grid[2]).index(), sizes), strict=True))
     columns, rows = constant(last.size) - start, constant(across.size) - first
+    before = (grid[1] - 1) * width  # columns before the last tile of a row, which has `ragged`
+    ragged, in_last = last.size - before, at_least_zero(start - before)
     stages: dict[Value, Memory] = {}
     whole: list[Statement] = []
     edges: list[Statement] = []
@@ -96,16 +98,12 @@ def elementwise(computation: Computation, turned: Turned, target: TargetSpec) ->
         )
         if last.size >= lanes:
             whole.append(Loop(block, stores, columns // lanes))
-        if last.size % lanes:
-            rest, row = Range(f"rest{number}", lanes), Range(f"row{number}", lanes)
-            at = columns // lanes * lanes
-            column = at + rest.index()
+        if ragged % lanes:  # the last tile of a row ends inside a vector
+            rest, row = Range(f"rest{number}", ragged % lanes), Range(f"row{number}", lanes)
+            column = rest.index() + ragged // lanes * lanes
             here = {**places, across: first + row.index(), last: start + column}
             one = Store(stage, row.index() * width + column, substitute(node, here))
-            beyond = If(
-                (constant(width - 1) - columns,), (Loop(row, (Loop(rest, (one,), columns - at),)),)
-            )
-            whole.append(beyond)
+            whole.append(If(in_last, (Loop(row, (Loop(rest, (one,)),)),)))
         row, column_ = Range(f"r{number}", lanes), Range(f"c{number}", width)
         here = {**places, across: first + row.index(), last: start + column_.index()}
         one = Store(stage, row.index() * width + column_.index(), substitute(node, here))
