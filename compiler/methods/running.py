@@ -44,6 +44,8 @@ class Running(Operations):
         """Compute totals element by element. Long rows that would leave processors without work are
         cut in pieces; the totals of the pieces before are added to each."""
         size, units = self.shape[place], self.device.target.compute_units
+        if size == 1:  # the first of two pieces
+            return graph.cast(self.node, dtype)
         whole = operation == "prod" and self.dtype.is_float  # zero times infinity is not zero
         if whole or self.numel() // size >= units or size < 2 * PIECE:
             return graph.scan(operation, self.node, place, dtype)

@@ -66,11 +66,14 @@ def test_shapes(cpu: Device, shape: tuple[int, ...], axis: int) -> None:
     same(Tensor(array, device=cpu).cumsum(axis).numpy(), np.cumsum(array, axis), False)
 
 
+@pytest.mark.parametrize("length", [16, 23, 24, 999])  # two pieces, three, pieces of pieces
 @pytest.mark.parametrize("name", TOTALS)
-def test_long_rows_in_pieces(cpu: Device, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_rows_in_pieces(
+    cpu: Device, name: str, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of unequal length, whose totals are in pieces themselves."""
     monkeypatch.setattr(running, "PIECE", 8)
-    array = numbers((1, 999), "float32")
+    array = numbers((1, length), "float32")
     tensor = Tensor(array, device=cpu)
     same(getattr(tensor, name)(1).numpy(), TOTALS[name](array, 1), False)
     turned = getattr(tensor.transpose(0, 1), name)(0)
