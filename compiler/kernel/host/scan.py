@@ -30,7 +30,7 @@ STRETCH = 1024  # elements after which a total of floats starts again
 def scan(computation: Computation, target: TargetSpec) -> Kernel:
     """Lower a computation whose value is a "scan"."""
     along: Range = computation.value.arg[1]
-    if computation.ranges[-1] is along:
+    if computation.ranges[-1] == along:
         return _along(computation, target)
     return _across(computation, target)
 
