@@ -19,7 +19,7 @@ from compiler.expression.algebra import Range, constant
 from compiler.expression.value import Memory, interning, load
 from compiler.graph import node as graph
 from compiler.kernel.choices import BulkTiles, RingTiles, from_text, to_text
-from compiler.kernel.ir import If, Kernel, Signal
+from compiler.kernel.ir import If, Kernel, Loop, Signal
 from compiler.kernel.lower import lower, spaces
 from compiler.kernel.nvidia import bulk as gpu_bulk
 from compiler.kernel.nvidia import ring as gpu_ring
@@ -192,6 +192,36 @@ def test_tiles(tiles: BulkTiles) -> None:
     assert gpu_bulk.holds(tiles, HOPPER) and from_text(to_text(tiles)) == tiles
     kernel = computed("float16", (200, 200, 300), False, tiles, ptx_target("sm_90a", 2))
     assert kernel.cluster == tiles.cluster and kernel.grid[0] == 2
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize(
+    ("rows", "units", "cluster"), [(192, 2, 1), (256, 2, 1), (320, 4, 1), (384, 4, 2)]
+)
+def test_each_tile_is_computed_once(rows: int, units: int, cluster: int) -> None:
+    """Where groups do not divide the tiles, some groups are idle in the last turn."""
+    *_, last = groups_of(product(rows, 64, 64, float16))
+    tiles = BulkTiles("sm_90a.float16", *SMALL, 2, cluster=cluster)
+    kernel = lowered(last, ptx_target("sm_90a", units), tiles)
+    turns = [loop for loop in loops_of(kernel.body) if loop.range.name == "turn"]
+    assert len(turns) == 2  # of the wave that fetches, and of those that multiply
+    for loop in turns:
+        inner = loop.body[0]
+        conditions = inner.conditions if isinstance(inner, If) and len(loop.body) == 1 else ()
+        places = [
+            {"group_x": group, "turn": turn}
+            for group in range(kernel.grid[0]) for turn in range(loop.range.size)
+        ]  # fmt: skip
+        run = sum(all(c.evaluate(place) >= 0 for c in conditions) for place in places)
+        assert run == rows // 64
+
+
+def loops_of(body: tuple[Any, ...]) -> list[Loop]:
+    found = [statement for statement in body if isinstance(statement, Loop)]
+    for statement in body:
+        if isinstance(statement, If | Loop):
+            found += loops_of(statement.body)
+    return found
 
 
 @pytest.mark.usefixtures("always")

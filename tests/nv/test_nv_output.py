@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import numpy as np
 import pytest
 
 from hcq.errors import AssertionFailed, NotSupported
+from nv import output
 from nv.assemble import assemble
+from nv.cubin import Cubin, Section, Symbol
 from nv.device import NvDevice
+from nv.driver import NvDriver
+from nv.image import Image
 from nv.output_routines import with_routines
+from nv.rm.memory import Memory
 from tests.support.nv_machine import opened, powered, work
 
 # As nvcc and LLVM declare and call them: arguments in a structure on the stack.
@@ -144,6 +152,34 @@ def test_an_assert_names_its_place(chip: str) -> None:
         device.reset()
         assert len(say(device, 2)) == 2
         work(device)
+
+
+class Reachable:
+    """Memory that the host reaches, without a GPU."""
+
+    address = 0x7000_0000
+
+    def __init__(self, *_: object) -> None:
+        self.view = memoryview(bytearray(output.SIZE))
+
+
+@pytest.mark.parametrize(("offset", "value"), [(64, 0), (64, 24), (0, 40)])
+def test_the_buffers_address_is_linked_behind_other_variables(
+    monkeypatch: pytest.MonkeyPatch, offset: int, value: int
+) -> None:
+    monkeypatch.setattr(output, "allocate_reachable", Reachable)
+    sections = tuple(
+        Section(number, ".nv.global.init", 1, 0, 64, 8, 0, 0, bytes(64)) for number in range(3)
+    )
+    symbols = (Symbol("other", 8, 8, 2, False), Symbol(output.STATE, value, 8, 2, False))
+    image = Image(Cubin((9, 0), False, {}, sections, symbols, ()), b"", offsets={2: offset})
+    memory = cast(Memory, Reachable())
+    driver = cast(NvDriver, SimpleNamespace(gpu=None))
+    data = bytes(range(128))
+    linked = output.Output(driver).connect(image, memory, data)
+    at = offset + value
+    assert linked[at : at + 8] == Reachable.address.to_bytes(8, "little")
+    assert linked[:at] == data[:at] and linked[at + 8 :] == data[at + 8 :]
 
 
 @pytest.mark.parametrize("name", ["malloc", "free"])

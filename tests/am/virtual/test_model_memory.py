@@ -240,6 +240,21 @@ def test_executable_pages(card: Memory) -> None:
     assert memory.fetch(VA + 0x1FFC, 8) is None  # runs into nothing
 
 
+def test_a_debugger_reads_to_the_end_of_what_is_mapped(card: Memory) -> None:
+    memory = card.unit.shader_memory(VMID)
+    card.page(VA, PAGES, V | R)
+    card.page(VA + 0x1000, PAGES + 0x1000, V | R)
+    for at, text in ((0xFF8, b"one page"), (0x1000, b"|two"), (0x1FF8, b"the end.")):
+        card.vram.write(PAGES + at, text)
+    card.flush_hdp()
+    assert memory.peek(VA + 0xFF8, 12) == b"one page|two"
+    assert memory.peek(VA + 0x1FF8, 8) == b"the end."
+    assert memory.peek(VA + 0x1FF8, 9) is None and memory.peek(VA + 0x2000, 1) is None
+    whole = memory.peek(VA, 0x2000)
+    assert whole is not None and len(whole) == 0x2000
+    assert card.status()[0] == 0  # a look is no access
+
+
 @pytest.mark.parametrize(
     ("what", "walker", "mapping"),
     [
