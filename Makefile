@@ -86,7 +86,7 @@ hw:
 check:
 	@$(SETUP) $(ALL)
 	$(PYTHON) -m ruff check .
-	$(PYTHON) -m mypy am compiler hcq nv qcom tools ugpu usbgpu
+	$(PYTHON) -m mypy am compiler hcq lab nv qcom tools ugpu usbgpu
 	$(PYTHON) -m tools.house.layers
 	$(PYTHON) -m tools.house.sizes
 	$(PYTHON) -m tools.house.promises

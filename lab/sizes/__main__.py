@@ -3,7 +3,7 @@
 usage: python -m lab.sizes [--seed N] [--count 500] [--least 1e5] [--most 1e7] [--device cpu]
 
 Cases depend on the seed and the range of elements alone. A case that fails is made smaller and
-printed as Python, to be given to `--case`. Exit status 1 if any case failed.
+printed. Exit status 1 if any case failed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections import Counter
 import numpy as np
 
 import hcq
-from lab.sizes.case import Case, draw
+from lab.sizes.case import draw
 from lab.sizes.check import failure, smallest
 from lab.sizes.operations import operations
 
@@ -45,14 +45,10 @@ def main() -> int:
             if failure(case, table, device) is not None:
                 least, reason = smallest(case, table, device)
                 failed[case.operation] += 1
-                print(f"case {number}: {case}\n  smallest: {_text(least)}\n  {reason}", flush=True)
+                print(f"case {number}: {case}\n  smallest: {least}\n  {reason}", flush=True)
     total, took = sum(failed.values()), time.process_time() - begin
     print(f"{len(cases)} cases on {asked.device}, seed {asked.seed}: {total} failed, {took:.0f} s")
     return 1 if failed else 0
-
-
-def _text(case: Case) -> str:
-    return repr(case)
 
 
 if __name__ == "__main__":

@@ -266,7 +266,7 @@ def _places(case: Case, shape: Shape) -> Array:
 
 
 def _at(case: Case, places: Array) -> tuple[Array, ...]:
-    grids = list(np.indices(places.shape, sparse=True))
+    grids: list[Array] = list(np.indices(places.shape, sparse=True))
     grids[case.axis] = places
     return tuple(grids)
 
@@ -279,5 +279,5 @@ def _scatter_add(case: Case, x: Sequence[Array]) -> Array:
 
 def _index_copy(case: Case, x: Sequence[Array]) -> Array:
     result = x[0].copy()
-    result[(*[slice(None)] * case.axis, x[1])] = x[2]
+    np.moveaxis(result, case.axis, 0)[x[1]] = np.moveaxis(x[2], case.axis, 0)
     return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import numpy as np
@@ -30,13 +30,13 @@ def _matrices(case: Case) -> list[Shape]:
     return [(*batch, *left), (*batch, *right)]
 
 
-def _matmul(case: Case, x: list[Tensor]) -> Tensor:
+def _matmul(case: Case, x: Sequence[Tensor]) -> Tensor:
     left = x[0].transpose(-2, -1) if case.seed & 1 else x[0]
     right = x[1].transpose(-2, -1) if case.seed & 2 else x[1]
     return left @ right
 
 
-def _matmul_numpy(case: Case, x: list[Array]) -> Array:
+def _matmul_numpy(case: Case, x: Sequence[Array]) -> Array:
     left, right = (each.astype(np.float64) for each in x)
     left = left.swapaxes(-2, -1) if case.seed & 1 else left
     right = right.swapaxes(-2, -1) if case.seed & 2 else right
@@ -47,16 +47,16 @@ def products() -> Iterator[tuple[str, Operation]]:
     """Yield the part of the table."""
     for name in ("matmul", "matmul_again"):  # twice as often as others
         yield name, Operation(
-            lambda case, x: _matmul(case, list(x)),
-            lambda case, x: _matmul_numpy(case, list(x)),
+            _matmul,
+            _matmul_numpy,
             (3, 3),
             TYPES,
             _matrices,
             work_of=_cost,
         )
     yield "matmul_batched", Operation(
-        lambda case, x: _matmul(case, list(x)),
-        lambda case, x: _matmul_numpy(case, list(x)),
+        _matmul,
+        _matmul_numpy,
         (4, 4),
         TYPES,
         _matrices,
@@ -89,7 +89,7 @@ def products() -> Iterator[tuple[str, Operation]]:
     )
     yield from _windows()
     yield "attention", Operation(
-        lambda case, x: x[0].scaled_dot_product_attention(x[1], x[2], is_causal=bool(case.seed & 4)),
+        lambda case, x: x[0].scaled_dot_product_attention(x[1], x[2], is_causal=_causal(case)),
         _attention,
         (4, 4),  # batch, rows, keys, depth
         ("float32",),
@@ -107,28 +107,32 @@ def products() -> Iterator[tuple[str, Operation]]:
 def _rounded(x: Array) -> Array:
     """Return float32 values rounded to bfloat16."""
     bits = x.astype(np.float32).view(np.uint32).astype(np.uint64)
-    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-    return bits.astype(np.uint32).view(np.float32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return rounded.astype(np.uint32).view(np.float32)
 
 
-def _linear_relu(case: Case, x: list[Array]) -> Array:
+def _linear_relu(case: Case, x: Sequence[Array]) -> Array:
     wide = x[0].astype(np.float64)
     apart = wide - wide.mean(-1, keepdims=True)
     normal = apart / np.sqrt((apart**2).mean(-1, keepdims=True) + 1e-5)
-    return np.maximum(normal @ x[1] + x[2], 0)
+    return np.asarray(np.maximum(normal @ x[1] + x[2], 0))
 
 
-def _attention(case: Case, x: list[Array]) -> Array:
+def _causal(case: Case) -> bool:
+    return bool(case.seed & 4)
+
+
+def _attention(case: Case, x: Sequence[Array]) -> Array:
     queries, keys, values = (each.astype(np.float64) for each in x)
     scores = queries @ keys.swapaxes(-2, -1) / np.sqrt(queries.shape[-1])
-    if case.seed & 4:
+    if _causal(case):
         seen = np.tril(np.ones(scores.shape[-2:], bool))
         scores = np.where(seen, scores, -np.inf)
     scores = np.exp(scores - scores.max(-1, keepdims=True))
     return np.asarray(scores / scores.sum(-1, keepdims=True) @ values)
 
 
-# ---- windows: [images, channels, height, width] ---------------------------------------------------
+# ---- windows: [images, channels, height, width] -------------------------------------------------
 
 
 def _image(case: Case) -> Shape:
@@ -154,7 +158,7 @@ def _laid_out(case: Case, image: Array, fill: float) -> Array:
     pairs = [(0, 0), (0, 0), (padding, padding), (padding, padding)]
     padded = np.pad(image.astype(np.float64), pairs, constant_values=fill)
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
-    return windows[:, :, ::stride, ::stride]
+    return np.asarray(windows[:, :, ::stride, ::stride])
 
 
 def _windows() -> Iterator[tuple[str, Operation]]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import hcq
 from compiler import Tensor, jit
 from compiler.front import explain
+from compiler.graph import recipe
 from compiler.graph.node import Node
 from compiler.graph.recipe import recipe_of
 from compiler.runtime.runtime import runtime_of, use_cache
@@ -201,14 +202,26 @@ def test_recordings_and_reports_see_every_run(cpu: Device) -> None:
     assert kept.item() == LONG
 
 
+@pytest.mark.parametrize("size", [recipe.LONG, recipe.LONG + 3])
+def test_long_sources_wake_a_device_early(cpu: Device, size: int) -> None:
+    """And compute the same, at sizes that vectors divide and at others."""
+    array = np.arange(size, dtype=np.int32)
+    for part in (array, array[: recipe.LONG - 1]):
+        tensor = Tensor(part, device=cpu)
+        once = Node("neg", tensor.dtype, part.shape, (tensor.node,))
+        known = recipe_of([tensor.node], once)
+        assert known is not None and known.long == (len(part) >= recipe.LONG)
+        assert ((-tensor).numpy() == -part).all()
+
+
 def test_what_a_recipe_can_repeat(cpu: Device) -> None:
     source = Node("buffer", Tensor(1.0, device=cpu).dtype, (4,))
     once = Node("neg", source.dtype, (4,), (source,))
-    recipe = recipe_of([source], Node("exp", source.dtype, (4,), (once,)))
-    assert recipe is not None and not recipe.long
-    made = recipe.apply(source)
+    known = recipe_of([source], Node("exp", source.dtype, (4,), (once,)))
+    assert known is not None and not known.long
+    made = known.apply(source)
     assert (made.op, made.sources[0].op, made.sources[0].sources) == ("exp", "neg", (source,))
-    assert made.recipe is recipe and made.sources[0].recipe is None
+    assert made.recipe is known and made.sources[0].recipe is None
     assert recipe_of([source], source) is None
     other = Tensor(np.ones(4, "f4"), device=cpu).node
     assert recipe_of([source], Node("add", source.dtype, (4,), (once, other))) is None

@@ -143,7 +143,7 @@ PRODUCTS = (
         [((32, 64), (64, 32)), ((17, 131), (67, 17))], devices=ALL, slow=ALL,
     ),
     Rule(
-        "kernel.gpu.matrix", "default_tiles", lambda x, y: x @ y, lambda x, y: x @ y,
+        "kernel.gpu.matrix", "VECTOR TURNED LONGEST SHARE", lambda x, y: x @ y, lambda x, y: x @ y,
         lambda found: isinstance(found.choices[0], MatrixTiles),
         [((32, 64), (64, 32)), ((17, 19), (19, 23)), ((33, 64), (64, 33)), ((64, 128), (128, 64)),
          ((33, 131), (131, 41)), ((385, 70), (70, 391)), ((1153, 40), (40, 1161))],
@@ -151,7 +151,7 @@ PRODUCTS = (
         slow=(NAVI31,),
     ),
     Rule(
-        "kernel.gpu.matrix", "default_tiles, turned",
+        "kernel.gpu.matrix", "VECTOR TURNED, turned",
         lambda x, y: x.permute(1, 0) @ y.permute(1, 0), lambda x, y: x.T @ y.T,
         lambda found: isinstance(found.choices[0], MatrixTiles),
         [((64, 32), (32, 64)), ((37, 131), (67, 37))], (), ("float16",), devices=(NAVI31,),
@@ -176,10 +176,16 @@ PRODUCTS = (
 
 ATTENTION = (
     Rule(
-        "kernel.attention.gpu", "FEW GROUP_KEYS GROUP_LANES HELD TOGETHER", attended, attention,
+        "kernel.attention.gpu", "FEW GROUP_KEYS GROUP_LANES", attended, attention,
         lambda found: form(found) == "group",
-        [((15, 64), (40, 64), (40, 64)), ((3, 65), (41, 65), (41, 9)), ((1, 300), (33, 300), (33, 20))],
+        [((15, 64), (40, 64), (40, 64)), ((3, 12), (41, 12), (41, 9))],
         [((16, 64), (40, 64), (40, 64))], tolerance=1e-5, devices=ALL, slow=ALL,
+    ),
+    Rule(
+        "kernel.attention.group", "HELD TOGETHER", attended, attention,
+        lambda found: form(found) == "group" and not found.has("left"),  # too long to keep
+        [((3, 544), (40, 544), (40, 64)), ((1, 521), (33, 521), (33, 21))],
+        [((3, 512), (40, 512), (40, 64))], tolerance=1e-5, devices=ALL, slow=ALL,
     ),
     Rule(
         "kernel.attention.threads", "KEYS ROWS LONGEST TOGETHER", attended, attention,
@@ -189,7 +195,7 @@ ATTENTION = (
         [((15, 64), (32, 64), (32, 64))], tolerance=1e-5, devices=ALL, slow=ALL,
     ),
     Rule(
-        "kernel.attention.tiles", "VECTOR LONGEST SHARE KEPT STORED TURNED", attended, attention,
+        "kernel.attention.tiles", "VECTOR LONGEST SHARE", attended, attention,
         lambda found: form(found) == "matrix",
         [((16, 64), (64, 64), (64, 64)), ((70, 64), (301, 64), (301, 64)),
          ((33, 128), (70, 128), (70, 128)), ((17, 136), (37, 136), (37, 24)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +49,13 @@ def padded(x: Array) -> Array:
 
 
 def depthwise(x: Array, weights: Array) -> Array:
-    return np.einsum("nchwij,cij->nchw", windows(padded(x), 3), weights[:, 0])
+    return np.asarray(np.einsum("nchwij,cij->nchw", windows(padded(x), 3), weights[:, 0]))
+
+
+def chained(x: Any, pairs: int) -> Any:  # of a Tensor, or an array
+    for number in range(pairs):
+        x = (x ^ number) + 1
+    return x
 
 
 def added_at(x: Array, index: Array, values: Array) -> Array:
@@ -77,7 +84,8 @@ LOOPS = (
     ),
     Rule(
         "kernel.host.loops", "ROLLED",
-        lambda x, i: x.gather(1, i.cast("int64").abs()), lambda x, i: np.take_along_axis(x, abs(i), 1),
+        lambda x, i: x.gather(1, i.cast("int64").abs()),
+        lambda x, i: np.take_along_axis(x, abs(i), 1),
         rolled, [((3, 4), (3, 16)), ((3, 4), (3, 37))], [((3, 4), (3, 15))],
         ("float32", "int32"),
     ),
@@ -118,7 +126,7 @@ LOOPS = (
 
 ROWS = (
     Rule(
-        "kernel.host.rows", "COLUMNS", lambda x: x.softmax(0), lambda x: softmax(x, 0),
+        "kernel.host.rows", "columns side by side", lambda x: x.softmax(0), lambda x: softmax(x, 0),
         lambda found: found.has("total1") and found.grid(0) > 1,
         [((5, 2048),), ((5, 1025),), ((3, 2050),)], [((5, 1024),)], tolerance=1e-6,
     ),
@@ -280,6 +288,14 @@ OTHERS = (
         lambda found: len(found.kernels) > 1,  # the padded image is stored first
         [((1, 2, 3, 5460), (2, 1, 3, 3)), ((1, 2, 2, 5472), (2, 1, 3, 3))],
         [((1, 2, 3, 5459), (2, 1, 3, 3))],
+    ),
+    Rule(
+        "pattern.cost", "LONGEST", lambda x: chained(x, 53), lambda x: chained(x, 53),
+        lambda found: len(found.kernels) > 1, [((64,),), ((37,),)], dtypes=("int32",),
+    ),
+    Rule(
+        "pattern.cost", "LONGEST below", lambda x: chained(x, 52), lambda x: chained(x, 52),
+        lambda found: len(found.kernels) == 1, [((64,),), ((37,),)], dtypes=("int32",),
     ),
     Rule(
         "kernel.scatter", "LONG", lambda x, i, y: x.scatter_add(0, i.cast("int64"), y), added_at,

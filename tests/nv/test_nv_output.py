@@ -15,7 +15,7 @@ from nv.cubin import Cubin, Section, Symbol
 from nv.device import NvDevice
 from nv.driver import NvDriver
 from nv.image import Image
-from nv.output_routines import with_routines
+from nv.output_routines import STATE, with_routines
 from nv.rm.memory import Memory
 from tests.support.nv_machine import opened, powered, work
 
@@ -171,7 +171,7 @@ def test_the_buffers_address_is_linked_behind_other_variables(
     sections = tuple(
         Section(number, ".nv.global.init", 1, 0, 64, 8, 0, 0, bytes(64)) for number in range(3)
     )
-    symbols = (Symbol("other", 8, 8, 2, False), Symbol(output.STATE, value, 8, 2, False))
+    symbols = (Symbol("other", 8, 8, 2, False), Symbol(STATE, value, 8, 2, False))
     image = Image(Cubin((9, 0), False, {}, sections, symbols, ()), b"", offsets={2: offset})
     memory = cast(Memory, Reachable())
     driver = cast(NvDriver, SimpleNamespace(gpu=None))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 LIMIT = 500
 SUFFIXES = (".py", ".c", ".h", ".ll")
-FOLDERS = ("am", "compiler", "hcq", "nv", "qcom", "tests", "tools", "ugpu", "usbgpu")
+FOLDERS = ("am", "compiler", "hcq", "lab", "nv", "qcom", "tests", "tools", "ugpu", "usbgpu")
 
 
 def check(root: Path) -> list[str]:
