@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -145,7 +146,9 @@ class Elementwise(TensorCore):
             small = isinstance(exponent, int) and exponent <= max(WHOLE_POWERS)
             return self._whole_power(int(exponent)) if small else None
         if exponent in (0.5, -0.5):
-            return self.sqrt() if exponent > 0 else self.rsqrt()
+            size = self.abs()  # of -0 and minus infinity the power is positive, as in C
+            root = size.sqrt() if exponent > 0 else size.rsqrt()
+            return ((self < 0) & (self > -math.inf)).where(math.nan, root)
         if exponent in (-1, -2):
             inverse = self.reciprocal()
             return inverse if exponent == -1 else inverse * inverse
@@ -253,7 +256,7 @@ class Elementwise(TensorCore):
         if self.dtype.kind in "bu":
             return self._compare("ne", 0).cast(self.dtype)
         one, zero = (self._new(graph.full(number, self.dtype, self.shape)) for number in (1, 0))
-        signs = (self > 0).where(one, (self < 0).where(-one, zero))
+        signs = (self < 0).where(-one, (self > 0).where(one, zero))
         return self.isnan().where(self, signs) if self.dtype.is_float else signs
 
     def floor(self) -> Self:

@@ -168,7 +168,7 @@ class Functions(Elementwise):
     def hardswish(self) -> Self:
         """Return x relu6(x + 3) / 6."""
         real = self._real()
-        return self._rounded(real * (real + 3).clamp(0, 6) / 6)
+        return self._rounded(real * ((real + 3).clamp(0, 6) / 6))
 
     def softplus(self, beta: float = 1.0) -> Self:
         """Return log(1 + exp(x)), a smooth relu."""

@@ -144,8 +144,11 @@ def _single(number: float) -> int:
 
 
 def _extreme(build: Builder, left: int, right: int, bits: int, least: bool) -> int:
-    """Return the smaller or larger float; NaN if one is NaN."""
+    """Return the smaller or larger float; NaN if one is NaN. Zero is larger than minus zero, which
+    the instruction does not promise: equal numbers have equal bits, or are both zeros."""
     found = build.alu("fmin" if least else "fmax", bits, left, right)
+    alike = build.alu("ior" if least else "iand", bits, left, right)
+    found = build.alu("bcsel", bits, build.alu("feq", 1, left, right), alike, found)
     for value in (left, right):
         nan = build.alu("fneu", 1, value, value)
         found = build.alu("bcsel", bits, nan, value, found)

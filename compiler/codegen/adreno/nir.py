@@ -31,6 +31,10 @@ INFO_SIZE, _STAGE, _SHARED_SIZE, _WORKGROUP_SIZE = 368, 49, 268, 280
 _ENTRY = 0x9  # of a function: is_entrypoint, has an implementation
 _MOST_OBJECTS = 1 << 16  # sources of ALU instructions are 16 bits wide in the form written here
 _EXACT = 1 << 4
+# Signed zeros, infinities and NaN of 16, 32 and 64 bits: nir_alu_instr.fp_fast_math has the bits of
+# enum float_controls that must be preserved (src/compiler/nir/nir.h, src/compiler/shader_enums.h).
+# Without them x * 0 becomes 0, whatever x is, although the instruction is exact.
+_PRESERVED = 0x1FF
 # ALU instructions by number of sources, others by number of words; all end at whole words.
 _SOURCES = [struct.Struct(f"<II{count}H{count % 2 * 2}x") for count in range(17)]
 _WORDS = [struct.Struct(f"<{count}I") for count in range(33)]
@@ -144,7 +148,7 @@ class Builder:
         exact: bool = True,
     ) -> int:
         """Emit an operation. channel: the component used of the first source. exact: no
-        optimisation may change the result."""
+        optimisation may change the result; none may change a zero's sign, infinity or NaN."""
         key = name, bits, lanes, channel, exact
         known = self._headers.get(key)
         if known is None:
@@ -152,7 +156,7 @@ class Builder:
             header = _ALU | channel << 7 | number << 11 | 1 << 21 | _defined(lanes, bits) << 24
             known = self._headers[key] = header | _EXACT * exact, _SOURCES[count].pack
         block = self._block
-        block.data += known[1](known[0], 0, *sources)
+        block.data += known[1](known[0], _PRESERVED, *sources)
         block.count += 1
         number = self._next
         if number >= _MOST_OBJECTS:
