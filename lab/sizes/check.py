@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from hcq.device import Device
+from hcq.errors import ChipError
 from lab.sizes.case import Array, Case, Operation, Shape, followed, followed_in_numpy, viewed
 
 TRIES = 60  # maximum runs to make a case smaller
@@ -25,6 +26,8 @@ def failure(case: Case, table: Mapping[str, Operation], device: Device) -> str |
         result = operation.work(case, tensors)
         found = followed(case, result).numpy()
     except Exception as error:  # of any kind: what fails is what the campaign looks for
+        if isinstance(error, ChipError):
+            device.reset()  # the next case begins anew
         return f"{type(error).__name__}: {str(error)[:300]}"
     with np.errstate(all="ignore"):
         own = np.asarray(operation.numpy(case, arrays)).astype(result.dtype.name)
