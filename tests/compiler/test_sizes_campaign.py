@@ -1,4 +1,4 @@
-"""The campaign of large odd sizes (lab.sizes) in short form, and that it finds what it looks for."""
+"""The campaign of large odd sizes (lab.sizes) in short form; it finds planted mistakes."""
 
 from __future__ import annotations
 
