@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,10 +25,12 @@ class Checkout:
 
     folder: Path = ROOT
 
-    def git(self, *arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], cwd=self.folder, check=True, capture_output=True, text=True
-        ).stdout
+    def git(self, *arguments: str, given: str = "") -> str:
+        command = ["git", *arguments]
+        ended = subprocess.run(
+            command, cwd=self.folder, input=given.encode(), check=True, capture_output=True
+        )
+        return ended.stdout.decode()
 
     def has_history(self) -> bool:
         """Whether there is a git to ask, and a commit."""
@@ -55,7 +57,14 @@ class Checkout:
             return []
         names = self.git("rev-list", f"--max-count={commits + 1}", "--first-parent", "HEAD").split()
         base = names[-1]
-        files = [new for old, new in self._pairs(base) if self._differs(base, old, new)]
+        pairs = list(self._pairs(base))
+        old = self._texts([f"{base}:{before}" for before, _ in pairs if before])
+        new = self._texts([f"HEAD:{now}" for _, now in pairs])
+        files = [
+            now
+            for before, now in pairs
+            if not before or differ(old[f"{base}:{before}"], new[f"HEAD:{now}"])
+        ]
         log = self.git("log", "--format=", "--name-only", "--first-parent", "-m", f"{base}..HEAD")
         order = {file: place for place, file in reversed([*enumerate(log.splitlines())])}
         return sorted(files, key=lambda file: (order.get(file, len(order)), file))
@@ -72,11 +81,16 @@ class Checkout:
             if status[0] != "D" and Path(now).name.startswith("test_") and now.endswith(".py"):
                 yield ("" if status[0] == "A" else before), now
 
-    def _differs(self, base: str, old: str, new: str) -> bool:
-        if not old:
-            return True
-        before, now = (self.git("show", name) for name in (f"{base}:{old}", f"HEAD:{new}"))
-        return meaning(before) != meaning(now)
+    def _texts(self, names: Sequence[str]) -> dict[str, str]:
+        """The files of commits, by COMMIT:PATH."""
+        lines = "".join(f"{name}\n" for name in names)
+        sizes = self.git("cat-file", "--batch-check=%(objectsize)", given=lines).split()
+        rest = self.git("cat-file", "--batch=", given=lines).encode()
+        texts, place = {}, 0
+        for name, size in zip(names, map(int, sizes), strict=True):
+            texts[name] = rest[place + 1 : place + 1 + size].decode()  # between two line ends
+            place += size + 2
+        return texts
 
 
 class _Imports(ast.NodeTransformer):
@@ -96,3 +110,12 @@ class _Imports(ast.NodeTransformer):
 def meaning(source: str) -> str:
     """What a file of Python does, without imports, comments, docstrings and layout."""
     return ast.dump(_Imports().visit(ast.parse(source)))
+
+
+def differ(old: str, new: str) -> bool:
+    """Whether two versions of a file do something else."""
+    first, second = (
+        [line for line in text.splitlines() if not line.lstrip().startswith(("import ", "from "))]
+        for text in (old, new)
+    )
+    return first != second and meaning(old) != meaning(new)

@@ -139,7 +139,8 @@ class Recorder:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         if collected_whole_files(session.config):
-            for name in sorted(session.config.stash[COLLECTED]):
+            names = session.config.stash[COLLECTED]
+            for name in sorted(names):
                 self._write(f"{_COLLECTED} {name}")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
