@@ -129,6 +129,9 @@ _BUG, _DEVICE = Outcome(Verdict.TEST, green=False), Outcome(Verdict.DEVICE, gree
 _FALSE = ("assert gpu.name == 'another'", "raise ValueError('wrong')", "pytest.fail('wrong')",
           "np.testing.assert_equal(1, 2)", "gpu.alloc(-1)")  # fmt: skip
 _BREAKS = ("mec_crashed", "sdma_crashed", "doorbells_lost", "dma_refused", "lost_at_access=3")
+# Copy engines that stand still are a hang that new queues cure: without a second run that counts,
+# nothing tells it from a test's.
+_PROVEN = tuple(name for name in _BREAKS if name != "sdma_crashed")
 _DEAD = ("virtual:navi32?smu_silent", "virtual:navi32?lost_at_access=400",
          "virtual:navi33?autoload_never", "virtual:gh100?fell_off", "virtual:gh100?no_channels",
          "virtual:a630?vanished")  # fmt: skip
@@ -224,7 +227,7 @@ KINDS: Mapping[str, Callable[[Random], Session]] = {
     ),
     "named: a fault, and the second run skips": lambda draw: Session(
         "def test(gpu):\n    if not first(gpu):\n        pytest.skip('no')\n    use(gpu)\n",
-        Outcome(Verdict.DEVICE, green=False), faults=(f"{CARD}?{draw.choice(_BREAKS)}",),
+        Outcome(Verdict.DEVICE, green=False), faults=(f"{CARD}?{draw.choice(_PROVEN)}",),
     ),
     "named: a fault while a command has the card": lambda draw: Session(
         _OPENS, _DEVICE, faults=(f"{CARD}?lost_at_access={draw.randrange(1, 500)}",), command=True
