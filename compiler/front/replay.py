@@ -286,7 +286,8 @@ class Replay:
                 raise Outdated
             node = tensor.node
             if captured.node is not None:
-                if node is not captured.node:
+                # once it is computed, nothing keeps the memory that it was computed from
+                if node is not captured.node or (self.settled and node.storage is not None):
                     raise Outdated
                 continue
             if node.storage is None:
