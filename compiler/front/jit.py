@@ -134,7 +134,12 @@ class Jit(Generic[Given, Result]):
         replay = Replay(self.name, self._device)
         identity = replay.record(self._function, args, kwargs, tensors)
         self._left = replay.left
-        computed = replay.run(tensors)
+        try:
+            computed = replay.run(tensors)
+        except Outdated:
+            replay.close()
+            self.reset()
+            return self._learn(signature, args, kwargs, tensors)
         if replay.settled and identity == self._identity:
             self._replay = replay
         else:

@@ -118,6 +118,7 @@ class Replay:
         sources.clear()
         for captured in touched.captured:
             captured.restore()
+            captured.pending = captured.node is not None and captured.node.storage is None
         gone = any(captured.ref() is None for captured in self._captured)
         self.settled = not self._leaks(recording, touched, nodes) and not gone
         return identity
@@ -286,7 +287,8 @@ class Replay:
                 raise Outdated
             node = tensor.node
             if captured.node is not None:
-                if node is not captured.node:
+                # once it is computed, nothing keeps the memory that it was computed from
+                if node is not captured.node or (captured.pending and node.storage is not None):
                     raise Outdated
                 continue
             if node.storage is None:

@@ -57,16 +57,18 @@ def _watch(change: int) -> None:
 
 class Captured:
     """A tensor that existed before the recording and was used in it. buffer, address: its memory
-    then; node: its node then, if it had no memory. It stays the only owner of its memory, if it
+    then; node: its node then, if it had no memory; pending: if it had none after the recording
+    either. It stays the only owner of its memory, if it
     was, although the memory is kept until `restore`."""
 
-    __slots__ = ("_old", "_storage", "address", "assigned", "buffer", "node", "ref")
+    __slots__ = ("_old", "_storage", "address", "assigned", "buffer", "node", "pending", "ref")
 
     def __init__(self, tensor: TensorCore) -> None:
         alone = exclusive(tensor)
         node = _node(tensor)
         self.ref = weakref.ref(tensor)
         self.assigned = False
+        self.pending = False
         self.address = 0
         self.buffer: Buffer | None = None
         self._old = weakref.ref(node)

@@ -30,6 +30,9 @@ def run(kind: str, device: Device, seed: int, count: int, say: Callable[[str], N
         if fault is None:
             continue
         failed += 1
+        if device.failure is not None:
+            say(f"# {kind} {number}: {fault}\n{tried.text(device.name)}\nthe device has failed")
+            return failed
         least = campaign.reduced(tried, device)
         say(f"# {kind} {number} on {device.name}: {campaign.difference(least, device) or fault}")
         say(least.text(device.name) + "\n")
