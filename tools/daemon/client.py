@@ -176,6 +176,8 @@ class Client:
             return True
         try:
             self.rights = self.daemon.tokens.rights_of(self._digest, time.time())
+            if self.lease is not None:
+                self.rights.check("see", self.lease.card)  # the token's devices may have changed
             return True
         except AccessDenied as error:
             if self._leave_at is None:

@@ -32,6 +32,7 @@ from .outlets import Outlet, outlets
 from .places import raise_limit
 from .tokens import ROLES, Tokens
 
+SWITCH_S = 1e-3  # after which a busy thread lets another one run: a new client does not wait for it
 _TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -65,6 +66,7 @@ def serve(settings: Settings) -> int:
     """Boot the devices and serve until SIGTERM or SIGINT."""
     raise_limit()
     assemble_apart()
+    sys.setswitchinterval(SWITCH_S)
     daemon = Daemon(settings)
     listeners = Listeners(settings, daemon.serve, os.environ)
     shown: list[Outlet] = []
